@@ -1,0 +1,71 @@
+# Two commands for a bare machine: `make demo` and `make test`. Everything else serves development.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+BIN := .venv/bin
+# uv does not read pip's variable for local wheels: a CPU build of torch found there saves gigabytes of CUDA.
+UV := UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv
+export OMP_NUM_THREADS ?= 1
+PACKAGES := adapters admin api billing cli db engine kernels telemetry tenants worker benchmarks examples
+DEMO_DATA ?= var/demo
+DEMO_PORT ?= 8000
+
+.PHONY: help demo test check lint fmt types contracts unit e2e gpu-test bench constraints clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    install, start everything with the sapling base and its adapters, show it off, keep serving"
+	@echo "             on http://127.0.0.1:$(DEMO_PORT)  (ONCE=1: exit after the showcase)"
+	@echo "make test    everything CI runs: lint, types, contracts, tests"
+	@echo "make check   lint, types and contracts only"
+	@echo "make fmt     format and fix what can be fixed"
+	@echo "make bench   the CPU benchmarks, results under benchmarks/results/cpu/"
+	@echo "make gpu-test  the tests that need a CUDA device"
+
+.venv/.installed: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q --disable-pip-version-check uv
+	@echo "installing pinned packages into .venv"
+	@$(UV) pip install -q -c constraints.txt -e ".[dev]"
+	@touch $@
+
+demo: .venv/.installed
+	@$(BIN)/rootstock up --demo --showcase $(if $(ONCE),--once) --port $(DEMO_PORT) --data $(DEMO_DATA)
+
+test: check unit
+
+check: lint types contracts
+
+lint: .venv/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.installed
+	$(BIN)/mypy $(PACKAGES)
+
+contracts: .venv/.installed
+	$(BIN)/lint-imports
+
+# One worker: the suite times things and the machine it is made for has two cores.
+unit: .venv/.installed
+	$(BIN)/python -m pytest -m "not gpu"
+
+e2e: .venv/.installed
+	$(BIN)/python -m pytest tests/e2e
+
+gpu-test:
+	python3 -m pytest -m gpu tests/kernels tests/engine
+
+bench: .venv/.installed
+	$(BIN)/python -m benchmarks.bookkeeping --out benchmarks/results/cpu/bookkeeping.json
+	$(BIN)/python -m benchmarks.cpu_peft --out benchmarks/results/cpu/cpu_peft.json
+	$(BIN)/python -m benchmarks.serving --out benchmarks/results/cpu/serving.json
+
+fmt: .venv/.installed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+constraints: .venv/.installed
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate --extra dev \
+		pyproject.toml -o constraints.txt
+
+clean:
+	rm -rf .venv var .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
