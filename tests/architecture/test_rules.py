@@ -1,0 +1,122 @@
+"""Rules of the house that no import contract can state, checked on the source itself."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = (
+    "adapters", "admin", "api", "billing", "cli", "db", "engine", "kernels", "telemetry", "tenants", "worker",
+)  # fmt: skip
+FORBIDDEN_FOLDERS = {"utils", "common", "helpers", "core"}
+FORBIDDEN_NAME_ENDINGS = ("Manager", "Handler", "Helper", "Impl", "Utils")
+MAX_SETTINGS_FIELDS = 20
+
+
+def modules(*packages: str) -> Iterator[tuple[Path, ast.Module]]:
+    for package in packages or PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            yield path.relative_to(ROOT), ast.parse(path.read_text())
+
+
+def imported_names(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """(module, name) of every `from module import name`, (module, "") of every `import module`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def test_only_repositories_build_queries() -> None:
+    builders = {"select", "insert", "update", "delete", "text"}
+    offenders = [
+        f"{path}: {name}"
+        for path, tree in modules("api", "admin", "worker", "tenants", "adapters", "billing", "cli")
+        if path.name != "repository.py"
+        for module, name in imported_names(tree)
+        if module.startswith("sqlalchemy")
+        and name in builders
+        # Models state their server defaults and constraints in SQL text; that is schema, not a query.
+        and not (path.name == "models.py" and name == "text")
+    ]
+    assert not offenders
+
+
+def test_no_junk_drawer_folders() -> None:
+    found = [
+        str(folder.relative_to(ROOT))
+        for package in PACKAGES
+        for folder in (ROOT / package).rglob("*")
+        if folder.is_dir() and folder.name in FORBIDDEN_FOLDERS
+    ]
+    assert not found
+
+
+def test_class_names_say_what_they_are() -> None:
+    offenders = [
+        f"{path}: {node.name}"
+        for path, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name.endswith(FORBIDDEN_NAME_ENDINGS)
+    ]
+    assert not offenders
+
+
+def test_every_module_says_what_it_owns() -> None:
+    silent = [str(path) for path, tree in modules() if tree.body and not ast.get_docstring(tree)]
+    assert not silent
+
+
+def test_settings_stay_small_and_prefixed() -> None:
+    for path, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and any(
+                isinstance(base, ast.Name) and base.id == "BaseSettings" for base in node.bases
+            ):
+                fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+                assert len(fields) <= MAX_SETTINGS_FIELDS, f"{path}: {node.name} has {len(fields)} fields"
+                assert "env_prefix" in ast.unparse(node), f"{path}: {node.name} has no env prefix"
+
+
+def test_broad_except_only_with_a_reason() -> None:
+    """`except Exception` swallows bugs. Where one must stand (a process main, a thread's last resort) it carries
+    ruff's marker, so that each is a decision somebody can find; the ones that re-raise swallow nothing."""
+    offenders = []
+    for path, tree in modules():
+        lines = (ROOT / path).read_text().splitlines()
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            broad = (ast.unparse(node.type) if node.type else "") in {"", "Exception", "BaseException"}
+            reraises = any(isinstance(inner, ast.Raise) and inner.exc is None for inner in ast.walk(node))
+            if broad and not reraises and "noqa: BLE001" not in lines[node.lineno - 1]:
+                offenders.append(f"{path}:{node.lineno}")
+    assert not offenders
+
+
+def test_kernels_package_is_empty() -> None:
+    """PEFT and transformers probe for a distribution called `kernels` and would execute ours."""
+    assert (ROOT / "kernels/__init__.py").read_text() == ""
+
+
+@pytest.mark.parametrize("module", ["api.app", "api.main", "admin.app", "engine.client", "tenants.service",
+                                    "adapters.service", "billing.service", "cli.main"])  # fmt: skip
+def test_light_processes_never_load_torch(module: str) -> None:
+    """The import contracts read the source; this asks the interpreter."""
+    heavy = ("torch", "triton", "peft", "transformers")
+    code = f"import {module}, sys; print([m for m in {heavy!r} if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_nothing_depends_on_distributions_that_share_our_names() -> None:
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()
+    taken = {line.split("==")[0] for line in constraints}
+    assert not taken & {"kernels", "adapters", "api", "admin", "engine", "billing"}
