@@ -86,7 +86,7 @@ def test_settings_stay_small_and_prefixed() -> None:
 
 
 def test_broad_except_only_with_a_reason() -> None:
-    """`except Exception` swallows bugs. Where one must stand (a process main, a thread's last resort) it carries
+    """`except Exception` swallows bugs. Where one must stand (a process main, a thread's end) it carries
     ruff's marker, so that each is a decision somebody can find; the ones that re-raise swallow nothing."""
     offenders = []
     for path, tree in modules():
