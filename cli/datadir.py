@@ -1,0 +1,123 @@
+"""The directory one `rootstock up` keeps its state in: who may use it, what lies where, and its secrets.
+
+Owns: the lock that allows one `up` per directory, the paths inside it, the generated secrets and how files that
+hold secrets are written. Refuses to know: what the secrets are for, and what the processes write in their folders.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from cli.errors import CliError
+
+_SECRETS_FILE = "secrets.json"
+
+
+def write_private_json(path: Path, document: dict[str, Any]) -> None:
+    """Replace `path` by a JSON file that only its owner may read; never a moment with a partial or a public file."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o600)
+        json.dump(document, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(descriptor)
+    partial.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The JSON object in `path`, or None when there is no such file.
+
+    Raises `CliError` when the file holds something else: a damaged secret must not be silently replaced by a new one.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise CliError(f"{path} is damaged ({error}): restore it or remove it") from error
+    if not isinstance(document, dict):
+        raise CliError(f"{path} is damaged (not a JSON object): restore it or remove it")
+    return document
+
+
+@dataclass
+class DataDir:
+    """A data directory. Use as a context manager to hold it alone."""
+
+    path: Path
+    _lock: int | None = field(default=None, repr=False)
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def artifacts(self) -> Path:
+        """Packed adapters, by digest."""
+        return self.path / "artifacts"
+
+    @property
+    def journal(self) -> Path:
+        """The engine's spool and in-flight table."""
+        return self.path / "journal"
+
+    @property
+    def run(self) -> Path:
+        """Sockets of this run."""
+        return self.path / "run"
+
+    @property
+    def demo_file(self) -> Path:
+        return self.path / "demo.json"
+
+    def __enter__(self) -> DataDir:
+        try:
+            for folder in (self.path, self.logs, self.artifacts, self.journal, self.run):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise CliError(f"cannot use {self.path} as --data: {error.strerror}") from error
+        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            self._release()
+            raise CliError(
+                f"{self.path} is in use by another rootstock up (process {owner}): stop it or pass another --data"
+            ) from None
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def secret(self, name: str) -> str:
+        """The secret called `name`: 32 random bytes in hex, made at first use and kept from then on."""
+        path = self.path / _SECRETS_FILE
+        kept = read_json(path) or {}
+        if name not in kept:
+            kept[name] = secrets.token_hex(32)
+            write_private_json(path, kept)
+        value = kept[name]
+        if not isinstance(value, str) or len(value) < 32:
+            raise CliError(f"{path} is damaged (`{name}` is not a secret): restore it or remove it")
+        return value

@@ -1,0 +1,262 @@
+"""What `rootstock up` shows while it works: steps that tick, notes, and the closing panel.
+
+Owns: the two ways to show the same things, alive on a terminal and as plain lines anywhere else.
+Refuses to know: what the steps do.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What to tell the operator once everything serves."""
+
+    base_url: str
+    console_url: str
+    metrics_url: str
+    data_dir: str
+    took_s: float
+    model: str
+    api_key: str | None = None
+    """Shown only for the demo: a real key is shown once, by `rootstock key create`."""
+    sign_in: str | None = None
+
+    def curl(self) -> str:
+        """A request to paste into a shell."""
+        return (
+            f"curl {self.base_url}/chat/completions \\\n"
+            f"  -H 'Authorization: Bearer {self.api_key or '$ROOTSTOCK_API_KEY'}' \\\n"
+            f"  -H 'Content-Type: application/json' \\\n"
+            f'''  -d '{{"model": "{self.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''''
+        )
+
+    def python(self) -> str:
+        """The same with the stock client."""
+        key = f'"{self.api_key}"' if self.api_key else 'os.environ["ROOTSTOCK_API_KEY"]'
+        first = "from openai import OpenAI" if self.api_key else "import os\nfrom openai import OpenAI"
+        return (
+            f"{first}\n"
+            f'client = OpenAI(base_url="{self.base_url}",\n'
+            f"                api_key={key})\n"
+            f'answer = client.chat.completions.create(model="{self.model}",\n'
+            f'    messages=[{{"role": "user", "content": "Hello"}}])\n'
+            f"print(answer.choices[0].message.content)"
+        )
+
+    def places(self) -> list[tuple[str, str]]:
+        """Label and address of everything that can be visited."""
+        rows = [("API", self.base_url), ("Console", self.console_url), ("Metrics", self.metrics_url)]
+        if self.sign_in:
+            rows.append(("Sign in", self.sign_in))
+        return [*rows, ("Data, logs", self.data_dir)]
+
+
+class Display(Protocol):
+    """Where progress goes."""
+
+    def step(self, title: str) -> _Step: ...
+
+    def note(self, text: str) -> None:
+        """Something the operator should know; one line."""
+
+    def trouble(self, text: str, lines: list[str]) -> None:
+        """Something went wrong; `lines` are the evidence, such as the end of a log."""
+
+    def welcome(self, welcome: Welcome) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Step(Protocol):
+    """A running step: a context manager; `detail` says what it is doing now."""
+
+    def __enter__(self) -> _Step: ...
+
+    def __exit__(self, *problem: object) -> None: ...
+
+    def detail(self, text: str) -> None: ...
+
+
+def open_display(stream: TextIO | None = None) -> Display:
+    """The display that suits where the output goes."""
+    stream = stream or sys.stdout
+    return LiveDisplay(stream) if stream.isatty() else PlainDisplay(stream)
+
+
+class PlainDisplay:
+    """One line when a step ends, one per note: for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def _say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def step(self, title: str) -> _Step:
+        return _PlainStep(title, self._say)
+
+    def note(self, text: str) -> None:
+        self._say(text)
+
+    def trouble(self, text: str, lines: list[str]) -> None:
+        self._say(f"error: {text}")
+        for line in lines:
+            self._say(f"  | {line}")
+
+    def welcome(self, welcome: Welcome) -> None:
+        self._say(f"ready in {welcome.took_s:.1f} s")
+        for label, value in welcome.places():
+            self._say(f"{label}: {value}")
+        self._say(f"\n{welcome.curl()}\n\n{welcome.python()}\n")
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+class _PlainStep:
+    def __init__(self, title: str, say: _Say) -> None:
+        self._title, self._say, self._detail = title, say, ""
+
+    def __enter__(self) -> _PlainStep:
+        self._started = time.monotonic()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        seconds = f"{time.monotonic() - self._started:.1f} s"
+        if problem[0] is None:
+            self._say(f"{self._title}: {self._detail or 'ready'} ({seconds})")
+        else:
+            self._say(f"{self._title}: failed after {seconds}")
+
+    def detail(self, text: str) -> None:
+        self._detail = text
+
+
+class _Say(Protocol):
+    def __call__(self, text: str, /) -> None: ...
+
+
+class LiveDisplay:
+    """Spinners that turn into ticks, on a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+
+        self._console: Console = Console(file=stream, highlight=False)
+        self._steps: list[_LiveStep] = []
+        self._live: object | None = None
+
+    def step(self, title: str) -> _Step:
+        return _LiveStep(title, self)
+
+    def note(self, text: str) -> None:
+        self._console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {_escaped(text)}")
+
+    def trouble(self, text: str, lines: list[str]) -> None:
+        self._console.print(f"[bold red]error[/] {_escaped(text)}")
+        for line in lines:
+            self._console.print(f"  [red]│[/] [dim]{_escaped(line)}[/]")
+
+    def welcome(self, welcome: Welcome) -> None:
+        from rich.console import Group
+        from rich.panel import Panel
+        from rich.syntax import Syntax
+        from rich.table import Table
+
+        places = Table.grid(padding=(0, 2))
+        for label, value in welcome.places():
+            places.add_row(f"[dim]{label}[/]", f"[bold]{_escaped(value)}[/]")
+        theme = "ansi_dark"
+        body = Group(
+            places,
+            "",
+            Syntax(welcome.curl(), "bash", theme=theme, background_color="default", word_wrap=True),
+            "",
+            Syntax(welcome.python(), "python", theme=theme, background_color="default", word_wrap=True),
+        )
+        title = f"[bold green]rootstock serves[/] [dim]after {welcome.took_s:.1f} s[/]"
+        self._console.print(Panel(body, title=title, title_align="left", border_style="green", expand=False, padding=(1, 2)))
+        self._console.print("[dim]Ctrl-C drains and stops.[/]")
+
+    def close(self) -> None:
+        assert not self._steps, "a step is still open"
+
+    # The live area shows the running steps; a finished one is printed above it and stays.
+    def _opened(self, step: _LiveStep) -> None:
+        from rich.live import Live
+
+        self._steps.append(step)
+        if self._live is None:
+            live = Live(get_renderable=self._render, console=self._console, refresh_per_second=12, transient=True)
+            live.start()
+            self._live = live
+
+    def _closed(self, step: _LiveStep, failed: bool) -> None:
+        from rich.live import Live
+
+        self._steps.remove(step)
+        mark = "[bold red]✗[/]" if failed else "[bold green]✓[/]"
+        self._console.print(f" {mark} {step.line()}")
+        if not self._steps and isinstance(self._live, Live):
+            self._live.stop()
+            self._live = None
+
+    def _render(self) -> object:
+        from rich.table import Table
+
+        rows = Table.grid(padding=(0, 0))
+        for step in self._steps:
+            rows.add_row(step.spinner(), f" {step.line()}")
+        return rows
+
+
+class _LiveStep:
+    def __init__(self, title: str, display: LiveDisplay) -> None:
+        from rich.spinner import Spinner
+
+        self._title, self._display, self._detail = title, display, ""
+        self._spinner = Spinner("dots", style="cyan")
+
+    def __enter__(self) -> _LiveStep:
+        self._started = time.monotonic()
+        self._display._opened(self)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._display._closed(self, failed=problem[0] is not None)
+
+    def detail(self, text: str) -> None:
+        self._detail = text
+
+    def spinner(self) -> object:
+        return self._spinner
+
+    def line(self) -> str:
+        detail = f" [dim]{_escaped(self._detail)}[/]" if self._detail else ""
+        seconds = time.monotonic() - self._started
+        return f"{_escaped(self._title):<12}[cyan]{seconds:5.1f} s[/] {detail}"
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+@contextmanager
+def closing_display(display: Display) -> Iterator[Display]:
+    """Close the display whatever happens inside."""
+    try:
+        yield display
+    finally:
+        display.close()
