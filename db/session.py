@@ -1,0 +1,92 @@
+"""Sessions: reads that cannot write, writes committed once at the edge, jobs sent only after the commit.
+
+Knows no table. A `ReadSession` and a `WriteSession` are different types, so that a function's signature says
+which it needs; PostgreSQL holds a read session to it (`SET TRANSACTION READ ONLY`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+logger = logging.getLogger(__name__)
+
+AfterCommit = Callable[[], Awaitable[None]]
+
+
+class ReadSession(AsyncSession):
+    """A read-only transaction."""
+
+
+class WriteSession(AsyncSession):
+    """A transaction that `Database.write` commits. Work for others is queued with `after_commit`."""
+
+    def after_commit(self, job: AfterCommit) -> None:
+        """Run `job` once this transaction is committed, never if it is rolled back.
+
+        Nothing is told of rows that may still vanish. A job that fails is logged and does not fail the
+        transaction, which is done: what must not be lost belongs in a table.
+        """
+        self.info.setdefault("after_commit", []).append(job)
+
+
+class Database:
+    """Connections to one PostgreSQL, made at first use. `close` it at the end of the process."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_size: int = 5,
+        pool_overflow: int = 5,
+        pool_timeout: float = 5.0,
+        statement_timeout: float = 30.0,
+    ) -> None:
+        self.engine: AsyncEngine = create_async_engine(
+            url,
+            pool_size=pool_size,
+            max_overflow=pool_overflow,
+            pool_timeout=pool_timeout,
+            pool_pre_ping=True,
+            connect_args={
+                "connect_timeout": 5,
+                "options": f"-c statement_timeout={round(statement_timeout * 1000)} -c timezone=UTC",
+            },
+        )
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[ReadSession]:
+        """A read-only transaction; its rows stay readable after it ends."""
+        async with ReadSession(self.engine, expire_on_commit=False) as session:
+            await session.execute(text("SET TRANSACTION READ ONLY"))
+            yield session
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[WriteSession]:
+        """A transaction, committed when the block ends, after which its jobs are sent; rolled back when it
+        raises.
+        """
+        async with WriteSession(self.engine, expire_on_commit=False) as session, session.begin():
+            yield session
+        for job in session.info.pop("after_commit", []):
+            try:
+                await job()
+            except Exception:
+                logger.exception("a job queued for after the commit failed")
+
+    @property
+    def checked_out(self) -> int:
+        """Connections in use now."""
+        return self.engine.pool.checkedout()  # type: ignore[attr-defined]
+
+    async def ping(self) -> None:
+        """Raise unless PostgreSQL answers."""
+        async with self.engine.connect() as connection:
+            await connection.execute(text("SELECT 1"))
+
+    async def close(self) -> None:
+        await self.engine.dispose()

@@ -1,0 +1,20 @@
+"""Settings of the database connection, read from ROOTSTOCK_DB_*. Built by process mains only."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class DatabaseSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_DB_")
+
+    url: str
+    """SQLAlchemy URL, `postgresql+psycopg://...`."""
+    pool_size: int = Field(default=5, ge=1, le=200)
+    pool_overflow: int = Field(default=5, ge=0, le=200)
+    """Connections beyond `pool_size` in a rush, closed after it."""
+    pool_timeout: float = Field(default=5.0, gt=0)
+    """Seconds to wait for a free connection before giving up."""
+    statement_timeout: float = Field(default=30.0, gt=0)
+    """Seconds after which PostgreSQL ends a statement."""

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+from db.session import Database
+
+
+async def count(database: Database) -> int:
+    async with database.read() as session:
+        return (await session.execute(text("SELECT count(*) FROM t"))).scalar_one()
+
+
+@pytest.fixture
+async def table(database: Database) -> Database:
+    async with database.write() as session:
+        await session.execute(text("CREATE TABLE t (x int)"))
+    return database
+
+
+async def test_a_write_is_committed_at_the_end_of_its_block(table: Database) -> None:
+    async with table.write() as session:
+        await session.execute(text("INSERT INTO t VALUES (1)"))
+        assert await count(table) == 0
+    assert await count(table) == 1
+
+
+async def test_a_write_that_raises_leaves_nothing_and_sends_nothing(table: Database) -> None:
+    sent: list[str] = []
+
+    async def job() -> None:
+        sent.append("job")
+
+    with pytest.raises(LookupError):  # noqa: PT012  what the block does before it raises is the point
+        async with table.write() as session:
+            await session.execute(text("INSERT INTO t VALUES (1)"))
+            session.after_commit(job)
+            raise LookupError
+    assert await count(table) == 0
+    assert sent == []
+
+
+async def test_a_read_session_cannot_write(table: Database) -> None:
+    with pytest.raises(DBAPIError, match="read-only transaction"):
+        async with table.read() as session:
+            await session.execute(text("INSERT INTO t VALUES (1)"))
+
+
+async def test_jobs_run_in_order_after_the_commit_and_see_the_rows(table: Database) -> None:
+    seen: list[int] = []
+
+    async def look() -> None:
+        seen.append(await count(table))
+
+    async with table.write() as session:
+        session.after_commit(look)
+        session.after_commit(look)
+        await session.execute(text("INSERT INTO t VALUES (1)"))
+    assert seen == [1, 1]
+
+
+async def test_a_failing_job_is_logged_and_the_next_still_runs(
+    table: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    ran: list[str] = []
+
+    async def broken() -> None:
+        raise ConnectionError("broker away")
+
+    async def sound() -> None:
+        ran.append("sound")
+
+    async with table.write() as session:
+        session.after_commit(broken)
+        session.after_commit(sound)
+    assert ran == ["sound"]
+    assert "broker away" in caplog.text
+
+
+async def test_connections_go_back_to_the_pool(table: Database) -> None:
+    assert table.checked_out == 0
+    async with table.read():
+        assert table.checked_out == 1
+    assert table.checked_out == 0
+
+
+async def test_a_statement_past_its_timeout_is_ended(database_url: str) -> None:
+    database = Database(database_url, statement_timeout=0.05)
+    with pytest.raises(OperationalError, match="statement timeout"):
+        async with database.read() as session:
+            await session.execute(text("SELECT pg_sleep(5)"))
+    await database.close()
+
+
+async def test_a_pool_that_is_empty_gives_up_after_its_timeout(database_url: str) -> None:
+    database = Database(database_url, pool_size=1, pool_overflow=0, pool_timeout=0.05)
+    async with database.read():
+        with pytest.raises(Exception, match="QueuePool limit"):
+            async with asyncio.timeout(5), database.read():
+                pass
+    await database.close()
