@@ -1,0 +1,1 @@
+"""Benchmarks: plain commands, `python -m benchmarks.<name> --out FILE`, that write one JSON each."""

@@ -1,0 +1,103 @@
+"""Finding stop strings in a stream of bytes, however the stream is cut into tokens.
+
+Owns one Aho-Corasick automaton per set of stop strings (Aho and Corasick, CACM 1975) and a position in it. Works on
+bytes, since a token may end inside a character. Refuses to know tokens, requests and what is done about a match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class StopMatch(NamedTuple):
+    stop: str
+    start: int
+    """Offset of its first byte in all bytes pushed so far."""
+
+
+class _Automaton:
+    """Transitions over bytes: state 0 has seen nothing, the depth of a state is how much of a stop it has seen."""
+
+    __slots__ = ("depths", "matches", "transitions")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.transitions: list[dict[int, int]] = [{}]
+        self.depths: list[int] = [0]
+        self.matches: list[str | None] = [None]
+        for stop in stops:
+            if not stop:
+                raise ValueError("a stop string may not be empty")
+            self._add(stop)
+        self._link()
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for depth, byte in enumerate(stop.encode("utf-8"), start=1):
+            following = self.transitions[state].get(byte)
+            if following is None:
+                following = len(self.transitions)
+                self.transitions[state][byte] = following
+                self.transitions.append({})
+                self.depths.append(depth)
+                self.matches.append(None)
+            state = following
+        self.matches[state] = stop
+
+    def _link(self) -> None:
+        """Complete each state with its fallback's transitions, breadth first: fallbacks are shallower, so done."""
+        fallbacks = [0] * len(self.transitions)
+        level = list(self.transitions[0].values())
+        while level:
+            deeper = []
+            for state in level:
+                fallback = fallbacks[state]
+                if self.matches[state] is None:
+                    self.matches[state] = self.matches[fallback]
+                for byte, following in self.transitions[state].items():
+                    fallbacks[following] = self.transitions[fallback].get(byte, 0)
+                    deeper.append(following)
+                self.transitions[state] = {**self.transitions[fallback], **self.transitions[state]}
+            level = deeper
+
+
+class StopMatcher:
+    """Reads a stream of bytes and reports stop strings in it. The way the stream is cut changes nothing."""
+
+    __slots__ = ("_automaton", "_num_read", "_state")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Raises ValueError for an empty stop string. No stops at all is fine, and matches nothing."""
+        self._automaton = _Automaton(stops)
+        self._state = 0
+        self._num_read = 0
+
+    def fresh(self) -> StopMatcher:
+        """A matcher for the same stops at the start of another stream; shares the automaton."""
+        twin = StopMatcher.__new__(StopMatcher)
+        twin._automaton = self._automaton
+        twin._state = 0
+        twin._num_read = 0
+        return twin
+
+    def push(self, data: bytes) -> StopMatch | None:
+        """Read on. The first stop string that ends in `data`: of several ending there, the longest.
+
+        Reading may go on after a match: all of `data` is read either way.
+        """
+        state = self._state
+        transitions = self._automaton.transitions
+        matches = self._automaton.matches
+        found = None
+        for position, byte in enumerate(data, start=1):
+            state = transitions[state].get(byte, 0)
+            if found is None and (stop := matches[state]) is not None:
+                found = StopMatch(stop, self._num_read + position - len(stop.encode("utf-8")))
+        self._state = state
+        self._num_read += len(data)
+        return found
+
+    @property
+    def held(self) -> int:
+        """How many of the last bytes may be the beginning of a stop string, and so must not be shown yet."""
+        return self._automaton.depths[self._state]
