@@ -1,1 +1,1 @@
-"""Adapters inside the engine: the packed artifact, the slots they live in, the pool kernels read, the loader."""
+"""Adapters inside the engine: the packed artifact, the slots, the pool that kernels read, the loader."""

@@ -1,13 +1,14 @@
 """The packed adapter: the one on-disk layout that kernels read.
 
-A file is `magic | version | manifest length | manifest (JSON) | zeros to 64 bytes | slab`. The slab holds, layer by
-layer and group by group, the A matrices of a group's modules stacked along the rank `[sum of ranks, K]` (so that the
-input is read once for all of them), then each module's B, rank-major `[rank, N]` (so that N is contiguous). Ranks are
-the true ones; an absent module takes no bytes. Every matrix starts on a multiple of 64 bytes. Scales stay beside the
-weights, in fp32: folded into bf16 they would be rounded.
+A file is `magic | version | manifest length | manifest (JSON) | zeros to 64 bytes | slab`. The slab holds,
+layer by layer and group by group, the A matrices of a group's modules stacked along the rank `[sum of ranks,
+K]` (so that the input is read once for all of them), then each module's B, rank-major `[rank, N]` (so that N
+is contiguous). Ranks are the true ones; an absent module takes no bytes. Every matrix starts on a multiple of
+64 bytes. Scales stay beside the weights, in fp32: folded into bf16 they would be rounded.
 
-Owns the layout, its checks and the adapter's digest (SHA-256 of the file's bytes). Refuses to know PEFT, torch, and
-which base is being served: the API reads artifacts too, so that only the standard library, numpy and msgspec are used.
+Owns the layout, its checks and the adapter's digest (SHA-256 of the file's bytes). Refuses to know PEFT,
+torch, and which base is being served: the API reads artifacts too, so that only the standard library, numpy
+and msgspec are used.
 """
 
 from __future__ import annotations
@@ -108,7 +109,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class LoraPair:
-    """One module's weights as they go into an artifact: `a` [rank, K], `b` [rank, N] (that is, PEFT's B transposed)."""
+    """One module's weights as they go into an artifact: `a` [rank, K], `b` [rank, N] (that is, PEFT's B
+    transposed)."""
 
     a: np.ndarray
     b: np.ndarray

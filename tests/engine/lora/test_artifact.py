@@ -31,11 +31,8 @@ def random_pair(
 ) -> LoraPair:
     if dtype == "float32":
         return LoraPair(rng.standard_normal((rank, k), "f4"), rng.standard_normal((rank, n), "f4"), scale)
-    return LoraPair(
-        rng.integers(0, 1 << 14, (rank, k)).astype("<u2"),
-        rng.integers(0, 1 << 14, (rank, n)).astype("<u2"),
-        scale,
-    )
+    a, b = (rng.integers(0, 1 << 14, (rank, width)).astype("<u2") for width in (k, n))
+    return LoraPair(a, b, scale)
 
 
 def build(dtype: str = "bfloat16") -> tuple[PackedAdapter, list[dict[str, LoraPair]]]:
@@ -112,13 +109,18 @@ def test_groups_are_those_of_the_model():
     assert model_config.GROUPS == GROUPS
 
 
+def q_proj(**changes):
+    """A change to the first module of the manifest."""
+    return lambda m: m["layers"][0]["qkv"]["modules"]["q_proj"].update(changes)
+
+
 @pytest.mark.parametrize(
     ("field", "change"),
     [
         ("manifest", lambda m: m.update(dtype="float16")),
         ("manifest", lambda m: m.update(surprise=1)),
         ("manifest", lambda m: m.pop("base_digest")),
-        ("manifest", lambda m: m["layers"][0]["qkv"]["modules"]["q_proj"].update(scale=None)),
+        ("manifest", q_proj(scale=None)),
         ("num_elements", lambda m: m.update(num_elements=m["num_elements"] + 32)),
         ("layers", lambda m: m.update(layers=[])),
         ("layers", lambda m: m.update(layers=[{}, {}], num_elements=0)),
@@ -127,37 +129,17 @@ def test_groups_are_those_of_the_model():
         ("layers[0].qkv.modules", lambda m: m["layers"][0]["qkv"].update(modules={})),
         (
             "layers[0].qkv.modules",
-            lambda m: m["layers"][0]["qkv"]["modules"].update(
-                o_proj=m["layers"][2]["o"]["modules"]["o_proj"]
-            ),
+            lambda m: m["layers"][0]["qkv"]["modules"].update(m["layers"][2]["o"]["modules"]),
         ),
         ("layers[0].qkv.in_features", lambda m: m["layers"][0]["qkv"].update(in_features=0)),
         ("layers[0].qkv.offset", lambda m: m["layers"][0]["qkv"].update(offset=32)),
-        (
-            "layers[0].qkv.q_proj.offset",
-            lambda m: m["layers"][0]["qkv"]["modules"]["q_proj"].update(offset=1 << 60),
-        ),
-        (
-            "layers[0].qkv.q_proj.offset",
-            lambda m: m["layers"][0]["qkv"]["modules"]["q_proj"].update(offset=-1),
-        ),
-        ("layers[0].qkv.q_proj.rank", lambda m: m["layers"][0]["qkv"]["modules"]["q_proj"].update(rank=0)),
-        (
-            "layers[0].qkv.q_proj.rank",
-            lambda m: m["layers"][0]["qkv"]["modules"]["q_proj"].update(rank=1 << 40),
-        ),
-        (
-            "layers[0].qkv.q_proj.out_features",
-            lambda m: m["layers"][0]["qkv"]["modules"]["q_proj"].update(out_features=-3),
-        ),
-        (
-            "layers[0].qkv.q_proj.scale",
-            lambda m: m["layers"][0]["qkv"]["modules"]["q_proj"].update(scale=0.1),
-        ),
-        (
-            "layers[0].qkv.q_proj.scale",
-            lambda m: m["layers"][0]["qkv"]["modules"]["q_proj"].update(scale=1e300),
-        ),
+        ("layers[0].qkv.q_proj.offset", q_proj(offset=1 << 60)),
+        ("layers[0].qkv.q_proj.offset", q_proj(offset=-1)),
+        ("layers[0].qkv.q_proj.rank", q_proj(rank=0)),
+        ("layers[0].qkv.q_proj.rank", q_proj(rank=1 << 40)),
+        ("layers[0].qkv.q_proj.out_features", q_proj(out_features=-3)),
+        ("layers[0].qkv.q_proj.scale", q_proj(scale=0.1)),
+        ("layers[0].qkv.q_proj.scale", q_proj(scale=1e300)),
         ("layers[2].o.o_proj.offset", lambda m: m["layers"][2]["o"]["modules"]["o_proj"].update(rank=7)),
     ],
 )
