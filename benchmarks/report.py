@@ -1,6 +1,6 @@
 """What every benchmark report carries beside its figures: the hardware, the commit and the command.
 
-Owns the envelope of a report. Refuses to know what was measured, and never imports torch for the sake of a name.
+Owns the envelope of a report. Refuses to know what was measured, and to import torch for the sake of a name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def hardware() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Hash of the checkout's commit, "-dirty" appended when tracked files differ; "unknown" outside a checkout."""
+    """The commit's hash, "-dirty" added when tracked files differ; "unknown" without a checkout."""
     try:
         head = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain", "--untracked-files=no")
@@ -55,7 +55,9 @@ def command() -> str:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=_ROOT, check=True, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        ["git", *arguments], cwd=_ROOT, check=True, capture_output=True, text=True, timeout=30
+    )
     return done.stdout.strip()
 
 

@@ -1,7 +1,8 @@
 """Finding stop strings in a stream of bytes, however the stream is cut into tokens.
 
-Owns one Aho-Corasick automaton per set of stop strings (Aho and Corasick, CACM 1975) and a position in it. Works on
-bytes, since a token may end inside a character. Refuses to know tokens, requests and what is done about a match.
+Owns one Aho-Corasick automaton per set of stop strings (Aho and Corasick, CACM 1975) and a position in it.
+Works on bytes, since a token may end inside a character. Refuses to know tokens, requests, and what is
+done about a match.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class StopMatch(NamedTuple):
 
 
 class _Automaton:
-    """Transitions over bytes: state 0 has seen nothing, the depth of a state is how much of a stop it has seen."""
+    """Transitions over bytes. State 0 has seen nothing; a state's depth is how much of a stop it has seen."""
 
     __slots__ = ("depths", "matches", "transitions")
 
@@ -45,7 +46,7 @@ class _Automaton:
         self.matches[state] = stop
 
     def _link(self) -> None:
-        """Complete each state with its fallback's transitions, breadth first: fallbacks are shallower, so done."""
+        """Complete each state with its fallback's transitions, breadth first: fallbacks are shallower."""
         fallbacks = [0] * len(self.transitions)
         level = list(self.transitions[0].values())
         while level:

@@ -1,7 +1,7 @@
 """What every token id means in bytes, read from a checkpoint's tokenizer.json.
 
-Owns the inverse of the tokenizer's decoder, token by token: byte-level BPE (GPT-2's printable alphabet) and
-sentencepiece-style BPE (metaspace and byte fallback). Bytes, not text, because a token may end inside a character.
+Owns the tokenizer's decoder, token by token: byte-level BPE (GPT-2's printable alphabet) and sentencepiece's
+BPE (metaspace and byte fallback). Bytes, not text, because a token may end inside a character.
 Refuses to encode, and to know which ids end a sequence: that is the model's configuration.
 """
 
@@ -27,7 +27,7 @@ class Vocabulary:
     """By token id. b"" for special tokens and for ids the tokenizer leaves out."""
     special_ids: frozenset[int]
     strips_leading_space: bool
-    """True when the tokenizer puts a space before a text and its decoder takes it off again (sentencepiece)."""
+    """True when the tokenizer puts a space before a text and its decoder takes it off again."""
 
     @classmethod
     def load(cls, base_dir: Path) -> Vocabulary:
@@ -65,7 +65,7 @@ class Vocabulary:
         return cls(token_bytes, frozenset(special_ids), any(_strips_leading_space(step) for step in steps))
 
     def decode(self, token_ids: Iterable[int]) -> bytes:
-        """The bytes of a run of tokens in the middle of a text. Ids past the tokenizer's last one have none."""
+        """The bytes of a run of tokens inside a text. Ids past the tokenizer's last one have none."""
         table = self.token_bytes
         return b"".join([table[token_id] for token_id in token_ids if token_id < len(table)])
 
@@ -79,7 +79,7 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _token_reader(steps: list[dict[str, Any]]) -> _TokenReader:
-    """The decoder as a function of one token: its steps, in order, as far as they act on tokens one by one."""
+    """The decoder as a function of one token: those of its steps that act on tokens one by one."""
     replacements: list[tuple[str, str]] = []
     byte_level = byte_fallback = False
     for step in steps:
@@ -127,8 +127,12 @@ def _read_byte_level(token: str, alphabet: dict[str, int]) -> bytes:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's map of characters to bytes: printable Latin-1 is itself, the rest is counted up from U+0100."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    """GPT-2's map of characters to bytes: printable Latin-1 is itself, the rest counts up from U+0100."""
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if chr(byte) not in alphabet]
     alphabet.update({chr(0x100 + offset): byte for offset, byte in enumerate(others)})
