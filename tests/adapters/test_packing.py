@@ -91,7 +91,7 @@ def peft_base():
                 "k_proj": 2,
                 r"layers\.1\..*k_proj": 7,
                 r"^model\.layers\.0\..*o_proj": 5,
-                "proj": 9,
+                ".*_proj": 9,
             },
             "alpha_pattern": {
                 r"layers\.1\.mlp\.(up|gate)_proj": 11,
