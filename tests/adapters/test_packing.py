@@ -86,12 +86,12 @@ def peft_base():
             "lora_alpha": 6,
             "use_rslora": True,
             "target_modules": list(LINEARS),
-            # Order decides: k_proj takes the first pattern that matches, the one of its layer the second.
+            # PEFT sorts patterns when it saves them, and the first that matches decides: k_proj, not its layer's.
             "rank_pattern": {
+                r"^model\.layers\.0\..*o_proj": 5,
                 "k_proj": 2,
                 r"layers\.1\..*k_proj": 7,
-                r"^model\.layers\.0\..*o_proj": 5,
-                ".*_proj": 9,
+                r"self_attn\..*": 9,
             },
             "alpha_pattern": {
                 r"layers\.1\.mlp\.(up|gate)_proj": 11,
@@ -121,6 +121,16 @@ def test_deltas_are_those_of_peft(peft_base, tmp_path, settings):
     assert found.keys() == expected.keys()
     for name, delta in expected.items():
         torch.testing.assert_close(found[name], delta, rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_pattern_in_the_file_decides(tmp_path):
+    tensors = lora_tensors(tiny_config(), ["q_proj", "v_proj"], rank=3)
+    patterns = {"v_proj|q_proj": 3, "q_proj": 4}
+    path = write_peft(tmp_path / "a", tensors, r=8, rank_pattern=patterns)
+    assert packed_from(path, tmp_path / "out").manifest.rank == 3
+    path = write_peft(tmp_path / "b", tensors, r=8, rank_pattern=dict(reversed(patterns.items())))
+    with pytest.raises(PackingError, match="rank 3, the config says 4"):
+        packed_from(path, tmp_path / "out")
 
 
 def test_modules_that_are_absent_take_no_bytes(tmp_path):
