@@ -1,0 +1,101 @@
+"""Console sessions: kept in Redis under the hash of a random id, so that reading Redis signs nobody in.
+
+Owns: the life of a session (anonymous, signed in, rotated, ended) and its CSRF token. Refuses to know: cookies,
+passwords and who a user is beyond two ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+import msgspec
+from redis.asyncio import Redis
+
+ANONYMOUS_S = 3600
+"""Life of the session behind a sign-in form: long enough to fetch a password, too short to pile up."""
+IDLE_S = 8 * 3600
+ABSOLUTE_S = 24 * 3600
+ROTATE_S = 15 * 60
+GRACE_S = 20
+"""How long a rotated id still works, for requests that were already on their way."""
+
+
+class Session(msgspec.Struct, frozen=True):
+    """What the server remembers about a browser. No user: the sign-in form has been shown, no more."""
+
+    csrf_token: str
+    started_at: float
+    """Unix seconds of the sign-in (or of the first visit): bounds the whole chain of rotations."""
+    rotated_at: float
+    user_id: str | None = None
+    tenant_id: str | None = None
+    superseded: bool = False
+    """Rotated away: serves the requests that were on their way, is never extended nor rotated again."""
+
+    def accepts(self, csrf_token: str) -> bool:
+        """Whether a form came from a page of this session."""
+        return hmac.compare_digest(self.csrf_token.encode(), csrf_token.encode())
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A session and the id its browser must present: new when `fresh`."""
+
+    id: str
+    session: Session
+    fresh: bool = True
+
+
+class SessionStore:
+    """All sessions, by id. Nothing is remembered here: any API process serves any browser."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    async def begin(self) -> Opened:
+        """An anonymous session for a sign-in form."""
+        now = time.time()
+        return await self._store(Session(secrets.token_urlsafe(32), now, now), ANONYMOUS_S)
+
+    async def sign_in(self, old: str | None, user_id: str, tenant_id: str) -> Opened:
+        """A new id for a user who proved who they are; whoever knew the old id has nothing (session fixation)."""
+        if old:
+            await self.end(old)
+        now = time.time()
+        return await self._store(Session(secrets.token_urlsafe(32), now, now, user_id, tenant_id), IDLE_S)
+
+    async def find(self, session_id: str | None) -> Opened | None:
+        """The session of a request, its idle time started over; rotated when it is due."""
+        if not session_id or len(session_id) > 64:
+            return None
+        raw = await self._redis.get(_key(session_id))
+        if raw is None:
+            return None
+        session = msgspec.msgpack.decode(raw, type=Session)
+        if session.user_id is None or session.superseded:
+            return Opened(session_id, session, fresh=False)
+        now = time.time()
+        if now - session.started_at >= ABSOLUTE_S:
+            await self.end(session_id)
+            return None
+        if now - session.rotated_at >= ROTATE_S:
+            rotated = await self._store(msgspec.structs.replace(session, rotated_at=now), IDLE_S)
+            old = msgspec.structs.replace(session, superseded=True)
+            await self._redis.set(_key(session_id), msgspec.msgpack.encode(old), ex=GRACE_S, xx=True)
+            return rotated
+        await self._redis.expire(_key(session_id), IDLE_S)
+        return Opened(session_id, session, fresh=False)
+
+    async def end(self, session_id: str) -> None:
+        """Forget a session, at once and everywhere."""
+        await self._redis.delete(_key(session_id))
+
+    async def _store(self, session: Session, seconds: int) -> Opened:
+        session_id = secrets.token_urlsafe(32)
+        await self._redis.set(_key(session_id), msgspec.msgpack.encode(session), ex=seconds)
+        return Opened(session_id, session)
+
+
+def _key(session_id: str) -> str:
+    return f"rootstock:console:session:{hashlib.sha256(session_id.encode()).hexdigest()}"

@@ -1,0 +1,234 @@
+"""Tokens per second over HTTP, with several adapters in one batch and everything on: keys, quotas, metering.
+
+    python -m benchmarks.serving --out benchmarks/results/cpu/serving.json
+
+Starts `rootstock up` on a random 4-layer Llama of width 256 with 4 random adapters, opens 32 streams at once, each as
+soon as the last one on its place ended, and reports output tokens per second, time to the first token and time per
+output token. Figures are printed and written only after every answer was checked: all tokens asked for, counted alike
+by the stream and its usage. `--base-url`, `--api-key` and `--models` measure a running service instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.random_llama import Shape, random_words, write_adapter, write_base
+from benchmarks.report import write_report
+from benchmarks.sse_client import post_for_events
+
+START_S = 120.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to measure."""
+
+    base_url: str
+    api_key: str
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One finished answer. Times are `time.perf_counter()`."""
+
+    model: str
+    tokens: int
+    prompt_tokens: int
+    sent_at: float
+    first_at: float
+    last_at: float
+
+
+@dataclass(frozen=True)
+class Load:
+    """How much to ask for."""
+
+    concurrency: int
+    rounds: int
+    prompt_words: int
+    output_tokens: int
+
+
+async def one_stream(target: Target, model: str, prompt: str, load: Load) -> Stream:
+    """Ask and read to the end. Raises `AssertionError` when the answer is not what was asked for."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": load.output_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    headers = {"Authorization": f"Bearer {target.api_key}"}
+    sent_at = time.perf_counter()
+    first_at = last_at = 0.0
+    usage: dict[str, Any] = {}
+    async with post_for_events(f"{target.base_url}/chat/completions", body, headers) as events:
+        async for event in events:
+            # Parsing every chunk would cost the server's cores: only the last two say more than "a token came".
+            if b'"usage":{' in event.data or b'"usage": {' in event.data:
+                usage = json.loads(event.data)["usage"]
+                continue
+            assert not event.data.startswith(b'{"error"'), event.data.decode()
+            if b'"content":""' in event.data and not first_at:
+                continue  # the role, sent before any token
+            first_at = first_at or event.at
+            last_at = event.at
+    assert usage.get("completion_tokens") == load.output_tokens, f"{model} answered {usage}"
+    return Stream(model, load.output_tokens, usage["prompt_tokens"], sent_at, first_at, last_at)
+
+
+async def measure(target: Target, load: Load, seed: int) -> list[Stream]:
+    """Run the load: `concurrency` places, each asking `rounds` times, models in turn."""
+    rng = np.random.default_rng(seed)
+    prompts = [random_words(rng, load.prompt_words) for _ in range(load.concurrency * load.rounds)]
+
+    async def place(index: int) -> list[Stream]:
+        streams = []
+        for turn in range(load.rounds):
+            number = turn * load.concurrency + index
+            model = target.models[number % len(target.models)]
+            streams.append(await one_stream(target, model, prompts[number], load))
+        return streams
+
+    places = await asyncio.gather(*(place(index) for index in range(load.concurrency)))
+    return [stream for streams in places for stream in streams]
+
+
+def summarise(streams: Sequence[Stream]) -> dict[str, Any]:
+    """Figures of one run; times in milliseconds."""
+    seconds = max(stream.last_at for stream in streams) - min(stream.sent_at for stream in streams)
+    ttft = [(stream.first_at - stream.sent_at) * 1000 for stream in streams]
+    tpot = [(s.last_at - s.first_at) * 1000 / (s.tokens - 1) for s in streams]
+    return {
+        "requests": len(streams),
+        "seconds": round(seconds, 3),
+        "output_tok_s": round(sum(stream.tokens for stream in streams) / seconds, 1),
+        "prompt_tok_s": round(sum(stream.prompt_tokens for stream in streams) / seconds, 1),
+        "ttft_ms": _percentiles(ttft),
+        "tpot_ms": _percentiles(tpot),
+    }
+
+
+def _percentiles(values: Sequence[float]) -> dict[str, float]:
+    return {f"p{q}": round(float(np.percentile(values, q)), 2) for q in (50, 90, 95, 99)}
+
+
+@contextmanager
+def own_service(shape: Shape, num_adapters: int, rank: int, quantization: str) -> Iterator[Target]:
+    """`rootstock up` in a temporary directory, with a tenant, a key and adapters of its own."""
+    root = Path(__file__).resolve().parent.parent
+    with tempfile.TemporaryDirectory(prefix="rootstock-bench-") as folder:
+        data = Path(folder, "data")
+        write_base(Path(folder, "base"), shape)
+        rootstock = [sys.executable, "-m", "cli.main"]
+        command = [*rootstock, "up", "--port", "0", "--data", str(data), "--base", str(Path(folder, "base"))]
+        command += ["--base-name", "bench", "--quantization", quantization]
+        log = Path(folder, "up.log").open("wb")
+        with log, subprocess.Popen(command, cwd=root, stdout=log, stderr=log) as process:
+            try:
+                base_url = _wait_until_serving(process, data, Path(folder, "up.log"))
+
+                def operate(*arguments: str) -> str:
+                    done = subprocess.run(
+                        [*rootstock, *arguments, "--data", str(data)], cwd=root, capture_output=True, text=True
+                    )
+                    if done.returncode:
+                        raise RuntimeError(f"rootstock {' '.join(arguments)}: {done.stderr}")
+                    return done.stdout.strip()
+
+                operate("tenant", "create", "bench")
+                api_key = operate("key", "create", "bench")
+                models = []
+                for index in range(num_adapters):
+                    adapter = Path(folder, f"adapter-{index}")
+                    write_adapter(adapter, shape, rank, seed=index + 1)
+                    operate("adapter", "add", "bench", f"random-{index}", str(adapter))
+                    models.append(f"bench:random-{index}")
+                yield Target(base_url, api_key, tuple(models) or ("bench",))
+            finally:
+                process.send_signal(signal.SIGTERM)
+                process.wait(60)
+
+
+def _wait_until_serving(process: subprocess.Popen[bytes], data: Path, log: Path) -> str:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            return str(json.loads((data / "serving.json").read_text())["base_url"])
+        except FileNotFoundError:
+            time.sleep(0.1)
+    raise RuntimeError(f"rootstock up did not start:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, required=True, help="where to write the report")
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=4, help="answers per stream place")
+    parser.add_argument("--prompt-words", type=int, default=24)
+    parser.add_argument("--output-tokens", type=int, default=128)
+    parser.add_argument("--adapters", type=int, default=4)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--quantization", default="int8", choices=["none", "int8"])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--base-url", help="measure this service (ends in /v1) instead of starting one")
+    parser.add_argument("--api-key", default=os.environ.get("ROOTSTOCK_API_KEY"))
+    parser.add_argument("--models", help="comma-separated, with --base-url")
+    arguments = parser.parse_args()
+    if arguments.base_url and not (arguments.api_key and arguments.models):
+        parser.error("--base-url needs --api-key (or ROOTSTOCK_API_KEY) and --models")
+    return arguments
+
+
+def main() -> None:
+    arguments = _arguments()
+    load = Load(arguments.concurrency, arguments.rounds, arguments.prompt_words, arguments.output_tokens)
+    shape = Shape()
+
+    def run(target: Target) -> dict[str, Any]:
+        warm = Load(load.concurrency, 1, load.prompt_words, min(16, load.output_tokens))
+        asyncio.run(measure(target, warm, arguments.seed + 1))
+        return summarise(asyncio.run(measure(target, load, arguments.seed)))
+
+    setting: dict[str, Any] = {
+        "concurrency": load.concurrency, "prompt_words": load.prompt_words, "output_tokens": load.output_tokens,
+    }  # fmt: skip
+    if arguments.base_url:
+        models = tuple(arguments.models.split(","))
+        figures = run(Target(arguments.base_url.rstrip("/"), arguments.api_key, models))
+        setting["models"] = len(models)
+    else:
+        with own_service(shape, arguments.adapters, arguments.rank, arguments.quantization) as target:
+            figures = run(target)
+        setting |= {
+            "adapters": arguments.adapters, "rank": arguments.rank, "quantization": arguments.quantization,
+            "layers": shape.num_layers, "hidden": shape.hidden, "intermediate": shape.intermediate,
+            "vocab": shape.vocab,
+        }  # fmt: skip
+    figures = {**setting, **figures}
+    write_report(arguments.out, figures)
+    print(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""The `rootstock` command: parses the command line, calls what does the work, turns errors into one line.
+
+Owns names and help of commands and options, and exit codes: 2 for a wrong call, 1 for a failure, 0 otherwise.
+Everything heavy is imported by the command that needs it: `rootstock --help` loads neither torch nor SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.errors import CliError, UsageError
+
+app = typer.Typer(
+    name="rootstock",
+    help="Serve hundreds of tenants' LoRA adapters on one base model, sold by the token.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_tenant = typer.Typer(help="Tenants: the customers, each alone with its adapters, keys and usage.", no_args_is_help=True)
+_key = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
+_adapter = typer.Typer(help="LoRA adapters of a tenant.", no_args_is_help=True)
+_user = typer.Typer(help="People who sign in to a tenant's console.", no_args_is_help=True)
+app.add_typer(_tenant, name="tenant")
+app.add_typer(_key, name="key")
+app.add_typer(_adapter, name="adapter")
+app.add_typer(_user, name="user")
+
+
+class Quantization(StrEnum):
+    """Formats of the base model's weights."""
+
+    NONE = "none"
+    INT8 = "int8"
+    FP8 = "fp8"
+    INT4 = "int4"
+
+
+class KeyKind(StrEnum):
+    """What a key may do: ask models, or run the account."""
+
+    INFERENCE = "inference"
+    ADMIN = "admin"
+
+
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        envvar="ROOTSTOCK_DATA",
+        help="Directory of a `rootstock up` on this machine; else ROOTSTOCK_* settings name the servers.",
+    ),
+]
+
+
+@app.command()
+def up(
+    data: Annotated[
+        Path, typer.Option(help="Where everything is kept: databases, secrets, adapters, logs.")
+    ] = Path("var/rootstock"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
+    base: Annotated[Path | None, typer.Option(help="Directory of the base model, Hugging Face layout.")] = None,
+    base_name: Annotated[
+        str | None, typer.Option(help="Name the base model is sold under; else that of its directory.")
+    ] = None,
+    quantization: Annotated[
+        Quantization | None, typer.Option(help="Format of the base's weights; int8 for the demo, else none.")
+    ] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Make two tenants with keys and sapling's adapters.")] = False,
+    showcase: Annotated[bool, typer.Option("--showcase", help="With --demo: show it off once it serves.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="With --showcase: stop after it.")] = False,
+) -> None:
+    """Run everything on this machine: PostgreSQL, Redis, engine, API, worker.
+
+    ROOTSTOCK_DB_URL and ROOTSTOCK_REDIS_URL name servers to use instead of private ones.
+    """
+    from cli.up import UpOptions, run_up
+
+    if once and not showcase:
+        raise UsageError("--once ends the showcase: pass --showcase too")
+    if showcase and not demo:
+        raise UsageError("--showcase shows the demo: pass --demo too")
+    chosen = quantization.value if quantization else ("int8" if demo else "none")
+    raise typer.Exit(run_up(UpOptions(data, host, port, base, base_name, chosen, demo, showcase, once)))
+
+
+@app.command("serve-api")
+def serve_api() -> None:
+    """Run the HTTP process (settings: ROOTSTOCK_API_*, ROOTSTOCK_DB_*, ...)."""
+    from cli.processes import serve_api
+
+    serve_api()
+
+
+@app.command("serve-engine")
+def serve_engine() -> None:
+    """Run the engine of one device (settings: ROOTSTOCK_ENGINE_*)."""
+    from cli.processes import serve_engine
+
+    serve_engine()
+
+
+@app.command()
+def work() -> None:
+    """Run the background worker: metering and jobs."""
+    from cli.processes import work
+
+    work()
+
+
+@app.command()
+def migrate(data: Data = None) -> None:
+    """Bring the database to this version's schema."""
+    from cli.operator import migrate
+
+    print(f"the schema is at {migrate(data)}")
+
+
+@_tenant.command("create")
+def tenant_create(name: Annotated[str, typer.Argument(help="Such as acme.")], data: Data = None) -> None:
+    """Create a tenant and print its id."""
+    from cli import operator
+
+    print(operator.create_tenant(data, name))
+
+
+@_tenant.command("list")
+def tenant_list(data: Data = None) -> None:
+    """List the tenants."""
+    from cli import operator
+
+    _print_rows(("NAME", "ID", "CREATED"), operator.list_tenants(data))
+
+
+@_key.command("create")
+def key_create(
+    tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
+    kind: Annotated[KeyKind, typer.Option(help="inference: asks models. admin: runs the account.")] = KeyKind.INFERENCE,
+    name: Annotated[str, typer.Option(help="What it is for.")] = "default",
+    data: Data = None,
+) -> None:
+    """Create a key and print it: only its hash is kept, so this is the one time it is shown."""
+    from cli import operator
+
+    print(operator.create_key(data, tenant, kind.value, name))
+
+
+@_key.command("revoke")
+def key_revoke(
+    tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
+    key_id: Annotated[str, typer.Argument(help="The key's id, from `rootstock key list`.")],
+    data: Data = None,
+) -> None:
+    """Revoke a key: refused everywhere within a second."""
+    from cli import operator
+
+    operator.revoke_key(data, tenant, key_id)
+    print(f"{key_id} is revoked")
+
+
+@_key.command("list")
+def key_list(tenant: Annotated[str, typer.Argument(help="Tenant's name.")], data: Data = None) -> None:
+    """List a tenant's keys; the secrets themselves cannot be shown again."""
+    from cli import operator
+
+    _print_rows(("ID", "NAME", "KIND", "PREFIX", "CREATED", "LAST USED", "STATE"), operator.list_keys(data, tenant))
+
+
+@_adapter.command("add")
+def adapter_add(
+    tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
+    name: Annotated[str, typer.Argument(help="Name of the adapter: a-z 0-9 . _ -")],
+    directory: Annotated[Path, typer.Argument(help="PEFT directory: adapter_config.json, adapter_model.safetensors.")],
+    data: Data = None,
+) -> None:
+    """Pack a PEFT adapter and make it the active version of its name; print the model to ask for."""
+    from cli import operator
+
+    for model in operator.add_adapters(data, tenant, {name: directory}):
+        print(model)
+
+
+@_adapter.command("list")
+def adapter_list(tenant: Annotated[str, typer.Argument(help="Tenant's name.")], data: Data = None) -> None:
+    """List the models a tenant can ask for."""
+    from cli import operator
+
+    _print_rows(("MODEL", "RANK", "SINCE"), operator.list_models(data, tenant))
+
+
+@_user.command("create")
+def user_create(
+    tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
+    email: Annotated[str, typer.Argument(help="What they sign in with.")],
+    data: Data = None,
+) -> None:
+    """Create a console user; the password is read from the terminal, or one line of standard input."""
+    from cli import operator
+
+    if sys.stdin.isatty():
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+    else:
+        password = sys.stdin.readline().rstrip("\n")
+    operator.create_user(data, tenant, email, password)
+    print(f"{email} can sign in")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def bench(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Which; none lists them.")] = None,
+) -> None:
+    """Run a benchmark of the checkout: `rootstock bench serving --out F`."""
+    from cli.bench import list_benchmarks, run_benchmark
+
+    if name is None or name in ("-h", "--help"):
+        _print_rows(("BENCHMARK", "MEASURES"), list_benchmarks())
+        return
+    raise typer.Exit(run_benchmark(name, context.args))
+
+
+def _print_rows(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    for row in [header, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def main() -> None:
+    """Entry point of the console script. Exits; never returns."""
+    try:
+        app(prog_name="rootstock")
+    except CliError as error:
+        print(f"rootstock: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader of our output left, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

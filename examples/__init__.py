@@ -1,0 +1,1 @@
+"""Programs and data to learn Rootstock from. Nothing in the product imports them."""

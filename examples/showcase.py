@@ -1,0 +1,219 @@
+"""What Rootstock does, shown with the stock `openai` client against a running `rootstock up --demo`.
+
+    python -m examples.showcase --demo var/demo/demo.json
+
+Lists the models, sends requests for every adapter and the base at once, streams one answer, and checks that the
+usage API counts exactly the tokens that the answers reported. Ends with status 1 when anything is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI, OpenAIError
+from rich.console import Console
+from rich.table import Table
+
+from examples.sapling.tasks import TASKS
+
+BASE_PROMPT = "What is a river?"
+STREAM_PROMPT = "Tell me a story about a dog."
+USAGE_PATIENCE_S = 15.0
+
+
+@dataclass
+class Totals:
+    """Tokens and requests; what the answers said, or what the ledger says."""
+
+    requests: int = 0
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+    def add(self, usage: Any) -> None:
+        """Count one answer's `usage`."""
+        self.requests += 1
+        self.prompt += usage.prompt_tokens
+        self.completion += usage.completion_tokens
+        details = usage.prompt_tokens_details
+        self.cached += (details.cached_tokens or 0) if details else 0
+
+
+@dataclass
+class Answer:
+    model: str
+    prompt: str
+    text: str
+    tokens: int
+    seconds: float
+
+
+@dataclass
+class Showcase:
+    """One run against one service."""
+
+    demo: dict[str, Any]
+    out: Console = field(default_factory=lambda: Console(highlight=False))
+    spent: Totals = field(default_factory=Totals)
+    problems: list[str] = field(default_factory=list)
+
+    async def run(self) -> list[str]:
+        """Show everything; the problems found."""
+        client = AsyncOpenAI(
+            base_url=self.demo["base_url"], api_key=self.demo["api_key"], admin_api_key=self.demo["admin_api_key"]
+        )
+        # The ledger is asked for whole seconds: begin with one, so that nothing earlier is counted.
+        since = math.ceil(time.time())
+        async with client:
+            await self.list_models(client)
+            await asyncio.sleep(max(0.0, since - time.time()))
+            await self.one_batch(client)
+            await self.stream(client)
+            await self.reconcile(client, since)
+        return self.problems
+
+    async def list_models(self, client: AsyncOpenAI) -> None:
+        models = [model.id async for model in client.models.list()]
+        base = self.demo["base"]
+        expected = {base, *(f"{base}:{name}" for name in self.demo["adapters"])}
+        missing = sorted(expected - set(models))
+        if missing:
+            self.problems.append(f"models.list() lacks {', '.join(missing)}")
+        self.out.print(f"[bold]{len(models)} models[/] on one base: [cyan]{'[/], [cyan]'.join(sorted(models))}[/]\n")
+
+    async def one_batch(self, client: AsyncOpenAI) -> None:
+        base = self.demo["base"]
+        wanted = [(base, BASE_PROMPT)]
+        for name in self.demo["adapters"]:
+            prompts = TASKS[name].showcase if name in TASKS else (BASE_PROMPT,)
+            wanted.append((f"{base}:{name}", prompts[0]))
+        started = time.perf_counter()
+        answers = await asyncio.gather(*(self.ask(client, model, prompt) for model, prompt in wanted))
+        seconds = time.perf_counter() - started
+        table = Table(title_justify="left", title_style="bold", title=f"{len(wanted)} requests at once, one batch")
+        table.add_column("model", style="cyan", no_wrap=True)
+        table.add_column("prompt", style="dim")
+        table.add_column("answer")
+        table.add_column("tokens", justify="right")
+        for answer in answers:
+            table.add_row(answer.model, answer.prompt, answer.text, str(answer.tokens))
+        self.out.print(table)
+        tokens = sum(answer.tokens for answer in answers)
+        self.out.print(f"[dim]{tokens} tokens in {seconds:.2f} s together[/]\n")
+
+    async def ask(self, client: AsyncOpenAI, model: str, prompt: str) -> Answer:
+        started = time.perf_counter()
+        answer = await client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": prompt}], temperature=0, max_tokens=64
+        )
+        choice = answer.choices[0]
+        text = choice.message.content or ""
+        if choice.finish_reason not in ("stop", "length") or not text.strip():
+            self.problems.append(f"{model} answered {text!r} and ended with {choice.finish_reason}")
+        if answer.model.partition("@")[0] != model:
+            self.problems.append(f"{answer.model} answered a request for {model}")
+        if answer.usage is None:
+            self.problems.append(f"{model} answered without usage")
+            return Answer(model, prompt, text, 0, time.perf_counter() - started)
+        self.spent.add(answer.usage)
+        return Answer(model, prompt, text, answer.usage.completion_tokens, time.perf_counter() - started)
+
+    async def stream(self, client: AsyncOpenAI) -> None:
+        model = self.demo["base"]
+        self.out.print(f"[bold]streaming[/] from [cyan]{model}[/]: [dim]{STREAM_PROMPT}[/]")
+        started = time.perf_counter()
+        first: float | None = None
+        usage = None
+        stream = await client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": STREAM_PROMPT}],
+            temperature=0,
+            max_tokens=96,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        async for chunk in stream:
+            usage = chunk.usage or usage
+            piece = chunk.choices[0].delta.content if chunk.choices else None
+            if piece:
+                first = first if first is not None else time.perf_counter() - started
+                self.out.print(piece, end="", markup=False, soft_wrap=True)
+        self.out.print()
+        if usage is None or first is None:
+            self.problems.append("the stream ended without text or without usage")
+            return
+        self.spent.add(usage)
+        rate = usage.completion_tokens / (time.perf_counter() - started)
+        self.out.print(f"[dim]first token after {first * 1000:.0f} ms, {rate:.0f} tokens a second[/]\n")
+
+    async def reconcile(self, client: AsyncOpenAI, since: int) -> None:
+        deadline = time.monotonic() + USAGE_PATIENCE_S
+        while True:
+            billed, by_model = await self.read_usage(client, since)
+            if billed == self.spent or time.monotonic() > deadline or billed.requests > self.spent.requests:
+                break
+            await asyncio.sleep(0.25)
+        table = Table(title="usage, from the ledger", title_justify="left", title_style="bold")
+        table.add_column("model", style="cyan")
+        for column in ("requests", "prompt", "cached", "completion"):
+            table.add_column(column, justify="right")
+        for model, one in sorted(by_model.items()):
+            table.add_row(model, *map(str, (one.requests, one.prompt, one.cached, one.completion)))
+        table.add_section()
+        table.add_row("ledger", *map(str, (billed.requests, billed.prompt, billed.cached, billed.completion)))
+        spent = self.spent
+        table.add_row("answers", *map(str, (spent.requests, spent.prompt, spent.cached, spent.completion)))
+        self.out.print(table)
+        if billed == spent:
+            self.out.print("[bold green]✓[/] every token the answers reported is in the ledger, once\n")
+        else:
+            self.problems.append(f"the ledger counts {billed}, the answers reported {spent}")
+
+    async def read_usage(self, client: AsyncOpenAI, since: int) -> tuple[Totals, dict[str, Totals]]:
+        total, by_model, page = Totals(), dict[str, Totals](), None
+        while True:
+            extra = {"page": page} if page else {}
+            answer = await client.admin.organization.usage.completions(
+                start_time=since, bucket_width="1m", group_by=["model"], limit=60, **extra
+            )
+            for bucket in answer.data:
+                for result in bucket.results:
+                    model = str(getattr(result, "model", None))
+                    for sums in (total, by_model.setdefault(model, Totals())):
+                        sums.requests += int(getattr(result, "num_model_requests", 0))
+                        sums.prompt += int(getattr(result, "input_tokens", 0))
+                        sums.cached += int(getattr(result, "input_cached_tokens", 0) or 0)
+                        sums.completion += int(getattr(result, "output_tokens", 0))
+            if not answer.has_more or not answer.next_page:
+                return total, by_model
+            page = answer.next_page
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--demo", type=Path, default=Path("var/demo/demo.json"), help="written by rootstock up --demo")
+    arguments = parser.parse_args()
+    try:
+        demo = json.loads(arguments.demo.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        print(f"cannot read {arguments.demo}: {error}; start `rootstock up --demo` first", file=sys.stderr)
+        return 1
+    try:
+        problems = asyncio.run(Showcase(demo).run())
+    except OpenAIError as error:
+        problems = [f"{type(error).__name__}: {error}"]
+    for problem in problems:
+        print(f"wrong: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
