@@ -213,6 +213,10 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     errors: int = 0
     journal_spooled: int = 0
     """Usage events waiting on local disk because the journal's Redis is away."""
+    admitted: dict[str, int] = {}
+    """By priority class: requests that entered a batch for the first time."""
+    queue_seconds: dict[str, float] = {}
+    """By priority class: the seconds those waited for it since `Submit.submitted_at`, summed."""
 
 
 EngineMessage = Outputs | EngineInfo | EngineStats
