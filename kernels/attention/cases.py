@@ -1,0 +1,76 @@
+"""Inputs for the tests and benchmarks of paged attention, and the plainest statement of what it computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.attention.metadata import AttentionMetadata
+
+
+@dataclass(frozen=True)
+class Case:
+    """`seqs`: (query_len, total_len) per sequence."""
+
+    seqs: tuple[tuple[int, int], ...]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int = 16
+
+    def metadata(self) -> AttentionMetadata:
+        """Blocks in random order; entries beyond a sequence's blocks are wild, to prove nobody reads them."""
+        rng = np.random.default_rng(len(self.seqs))
+        needed = [-(-total // self.block_size) for _, total in self.seqs]
+        free = (rng.permutation(sum(needed)) + 1).tolist()
+        tables = np.full((len(self.seqs), max(needed) + 1), 10**6, dtype=np.int32)
+        for row, count in enumerate(needed):
+            tables[row, :count] = [free.pop() for _ in range(count)]
+        query_lens, total_lens = zip(*self.seqs, strict=True)
+        return AttentionMetadata.build(query_lens, total_lens, tables, self.block_size)
+
+    @property
+    def num_blocks(self) -> int:
+        return 1 + sum(-(-total // self.block_size) for _, total in self.seqs)
+
+    def inputs(self, dtype: torch.dtype = torch.float32, device: str = "cpu") -> tuple[Tensor, Tensor]:
+        """(q_THD, one layer's cache), the null block zero."""
+        generator = torch.Generator().manual_seed(sum(total for _, total in self.seqs))
+        num_tokens = sum(query for query, _ in self.seqs)
+        q = torch.randn(num_tokens, self.num_heads, self.head_dim, generator=generator)
+        shape = (self.num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
+        cache = torch.randn(shape, generator=generator)
+        cache[0] = 0
+        return q.to(device, dtype), cache.to(device, dtype)
+
+
+def naive_attention(q_THD: Tensor, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:
+    """Semantics: as `paged_attention`; one token and one head at a time, in double precision."""
+    out = torch.full_like(q_THD, float("nan"), dtype=torch.float64)
+    num_heads, num_kv_heads = q_THD.shape[1], cache.shape[2]
+    size = metadata.block_size
+    for seq in range(metadata.num_seqs):
+        start, count = int(metadata.query_starts[seq]), int(metadata.query_lens[seq])
+        for token in range(start, start + count):
+            seen = int(metadata.positions[token]) + 1
+            blocks = metadata.block_tables[seq, : -(-seen // size)].tolist()
+            for head in range(num_heads):
+                group = head // (num_heads // num_kv_heads)
+                k = cache[blocks, 0, group].reshape(-1, q_THD.shape[2])[:seen].double()
+                v = cache[blocks, 1, group].reshape(-1, q_THD.shape[2])[:seen].double()
+                out[token, head] = torch.softmax(k @ q_THD[token, head].double() * scale, 0) @ v
+    return out
+
+
+CASES = [
+    Case(((1, 1),), 4, 4, 16),
+    Case(((1, 17), (1, 16), (1, 100)), 4, 2, 32),
+    Case(((1, 5), (1, 300), (1, 31), (1, 290), (1, 1)), 4, 1, 16),
+    Case(((7, 7),), 4, 2, 16),
+    Case(((1, 40), (1, 3), (20, 50), (2, 2), (3, 19)), 8, 2, 32),
+    Case(((200, 260), (1, 260)), 2, 2, 16),
+    Case(((1, 9), (5, 12)), 6, 2, 64, block_size=8),
+]
