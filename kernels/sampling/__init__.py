@@ -1,0 +1,75 @@
+"""Picking tokens from logits: truncation, penalties, a counter-based uniform, and log-probabilities.
+
+Owns the argument checks and the choice of implementation: today the torch reference on every device. Refuses
+to know requests: what a row asks for arrives as numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.sampling import reference
+
+__all__ = ["draw", "greedy", "logprobs", "penalize", "uniform"]
+
+
+def _check_rows(logits_SV: torch.Tensor, **rows: torch.Tensor) -> None:
+    if logits_SV.dim() != 2 or logits_SV.dtype is not torch.float32:
+        raise ValueError(f"logits: [S, V] fp32 expected, got {list(logits_SV.shape)} {logits_SV.dtype}")
+    for name, row_S in rows.items():
+        if row_S.shape != logits_SV.shape[:1]:
+            raise ValueError(f"{name}: [{logits_SV.shape[0]}] expected, got {list(row_S.shape)}")
+
+
+def uniform(seeds_S: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:
+    """One number in (0, 1) per (seed, output position), float64: see `reference.uniform`. Both int64 [S]."""
+    for name, tensor_S in (("seeds", seeds_S), ("positions", positions_S)):
+        if tensor_S.dtype is not torch.int64:
+            raise ValueError(f"{name}: int64 expected, got {tensor_S.dtype}")
+    return reference.uniform(seeds_S, positions_S)
+
+
+def greedy(logits_SV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids int64 [S], finite bool [S]): see `reference.greedy`."""
+    _check_rows(logits_SV)
+    return reference.greedy(logits_SV)
+
+
+def penalize(
+    logits_SV: torch.Tensor,
+    counts_SV: torch.Tensor,
+    in_prompt_SV: torch.Tensor,
+    presence_S: torch.Tensor,
+    frequency_S: torch.Tensor,
+    repetition_S: torch.Tensor,
+) -> torch.Tensor:
+    """Logits after presence, frequency and repetition penalties, a new tensor: see `reference.penalize`."""
+    _check_rows(logits_SV, presence=presence_S, frequency=frequency_S, repetition=repetition_S)
+    if counts_SV.shape != logits_SV.shape or in_prompt_SV.shape != logits_SV.shape:
+        raise ValueError("counts and in_prompt: the shape of logits expected")
+    return reference.penalize(logits_SV, counts_SV, in_prompt_SV, presence_S, frequency_S, repetition_S)
+
+
+def draw(
+    logits_SV: torch.Tensor,
+    temperature_S: torch.Tensor,
+    top_k_S: torch.Tensor,
+    top_p_S: torch.Tensor,
+    min_p_S: torch.Tensor,
+    uniform_S: torch.Tensor,
+) -> torch.Tensor:
+    """One id per row from the truncated distribution, int64 [S]: see `reference.draw`."""
+    _check_rows(
+        logits_SV, temperature=temperature_S, top_k=top_k_S, top_p=top_p_S, min_p=min_p_S, uniform=uniform_S
+    )
+    return reference.draw(logits_SV, temperature_S, top_k_S, top_p_S, min_p_S, uniform_S)
+
+
+def logprobs(
+    logits_SV: torch.Tensor, ids_S: torch.Tensor, num_top: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(chosen [S], top [S, num_top], top ids [S, num_top]): see `reference.logprobs`."""
+    _check_rows(logits_SV, ids=ids_S)
+    if not 0 <= num_top <= logits_SV.shape[1]:
+        raise ValueError(f"num_top: {num_top} is not between 0 and the vocabulary's {logits_SV.shape[1]}")
+    return reference.logprobs(logits_SV, ids_S, num_top)
