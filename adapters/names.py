@@ -1,0 +1,57 @@
+"""The grammar of model names: `base`, `base:adapter`, `base:adapter@version`, `adp_...`. Knows no rows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+PART = re.compile(r"[a-z0-9._-]{1,64}")
+ADAPTER_ID = re.compile(r"adp_[0-9a-hjkmnp-tv-z]{26}")
+_VERSION = re.compile(r"[1-9][0-9]{0,8}")
+
+
+class InvalidModelName(ValueError):
+    """Not in the grammar, so nobody's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """A parsed name. Either `adapter_id` is set and nothing else, or `base` is."""
+
+    base: str | None = None
+    adapter: str | None = None
+    version: int | None = None
+    adapter_id: str | None = None
+
+    def __str__(self) -> str:
+        if self.adapter_id is not None:
+            return self.adapter_id
+        assert self.base is not None
+        name = self.base
+        if self.adapter is not None:
+            name += f":{self.adapter}"
+        if self.version is not None:
+            name += f"@{self.version}"
+        return name
+
+
+def parse(name: str) -> ModelName:
+    """Raises InvalidModelName. `adp_` and 26 characters is always an id: no base may be called so."""
+    if ADAPTER_ID.fullmatch(name):
+        return ModelName(adapter_id=name)
+    base, colon, rest = name.partition(":")
+    adapter, at, version = rest.partition("@")
+    if (
+        PART.fullmatch(base) is None
+        or (colon and PART.fullmatch(adapter) is None)
+        or (at and _VERSION.fullmatch(version) is None)
+    ):
+        raise InvalidModelName(f"{name[:200]!r} is not a model name")
+    return ModelName(base, adapter or None, int(version) if version else None)
+
+
+def checked_part(field_name: str, part: str) -> str:
+    """`part` if it may stand in a name. Raises ValueError naming the field."""
+    if PART.fullmatch(part) is None:
+        raise ValueError(f"{field_name} must be 1 to 64 of a-z, 0-9, '.', '_' and '-', not {part[:80]!r}")
+    return part

@@ -1,0 +1,164 @@
+"""From a model's name to what the engine runs: cached per tenant, forgotten within a second of a change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import redis.asyncio
+
+from adapters.errors import ModelNotFound, ModelNotReady
+from adapters.models import Adapter, AdapterVersion, VersionState
+from adapters.names import InvalidModelName, ModelName, checked_part, parse
+from adapters.repository import AdapterRepository
+from db.cache import RowCache
+from db.errors import unavailable_when_unreachable
+from db.session import Database
+from engine.protocol import AdapterRef
+
+MODELS_CHANNEL = "rootstock:invalidate:models"
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """What a name stands for now."""
+
+    name: str
+    """The pinned form: the same name always means the same weights."""
+    adapter: AdapterRef | None = None
+    """None: the base alone."""
+    adapter_id: str | None = None
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model as lists show it."""
+
+    id: str
+    base: str
+    created: int
+    """Unix seconds."""
+    owned_by: str
+    adapter_id: str | None = None
+    version: int | None = None
+    rank: int | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A cached answer: the model, or why the tenant's own adapter cannot serve."""
+
+    model: ResolvedModel | None
+    card: ModelCard | None
+    state: str
+
+
+class ModelResolver:
+    """Resolves model names in one process that serves `base`. `start` it with the process, `close` it at its
+    end.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        redis_client: redis.asyncio.Redis,
+        base: str,
+        *,
+        base_created: int = 0,
+        ttl: float = 30.0,
+    ) -> None:
+        self._database = database
+        self.base = checked_part("base", base)
+        self._base_card = ModelCard(base, base, base_created, "rootstock")
+        self._base_model = ResolvedModel(base)
+        self._cache: RowCache[_Found] = RowCache(redis_client, MODELS_CHANNEL, self._load, ttl=ttl)
+
+    async def start(self) -> None:
+        await self._cache.start()
+
+    async def close(self) -> None:
+        await self._cache.close()
+
+    @property
+    def listening(self) -> bool:
+        return self._cache.listening
+
+    async def resolve(self, tenant_id: str, model: str) -> ResolvedModel:
+        """Raises ModelNotFound, ModelNotReady, DatabaseUnavailable."""
+        found = await self._find(tenant_id, model)
+        if found is None:
+            return self._base_model
+        if found.model is None:
+            raise ModelNotReady(model, found.state)
+        return found.model
+
+    async def card(self, tenant_id: str, model: str) -> ModelCard:
+        """How lists show `model`, whether a list has it or not (a pinned version). Raises as `resolve`
+        does.
+        """
+        found = await self._find(tenant_id, model)
+        if found is None:
+            return self._base_card
+        if found.card is None:
+            raise ModelNotReady(model, found.state)
+        return found.card
+
+    async def list(self, tenant_id: str) -> list[ModelCard]:
+        """The base, then the tenant's adapters that serve, by name. Raises DatabaseUnavailable."""
+        with unavailable_when_unreachable():
+            async with self._database.read() as session:
+                rows = await AdapterRepository(session, tenant_id).all_active(self.base)
+        serving = [row for row in rows if row[1].state == VersionState.READY]
+        return [self._base_card, *(self._card(ModelName(self.base, a.name), a, v) for a, v in serving)]
+
+    async def _find(self, tenant_id: str, model: str) -> _Found | None:
+        """None: the base itself."""
+        if model == self.base:
+            return None
+        try:
+            name = parse(model)
+        except InvalidModelName:
+            raise ModelNotFound(model) from None
+        if name.adapter_id is None and (name.base != self.base or name.adapter is None):
+            raise ModelNotFound(model)
+        found = await self._cache.get(tenant_id, model)
+        if found is None:
+            raise ModelNotFound(model)
+        return found
+
+    async def _load(self, tenant_id: str, model: str) -> _Found | None:
+        name = parse(model)
+        with unavailable_when_unreachable():
+            async with self._database.read() as session:
+                row = await AdapterRepository(session, tenant_id).find_with_version(self.base, name)
+        if row is None or row[0].disabled_at is not None or (name.version is not None and row[1] is None):
+            return None
+        adapter, version = row
+        if version is None:
+            return _Found(None, None, "no version is active")
+        if version.state != VersionState.READY:
+            return _Found(None, None, version.state)
+        pinned = ModelName(self.base, adapter.name, version.version)
+        assert version.digest is not None, "the schema holds ready versions to it"
+        assert version.rank is not None
+        ref = AdapterRef(version.digest, version.rank)
+        resolved = ResolvedModel(str(pinned), ref, adapter.id, version.version)
+        return _Found(resolved, self._card(name, adapter, version), version.state)
+
+    def _card(self, name: ModelName, adapter: Adapter, version: AdapterVersion) -> ModelCard:
+        return ModelCard(
+            id=str(name),
+            base=self.base,
+            created=int((version if name.version else adapter).created_at.timestamp()),
+            owned_by=adapter.tenant_id,
+            adapter_id=adapter.id,
+            version=version.version,
+            rank=version.rank,
+            digest=version.digest,
+        )
+
+
+async def publish_model_change(redis_client: redis.asyncio.Redis, tenant_id: str) -> None:
+    """Tell every resolver that a tenant's adapters changed."""
+    await redis_client.publish(MODELS_CHANNEL, tenant_id)

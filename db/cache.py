@@ -1,0 +1,218 @@
+"""A read-through cache of rows, emptied over Redis: what lets a request be authorised without a query.
+
+Entries live `ttl` seconds while the invalidation channel is heard, one second while it is not. A message
+drops a group of entries within milliseconds of its commit. While PostgreSQL is away, entries that nobody
+invalidated keep serving. Knows no table: the owner gives it a loader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from db.errors import DatabaseUnavailable
+
+logger = logging.getLogger(__name__)
+
+V = TypeVar("V")
+EVERYTHING = "*"
+"""The group that is all groups."""
+
+DEAF_TTL = 1.0
+"""Seconds an entry serves while invalidations may be getting lost."""
+PING_INTERVAL = 0.5
+"""Seconds of silence after which the channel is asked for a sign of life."""
+DEAF_AFTER = 1.5
+"""Seconds without one after which the channel counts as lost."""
+RETRY_AFTER = 1.0
+"""Seconds that an outdated entry serves before PostgreSQL, found away, is tried again."""
+
+
+@dataclass(slots=True)
+class _Entry(Generic[V]):
+    value: V
+    loaded_at: float
+    expires_at: float
+
+
+class RowCache(Generic[V]):
+    """Values by (group, key), loaded at first use; `None` from the loader means there is no such row, kept
+    for less long.
+
+    One load per key at a time, however many wait for it. Bounded: least recently used entries go first, and
+    what is not there (a guess, an attack) never pushes out what is. Call `start` to hear invalidations and
+    `close` at the end.
+    """
+
+    def __init__(
+        self,
+        redis_client: redis.asyncio.Redis,
+        channel: str,
+        load: Callable[[str, str], Awaitable[V | None]],
+        *,
+        ttl: float = 30.0,
+        missing_ttl: float = 5.0,
+        stale_ttl: float = 600.0,
+        max_entries: int = 50_000,
+        max_missing: int = 2_000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._redis = redis_client
+        self._channel = channel
+        self._load = load
+        self._ttl, self._missing_ttl, self._stale_ttl = ttl, missing_ttl, stale_ttl
+        self._max_entries, self._max_missing = max_entries, max_missing
+        self._clock = clock
+        self._present: OrderedDict[tuple[str, str], _Entry[V]] = OrderedDict()
+        self._missing: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._loading: dict[tuple[str, str], asyncio.Task[V | None]] = {}
+        self._epoch = 0
+        self._heard_at = float("-inf")
+        self._listener: asyncio.Task[None] | None = None
+
+    @property
+    def listening(self) -> bool:
+        """True while the invalidation channel shows signs of life."""
+        return self._clock() - self._heard_at < DEAF_AFTER
+
+    async def start(self) -> None:
+        """Begin to listen. Does not wait for Redis: until it is heard, entries live one second."""
+        if self._listener is None:
+            self._listener = asyncio.create_task(self._listen(), name=f"invalidation of {self._channel}")
+
+    async def close(self) -> None:
+        tasks = [task for task in (self._listener, *self._loading.values()) if task is not None]
+        self._listener = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def get(self, group: str, key: str) -> V | None:
+        """The value, or None when there is no such row. Raises DatabaseUnavailable when nothing is cached
+        either.
+        """
+        place = (group, key)
+        now = self._clock()
+        entry = self._present.get(place)
+        if (
+            entry is not None
+            and now < entry.expires_at
+            and (self.listening or now - entry.loaded_at < DEAF_TTL)
+        ):
+            self._present.move_to_end(place)
+            return entry.value
+        missing_since = self._missing.get(place)
+        if missing_since is not None and now - missing_since < (
+            self._missing_ttl if self.listening else DEAF_TTL
+        ):
+            return None
+        try:
+            return await self._load_once(place)
+        except DatabaseUnavailable:
+            stale = self._present.get(place)  # looked up again: it may have been invalidated meanwhile
+            if stale is None or not self.listening or now - stale.loaded_at > self._stale_ttl:
+                raise
+            stale.expires_at = self._clock() + RETRY_AFTER
+            return stale.value
+
+    async def invalidate(self, group: str) -> None:
+        """Tell every process, this one included, to forget `group`. After the commit, or they load the old
+        row again.
+        """
+        self.forget(group)
+        await self._redis.publish(self._channel, group)
+
+    def forget(self, group: str) -> None:
+        """Drop `group` here. Loads already on their way may have read the old row: their results are not
+        kept.
+        """
+        self._epoch += 1
+        if group == EVERYTHING:
+            self._present.clear()
+            self._missing.clear()
+            self._loading.clear()
+            return
+        for places in (self._present, self._missing, self._loading):
+            for place in [place for place in places if place[0] == group]:
+                del places[place]  # type: ignore[attr-defined]
+
+    async def _load_once(self, place: tuple[str, str]) -> V | None:
+        task = self._loading.get(place)
+        if task is None:
+            task = asyncio.create_task(self._load_and_keep(place))
+            self._loading[place] = task
+            task.add_done_callback(lambda done: self._loaded(place, done))
+        return await asyncio.shield(task)  # one waiter that gives up does not fail the others
+
+    def _loaded(self, place: tuple[str, str], task: asyncio.Task[V | None]) -> None:
+        if self._loading.get(place) is task:
+            del self._loading[place]
+        if not task.cancelled():
+            task.exception()  # seen here too, in case every waiter has gone
+
+    async def _load_and_keep(self, place: tuple[str, str]) -> V | None:
+        epoch = self._epoch
+        value = await self._load(*place)
+        if epoch != self._epoch:
+            return value
+        now = self._clock()
+        if value is None:
+            self._present.pop(place, None)
+            self._missing[place] = now
+            self._missing.move_to_end(place)
+            if len(self._missing) > self._max_missing:
+                self._missing.popitem(last=False)
+        else:
+            self._missing.pop(place, None)
+            self._present[place] = _Entry(value, now, now + self._ttl)
+            self._present.move_to_end(place)
+            if len(self._present) > self._max_entries:
+                self._present.popitem(last=False)
+        return value
+
+    async def _listen(self) -> None:
+        delay = 0.05
+        while True:
+            try:
+                await self._listen_once()
+            except (RedisError, OSError) as error:
+                if self.listening:
+                    logger.warning("invalidations of %s are lost: %s", self._channel, type(error).__name__)
+                self._heard_at = float("-inf")
+                await asyncio.sleep(delay)
+                delay = min(delay * 2, 1.0)
+            else:
+                delay = 0.05
+
+    async def _listen_once(self) -> None:
+        """Hear invalidations until the channel is lost. Returns or raises RedisError then."""
+        async with self._redis.pubsub() as channel:
+            await channel.subscribe(self._channel)
+            last_sign = self._clock()
+            while True:
+                message = await channel.get_message(timeout=PING_INTERVAL)
+                if message is not None:
+                    last_sign = self._clock()
+                    self._hear(message)
+                elif self._clock() - last_sign > DEAF_AFTER:
+                    self._heard_at = float("-inf")
+                    return
+                else:
+                    await channel.ping()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if message["type"] == "subscribe":
+            # Also what a reconnection inside the client looks like: messages may have been missed.
+            self.forget(EVERYTHING)
+        elif message["type"] == "message":
+            data = message["data"]
+            self.forget(data.decode() if isinstance(data, bytes) else data)
+        self._heard_at = self._clock()

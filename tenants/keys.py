@@ -1,0 +1,80 @@
+"""API keys: their form, their fingerprint, and nothing that could show one by accident.
+
+`rs_inference_` or `rs_admin_`, then 43 base-62 characters (256 random bits), then 6 of checksum: a mistyped
+or made-up key is refused without a query, and a scanner of leaked secrets can tell a key from noise. Only
+HMAC-SHA256 of a key is ever stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import zlib
+from dataclasses import dataclass, field
+
+from tenants.context import KEY_KINDS, KeyKind
+
+BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+SECRET_LEN = 43
+CHECKSUM_LEN = 6
+SHOWN_LEN = 4
+"""Characters of the secret part that stay visible in lists."""
+
+_FORM = re.compile(
+    rf"rs_({'|'.join(KEY_KINDS)})_([0-9A-Za-z]{{{SECRET_LEN}}})([0-9A-Za-z]{{{CHECKSUM_LEN}}})"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key just made. `plaintext` exists here and with whoever it is shown to, once."""
+
+    plaintext: str = field(repr=False)
+    prefix: str
+    """What lists show: enough to recognise the key, nothing to guess it by."""
+
+
+def generate(kind: KeyKind) -> NewKey:
+    if kind not in KEY_KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KEY_KINDS)}, not {kind!r}")
+    body = f"rs_{kind}_{_base62(secrets.randbits(256), SECRET_LEN)}"
+    return NewKey(body + _checksum(body), body[: len(f"rs_{kind}_") + SHOWN_LEN])
+
+
+def well_formed(plaintext: str) -> bool:
+    """Whether this may be a key at all. Says nothing of any key that exists: the checksum is no secret."""
+    if _FORM.fullmatch(plaintext) is None:
+        return False
+    return plaintext[-CHECKSUM_LEN:] == _checksum(plaintext[:-CHECKSUM_LEN])
+
+
+class KeyHasher:
+    """HMAC-SHA256 under the server's secret. Not a password hash: keys are random, there is nothing to guess
+    slowly.
+    """
+
+    def __init__(self, secret: str) -> None:
+        if len(secret) < 32:
+            raise ValueError("the key secret needs at least 32 characters")
+        self._secret = secret.encode()
+
+    def digest(self, plaintext: str) -> bytes:
+        """32 bytes: what the database knows a key by."""
+        return hmac.digest(self._secret, plaintext.encode(), hashlib.sha256)
+
+    def __repr__(self) -> str:
+        return "KeyHasher(...)"
+
+
+def _checksum(body: str) -> str:
+    return _base62(zlib.crc32(body.encode()), CHECKSUM_LEN)
+
+
+def _base62(number: int, length: int) -> str:
+    digits = []
+    for _ in range(length):
+        number, digit = divmod(number, 62)
+        digits.append(BASE62[digit])
+    return "".join(reversed(digits))
