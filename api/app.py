@@ -1,0 +1,103 @@
+"""The HTTP application: routes, error handling and the edge, put together over given services.
+
+Owns nothing but the composition. `create_app(services)` is all that a process main, or a test, calls.
+"""
+
+from __future__ import annotations
+
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from api import health, openapi
+from api.deps import Services
+from api.edge import AsgiApp, Edge
+from api.engine_metrics import EngineCollector
+from api.errors import (
+    FACES,
+    ApiError,
+    InvalidValue,
+    MethodNotAllowed,
+    RouteNotFound,
+    body_of,
+    face_of,
+    headers_of,
+)
+from api.openai import routes as openai_routes
+from api.v1 import usage as usage_routes
+
+VERSION = "0.1.0"
+log = structlog.get_logger(__name__)
+
+
+def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
+    """The ASGI application over `services`, which the caller has started and will close.
+
+    Args:
+        console: an ASGI application for every path under /console; none when None.
+    """
+    app = FastAPI(
+        title="Rootstock",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/openapi.json",
+        redirect_slashes=False,
+    )
+    app.state.services = services
+    app.include_router(health.router)
+    app.include_router(openai_routes.router)
+    app.include_router(usage_routes.router)
+    if console is not None:
+        app.mount("/console", console)
+        app.add_api_route("/console", _to_console, include_in_schema=False)
+    openapi.install(app)
+    for error_class in FACES:
+        app.add_exception_handler(error_class, _show)
+    app.add_exception_handler(HTTPException, _show_http)
+    app.add_exception_handler(RequestValidationError, _show_validation)
+    app.add_exception_handler(Exception, _show)
+    services.metrics.registry.register(
+        EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready)
+    )
+    limits = services.limits
+    edge = Edge(app, services.metrics, limits.max_body_bytes, limits.body_timeout)
+    edge.openapi = app.openapi  # type: ignore[attr-defined]
+    return edge
+
+
+async def _to_console() -> Response:
+    """The console's pages hang below `/console/`."""
+    return Response(status_code=308, headers={"location": "/console/"})
+
+
+async def _show(request: Request, error: Exception) -> Response:
+    """The envelope of any error."""
+    face = face_of(error)
+    request.app.state.services.metrics.failed(face.code)
+    return Response(body_of(error), status_code=face.status, headers=headers_of(error))
+
+
+async def _show_http(request: Request, error: Exception) -> Response:
+    """The framework's own refusals: no such route, no such verb on it."""
+    assert isinstance(error, HTTPException)
+    shown: ApiError
+    if error.status_code == 405:
+        shown = MethodNotAllowed(f"{request.method} is not allowed on {request.url.path[:200]}.")
+    elif error.status_code == 404:
+        shown = RouteNotFound(f"There is no {request.method} {request.url.path[:200]}.")
+    else:
+        shown = InvalidValue("The request cannot be read.")
+    response = await _show(request, shown)
+    for name, value in (error.headers or {}).items():
+        response.headers[name] = value
+    return response
+
+
+async def _show_validation(request: Request, error: Exception) -> Response:
+    """A query or path parameter of the wrong form."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = ".".join(str(step) for step in first["loc"][1:]) or None
+    return await _show(request, InvalidValue(f"Invalid value for '{name}': {first['msg']}.", name))

@@ -1,0 +1,137 @@
+"""A checkpoint's chat template: Jinja in a sandbox, with the few names Hugging Face templates expect.
+
+Owns finding, compiling and rendering the template. Refuses to know tokenizers and HTTP: messages in, text
+out. The template is the operator's file, the messages are the tenant's: only the messages are treated as
+hostile, and a sandbox stands around the template nevertheless, because checkpoints come from strangers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+SPECIAL_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class TemplateRefusal(ValueError):
+    """The template cannot express this conversation, for example two user turns in a row. The message is its
+    own.
+    """
+
+
+class ChatTemplate:
+    """One compiled template.
+
+    Args:
+        source: Jinja source, in the dialect of `tokenizer_config.json`.
+        special_tokens: `bos_token`, `eos_token`... as the template may name them.
+    """
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _refuse
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        self._template = environment.from_string(source)
+        self._special_tokens = special_tokens
+
+    @classmethod
+    def load(cls, base_dir: Path) -> ChatTemplate | None:
+        """Read the template beside a checkpoint; None when it has none.
+
+        Looks into `chat_template.jinja` first, then `tokenizer_config.json`, where it may be one string or a
+        list of named ones, of which "default" is taken.
+
+        Raises:
+            ValueError: the file is there and holds no usable template.
+        """
+        config_path = base_dir / "tokenizer_config.json"
+        config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
+        template_path = base_dir / "chat_template.jinja"
+        source = (
+            template_path.read_text(encoding="utf-8")
+            if template_path.is_file()
+            else config.get("chat_template")
+        )
+        if source is None:
+            return None
+        if isinstance(source, list):
+            named = {entry["name"]: entry["template"] for entry in source}
+            if "default" not in named:
+                raise ValueError(
+                    f"{config_path.name}: no chat_template is called 'default', only {sorted(named)}"
+                )
+            source = named["default"]
+        try:
+            return cls(source, _special_tokens(base_dir, config))
+        except TemplateError as error:
+            raise ValueError(f"the chat template of {base_dir.name} does not compile: {error}") from error
+
+    def render(self, messages: Sequence[dict[str, str]]) -> str:
+        """The conversation as the model's text, ending where the assistant is to speak.
+
+        Raises:
+            TemplateRefusal: the template raised an exception of its own, or read what messages do not carry.
+        """
+        try:
+            return self._template.render(
+                messages=list(messages), add_generation_prompt=True, tools=None, **self._special_tokens
+            )
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            raise TemplateRefusal(str(error) or type(error).__name__) from error
+
+
+def _special_tokens(base_dir: Path, config: dict[str, Any]) -> dict[str, str]:
+    """Names a template may use, from tokenizer_config.json or the older special_tokens_map.json."""
+    map_path = base_dir / "special_tokens_map.json"
+    found = json.loads(map_path.read_text(encoding="utf-8")) if map_path.is_file() else {}
+    found |= {name: config[name] for name in SPECIAL_TOKEN_NAMES if config.get(name) is not None}
+    contents = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in found.items()
+        if name in SPECIAL_TOKEN_NAMES
+    }
+    return {name: value for name, value in contents.items() if isinstance(value, str)}
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    """Templates want JSON for a model to read: Jinja's own filter would escape it for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}...{% endgeneration %}` marks assistant text for training; when serving it is its
+    content.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own declaration is a plain class attribute
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_content"), [], [], body).set_lineno(line)
+
+    def _content(self, caller: Callable[[], str]) -> str:
+        return caller()

@@ -1,0 +1,116 @@
+"""What routes are given: the process's services, and who is calling.
+
+Owns authentication of a request and reading of its body. Holds no database connection: keys resolve from a
+cache, and a miss opens and closes its own session before the handler goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from adapters.resolver import ModelResolver
+from api.errors import ClientGone, InsufficientPermissions, MissingApiKey, NotServing, UnsupportedMediaType
+from api.text import TextCodec
+from billing.service import UsageReports
+from engine.client import EngineClient
+from engine.protocol import EngineInfo
+from telemetry.metrics import ServingMetrics
+from tenants.context import KeyKind, TenantContext
+from tenants.resolver import KeyResolver
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """What a route asks of a key."""
+
+    kind: KeyKind
+    scope: str
+    """Held by every key of the kind that was not restricted to other scopes."""
+
+
+GENERATE = Permission("inference", "model.request")
+READ_MODELS = Permission("inference", "models.read")
+READ_USAGE = Permission("admin", "usage.read")
+
+Check = Callable[[], Awaitable[None]]
+"""Returns when what it checks is ready, raises when it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may ask of this process."""
+
+    max_body_bytes: int = 4 * 1024 * 1024
+    body_timeout: float = 30.0
+    """Seconds for a request's body to arrive."""
+    ping_interval: float = 15.0
+    """Seconds of silence on a stream after which a comment is sent, so that proxies keep it open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything the routes use, built once by the process's main (or by a test)."""
+
+    engine: EngineClient
+    text: TextCodec
+    keys: KeyResolver
+    models: ModelResolver
+    usage: UsageReports
+    metrics: ServingMetrics = field(default_factory=ServingMetrics)
+    checks: Mapping[str, Check] = field(default_factory=dict)
+    """By the name /readyz shows: postgres, redis, schema. The engine is asked directly."""
+    limits: Limits = field(default_factory=Limits)
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+async def authenticate(request: Request, needed: Permission) -> TenantContext:
+    """Who is calling, if the key may do what is `needed`.
+
+    Raises:
+        MissingApiKey, tenants' InvalidApiKey: 401, the same body for every reason.
+        InsufficientPermissions: 403.
+    """
+    scheme, _, plaintext = request.headers.get("authorization", "").partition(" ")
+    plaintext = plaintext.strip()
+    if scheme.lower() != "bearer" or not plaintext:
+        raise MissingApiKey("no bearer token")
+    caller = await services_of(request).keys.resolve(plaintext)
+    request.state.log = {"tenant": caller.tenant_id, "key_id": caller.key_id}
+    if caller.kind != needed.kind:
+        raise InsufficientPermissions(f"This needs an {needed.kind} API key; yours is an {caller.kind} key.")
+    if caller.scopes and needed.scope not in caller.scopes:
+        raise InsufficientPermissions(f"This API key lacks the scope '{needed.scope}'.")
+    return caller
+
+
+def serving_engine(request: Request) -> EngineInfo:
+    """Who generates. Raises NotServing while there is no engine to ask."""
+    engine = services_of(request).engine
+    if engine.info is None or not engine.ready:
+        raise NotServing("The engine is not ready. Try again in a moment.")
+    return engine.info
+
+
+async def read_json(request: Request) -> bytes:
+    """The body, undecoded. Raises UnsupportedMediaType when it is declared to be something else than JSON."""
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise UnsupportedMediaType(f"Send 'content-type: application/json', not '{media_type[:100]}'.")
+    message = await request.receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        body: bytes = message.get("body", b"")
+        return body
+    pieces: list[bytes] = []
+    while message["type"] == "http.request":
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+        message = await request.receive()
+    raise ClientGone("The client hung up while sending the request.")

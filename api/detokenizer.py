@@ -1,0 +1,98 @@
+"""Token ids back to text, piece by piece: what can be shown now, and what must wait.
+
+Owns one choice's text: bytes not yet shown because they may begin a stop string, or are part of a character.
+Refuses to decide that a choice has ended: the engine says so, and this module only cuts where the engine's
+match began.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+
+from engine.protocol import TokenChunk
+from engine.stops import StopMatch, StopMatcher
+from engine.vocabulary import Vocabulary
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+def ends_in_stop_token(chunk: TokenChunk) -> bool:
+    """Whether the chunk's last token is an end of sequence or a stop token: no part of the answer, whatever
+    it would read as.
+    """
+    return chunk.finish_reason == "stop" and not isinstance(chunk.stop, str) and bool(chunk.token_ids)
+
+
+class Detokenizer:
+    """The text of one choice. Feed it every chunk of the choice, in order.
+
+    Args:
+        vocabulary: what tokens are in bytes.
+        stops: a fresh matcher of the request's stop strings; None when it has none.
+        strip_leading_space: drop one space at the very beginning, where a sentencepiece decoder would.
+    """
+
+    __slots__ = ("_decoder", "_held", "_num_pushed", "_num_shown", "_stops", "_strip", "_table")
+
+    def __init__(
+        self, vocabulary: Vocabulary, stops: StopMatcher | None = None, strip_leading_space: bool = False
+    ) -> None:
+        self._table = vocabulary.token_bytes
+        self._stops = stops
+        self._strip = strip_leading_space
+        self._decoder = _UTF8(errors="replace")
+        self._held = b""
+        self._num_pushed = 0
+        self._num_shown = 0
+
+    @property
+    def num_shown(self) -> int:
+        """Bytes of this choice given out so far, counted in the tokens' own bytes."""
+        return self._num_shown
+
+    @property
+    def num_pushed(self) -> int:
+        """Bytes of this choice read so far."""
+        return self._num_pushed
+
+    def push(self, chunk: TokenChunk) -> str:
+        """The text that `chunk` makes showable; everything that is left when the chunk ends the choice."""
+        table = self._table
+        size = len(table)
+        token_ids: Sequence[int] = chunk.token_ids
+        if ends_in_stop_token(chunk):
+            token_ids = token_ids[:-1]
+        if self._stops is None:
+            data = b"".join([table[token_id] for token_id in token_ids if token_id < size])
+            self._num_pushed += len(data)
+            return self._show(data, final=chunk.finish_reason is not None)
+        match = self._read(token_id for token_id in token_ids if token_id < size)
+        if chunk.finish_reason is None:
+            cut = len(self._held) - self._stops.held
+        elif isinstance(chunk.stop, str) and match is not None:
+            cut = match.start - self._num_shown
+        else:
+            cut = len(self._held)
+        data, self._held = self._held[:cut], self._held[cut:]
+        return self._show(data, final=chunk.finish_reason is not None)
+
+    def _read(self, token_ids: Iterable[int]) -> StopMatch | None:
+        """Take tokens in one by one, as the engine did; a match of the last one, which is where it ended."""
+        assert self._stops is not None
+        match = None
+        pieces = [self._held]
+        for token_id in token_ids:
+            data = self._table[token_id]
+            match = self._stops.push(data)
+            pieces.append(data)
+            self._num_pushed += len(data)
+        self._held = b"".join(pieces)
+        return match
+
+    def _show(self, data: bytes, final: bool) -> str:
+        first = self._num_shown == 0
+        self._num_shown += len(data)
+        if self._strip and first and data.startswith(b" "):
+            data = data[1:]
+        return self._decoder.decode(data, final)

@@ -1,0 +1,95 @@
+"""The engine's own gauges and counters, shown on this process's /metrics.
+
+Owns the mapping from EngineStats to metric names; reads the latest heartbeat at scrape time and keeps
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from engine.protocol import EngineStats
+
+_GAUGES = {
+    "running": ("requests_running", "Requests in the running batch."),
+    "blocks_total": ("kv_blocks", "KV blocks of the engine."),
+    "blocks_used": ("kv_blocks_used", "KV blocks held by running requests."),
+    "slots_total": ("adapter_slots", "Adapter slots of the engine."),
+    "slots_resident": ("adapter_slots_resident", "Adapter slots that hold a loaded adapter."),
+    "slots_loading": ("adapter_slots_loading", "Adapter slots being filled."),
+    "journal_spooled": ("usage_events_spooled", "Usage events on the engine's disk, waiting for Redis."),
+}
+_COUNTERS = {
+    "adapter_loads": ("adapter_loads", "Adapters loaded into a slot."),
+    "adapter_evictions": ("adapter_evictions", "Adapters that made room for another."),
+    "steps": ("engine_steps", "Steps of the engine."),
+    "step_seconds": ("engine_step_seconds", "Time spent in steps."),
+    "prompt_tokens": ("engine_prompt_tokens", "Prompt tokens of admitted requests."),
+    "cached_tokens": ("engine_cached_tokens", "Prompt tokens that came from the prefix cache."),
+    "completion_tokens": ("engine_completion_tokens", "Tokens generated."),
+    "preemptions": ("preemptions", "Requests taken out of the batch to make room, and run again later."),
+    "aborted": ("engine_aborted", "Requests stopped before their end, mostly by clients that left."),
+    "rejected": ("engine_rejected", "Requests the engine would not run."),
+    "errors": ("engine_errors", "Requests that failed inside the engine."),
+}
+
+
+class EngineCollector(Collector):
+    """Mirrors one engine. Without a heartbeat yet, only `rootstock_engine_up` is shown.
+
+    Args:
+        stats: the latest statistics, or None.
+        ready: whether the engine answers now.
+    """
+
+    def __init__(self, stats: Callable[[], EngineStats | None], ready: Callable[[], bool]) -> None:
+        self._stats = stats
+        self._ready = ready
+
+    def describe(self) -> list[Metric]:
+        """Nothing beforehand: the registry asks at registration, when no engine has spoken yet."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "rootstock_engine_up", "1 while the engine is connected and serving.", float(self._ready())
+        )
+        stats = self._stats()
+        if stats is None:
+            return
+        for field, (name, text) in _GAUGES.items():
+            yield GaugeMetricFamily(f"rootstock_{name}", text, float(getattr(stats, field)))
+        for field, (name, text) in _COUNTERS.items():
+            yield CounterMetricFamily(f"rootstock_{name}", text, float(getattr(stats, field)))
+        waiting = GaugeMetricFamily(
+            "rootstock_requests_waiting", "Requests in the engine's queue.", labels=["service_tier"]
+        )
+        for tier, count in stats.waiting.items():
+            waiting.add_metric([tier], count)
+        yield waiting
+        wait = SummaryMetricFamily(
+            "rootstock_queue_wait_seconds",
+            "From submission to first admission to a batch.",
+            labels=["service_tier"],
+        )
+        for tier, count in stats.admitted.items():
+            wait.add_metric([tier], count_value=count, sum_value=stats.queue_seconds.get(tier, 0.0))
+        yield wait
+        yield GaugeMetricFamily(
+            "rootstock_kv_occupancy_ratio",
+            "Share of the KV blocks held by running requests.",
+            stats.blocks_used / stats.blocks_total if stats.blocks_total else 0.0,
+        )
+        yield GaugeMetricFamily(
+            "rootstock_adapter_slot_residency_ratio",
+            "Share of the adapter slots that hold a loaded adapter.",
+            stats.slots_resident / stats.slots_total if stats.slots_total else 0.0,
+        )
+        yield GaugeMetricFamily(
+            "rootstock_prefix_hit_ratio",
+            "Share of all prompt tokens so far that came from the prefix cache.",
+            stats.cached_tokens / stats.prompt_tokens if stats.prompt_tokens else 0.0,
+        )

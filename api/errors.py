@@ -1,0 +1,244 @@
+"""What an error looks like from outside: the one envelope, and the one table from class to status, type and
+code.
+
+Owns the API's own errors and the table over everybody's. Refuses to know how the errors come about: domain
+errors carry data, no HTTP; a test proves that the table names every one of them.
+
+    {"error": {"message": ..., "type": ..., "param": ..., "code": ...}}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from adapters.errors import ModelNotFound, ModelNotReady, VersionNotFound
+from adapters.names import InvalidModelName
+from billing.errors import InvalidReportQuery, MalformedEvent
+from db.errors import DatabaseUnavailable
+from engine.client import EngineGone, ReaderStalled, RequestRejected
+from engine.protocol import RejectCode
+from tenants.errors import InvalidApiKey, KeyNotFound, NameTaken, TenantNotFound
+
+
+class ApiError(Exception):
+    """Base of what this package raises: a message for the caller, and the request's field it is about."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidValue(ApiError):
+    """A field, or the body, is not what it must be."""
+
+
+class UnsupportedParameter(ApiError):
+    """A field this server does not know, or knows and would have to ignore."""
+
+
+class ContextLengthExceeded(ApiError):
+    """Prompt and completion do not fit into the model's context."""
+
+
+class MissingApiKey(ApiError):
+    """No `Authorization: Bearer` header. Answered with the very body of a wrong key."""
+
+
+class InsufficientPermissions(ApiError):
+    """The key is good and may not do this."""
+
+
+class RouteNotFound(ApiError):
+    """No such path."""
+
+
+class MethodNotAllowed(ApiError):
+    """The path exists and does not take this verb."""
+
+
+class BodyTooLarge(ApiError):
+    """The request's body is larger than the server takes."""
+
+
+class UnsupportedMediaType(ApiError):
+    """The body is declared to be something else than JSON."""
+
+
+class SlowBody(ApiError):
+    """The body did not arrive in time."""
+
+
+class ClientGone(ApiError):
+    """The client hung up before its answer. Nobody reads what this becomes but the log."""
+
+
+class NotServing(ApiError):
+    """The process is up and its engine is not, or not yet."""
+
+
+class GenerationFailed(ApiError):
+    """The engine gave a choice up: its numbers were no longer finite."""
+
+
+class GenerationAborted(ApiError):
+    """The engine stopped before the answer was complete, for example because it was shut down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """How one class of error is shown."""
+
+    status: int
+    type: str
+    code: str
+    retry: bool
+    """`x-should-retry`: what the stock client obeys before anything else."""
+    retry_after: int | None = None
+    """Seconds."""
+    message: str | None = None
+    """Shown instead of the error's own words, where those would tell too much or say it differently each
+    time.
+    """
+    param: str | None = None
+    """The field at fault, where the class alone tells it."""
+
+
+INVALID = "invalid_request_error"
+UNAVAILABLE = "service_unavailable_error"
+BAD_KEY = Face(
+    401,
+    INVALID,
+    "invalid_api_key",
+    retry=False,
+    message="Incorrect API key provided. Send a valid key as 'Authorization: Bearer <key>'.",
+)
+INTERNAL = Face(
+    500,
+    "server_error",
+    "internal_error",
+    retry=True,
+    message="The server had an error processing the request. Quote its x-request-id when you report it.",
+)
+NOT_FOUND = Face(404, INVALID, "not_found", retry=False)
+NO_MODEL = Face(404, INVALID, "model_not_found", retry=False, param="model")
+BUSY = Face(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1)
+
+FACES: dict[type[Exception], Face] = {
+    InvalidValue: Face(400, INVALID, "invalid_value", retry=False),
+    UnsupportedParameter: Face(400, INVALID, "unsupported_parameter", retry=False),
+    ContextLengthExceeded: Face(400, INVALID, "context_length_exceeded", retry=False),
+    MissingApiKey: BAD_KEY,
+    InsufficientPermissions: Face(403, "permission_error", "insufficient_permissions", retry=False),
+    RouteNotFound: NOT_FOUND,
+    MethodNotAllowed: Face(405, INVALID, "method_not_allowed", retry=False),
+    SlowBody: Face(408, INVALID, "request_timeout", retry=True),
+    BodyTooLarge: Face(413, INVALID, "file_too_large", retry=False),
+    UnsupportedMediaType: Face(415, INVALID, "unsupported_media_type", retry=False),
+    ClientGone: Face(499, INVALID, "client_closed_request", retry=False),
+    GenerationFailed: Face(500, "server_error", "generation_failed", retry=False),
+    GenerationAborted: BUSY,
+    NotServing: BUSY,
+    EngineGone: Face(
+        503,
+        UNAVAILABLE,
+        "engine_unavailable",
+        retry=True,
+        retry_after=2,
+        message="The engine that serves this model is not available. Try again in a moment.",
+    ),
+    ReaderStalled: Face(
+        408,
+        INVALID,
+        "request_timeout",
+        retry=False,
+        message="The answer was not read for so long that it was given up.",
+    ),
+    # Shown by its code: see REJECTIONS.
+    RequestRejected: INTERNAL,
+    DatabaseUnavailable: Face(
+        503,
+        UNAVAILABLE,
+        "server_is_overloaded",
+        retry=True,
+        retry_after=2,
+        message="The server cannot look this up at the moment. Try again.",
+    ),
+    InvalidApiKey: BAD_KEY,
+    TenantNotFound: NOT_FOUND,
+    KeyNotFound: NOT_FOUND,
+    NameTaken: Face(409, "conflict_error", "name_taken", retry=False, param="name"),
+    ModelNotFound: NO_MODEL,
+    InvalidModelName: NO_MODEL,
+    InvalidReportQuery: Face(400, INVALID, "invalid_value", retry=False),
+    # The worker's: it never crosses HTTP.
+    MalformedEvent: INTERNAL,
+    ModelNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="model"),
+    VersionNotFound: NO_MODEL,
+}
+"""Every domain error class, and how it is shown. A subclass not named here is shown as its nearest parent
+that is.
+"""
+
+REJECTIONS: dict[RejectCode, Face] = {
+    "context_length_exceeded": Face(400, INVALID, "context_length_exceeded", retry=False),
+    "invalid": Face(400, INVALID, "invalid_value", retry=False),
+    "overloaded": BUSY,
+    "draining": BUSY,
+    "adapter_loading": Face(503, UNAVAILABLE, "adapter_loading", retry=True, retry_after=1),
+    "adapter_unavailable": Face(
+        503, UNAVAILABLE, "adapter_unavailable", retry=True, retry_after=5, param="model"
+    ),
+    # A request id is drawn anew for every request: the engine having seen one is a fault of ours.
+    "duplicate": INTERNAL,
+}
+"""The engine rejects with a code of its own: one class, many faces."""
+
+
+def face_of(error: BaseException) -> Face:
+    """The face of `error`: by the engine's code, else by the nearest class of the table, else an internal
+    error.
+    """
+    if isinstance(error, RequestRejected):
+        return REJECTIONS.get(error.code, INTERNAL)
+    for parent in type(error).__mro__:
+        if parent in FACES:
+            return FACES[parent]
+    return INTERNAL
+
+
+def _param_of(error: BaseException) -> str | None:
+    if isinstance(error, ApiError):
+        return error.param
+    return error.field if isinstance(error, InvalidReportQuery) else None
+
+
+def envelope(error: BaseException) -> dict[str, dict[str, str | None]]:
+    """The body that shows `error`; its own message only where the table does not replace it."""
+    face = face_of(error)
+    return {
+        "error": {
+            "message": face.message or str(error),
+            "type": face.type,
+            "param": _param_of(error) or face.param,
+            "code": face.code,
+        }
+    }
+
+
+def headers_of(error: BaseException) -> dict[str, str]:
+    """Headers beside the envelope."""
+    face = face_of(error)
+    headers = {"content-type": "application/json", "x-should-retry": "true" if face.retry else "false"}
+    if face.retry_after is not None:
+        headers["retry-after"] = str(face.retry_after)
+    if face.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
+def body_of(error: BaseException) -> bytes:
+    """The envelope as bytes."""
+    return msgspec.json.encode(envelope(error))

@@ -1,0 +1,65 @@
+"""Is this process alive, can it serve, how is it doing: /livez, /readyz, /metrics. Open to whoever can reach
+the port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import structlog
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from api.deps import Check, services_of
+
+CHECK_TIMEOUT = 2.0
+"""Seconds after which something that does not answer counts as not ready."""
+
+router = APIRouter(tags=["Operations"])
+log = structlog.get_logger(__name__)
+
+
+@router.get("/livez", operation_id="livez", response_model=None)
+async def livez() -> Response:
+    """The process runs and its event loop turns."""
+    return Response(b'{"status":"ok"}', media_type="application/json")
+
+
+@router.get("/readyz", operation_id="readyz", response_model=None)
+async def readyz(request: Request) -> Response:
+    """200 when everything a request needs is there; else 503 and the names of what is not."""
+    services = services_of(request)
+    names = list(services.checks)
+    reasons = await asyncio.gather(*(_run(name, services.checks[name]) for name in names))
+    checks = {"engine": None if services.engine.ready else "not connected to a serving engine"}
+    checks |= dict(zip(names, reasons, strict=True))
+    not_ready = [name for name, reason in checks.items() if reason is not None]
+    body = {
+        "status": "not ready" if not_ready else "ready",
+        "not_ready": not_ready,
+        "checks": {name: reason or "ok" for name, reason in checks.items()},
+    }
+    return Response(
+        msgspec.json.encode(body), status_code=503 if not_ready else 200, media_type="application/json"
+    )
+
+
+@router.get("/metrics", operation_id="metrics", response_model=None)
+async def metrics(request: Request) -> Response:
+    """Prometheus exposition."""
+    body = await asyncio.to_thread(generate_latest, services_of(request).metrics.registry)
+    return Response(body, media_type=CONTENT_TYPE_LATEST)
+
+
+async def _run(name: str, check: Check) -> str | None:
+    """Why the check fails, in few words and without addresses; None when it passes."""
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT):
+            await check()
+    except TimeoutError:
+        return f"no answer within {CHECK_TIMEOUT:g} s"
+    except Exception as error:  # noqa: BLE001 - whatever a check raises means not ready
+        log.debug("not ready", check=name, error=str(error))
+        return type(error).__name__
+    return None

@@ -1,0 +1,167 @@
+"""The API process: builds its services from settings, serves until SIGTERM, drains, exits 0.
+
+Owns construction order and the end. Serves /livez from the first moment; /readyz says no until the engine has
+answered and the database is at this code's schema.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from types import FrameType
+
+import redis.asyncio
+import structlog
+import uvicorn
+
+from adapters.resolver import ModelResolver
+from api.app import create_app
+from api.deps import Limits, Services
+from api.settings import ApiSettings
+from api.text import TextCodec
+from billing.service import UsageReports
+from db.schema import assert_schema_current
+from db.session import Database
+from db.settings import DatabaseSettings
+from engine.client import EngineClient
+from telemetry import logs
+from tenants.resolver import KeyResolver
+from tenants.settings import TenantSettings
+
+log = structlog.get_logger(__name__)
+
+
+def run(settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Returns after the drain; raises when it cannot start."""
+    logs.configure(settings.name, settings.log_level, settings.log_format)
+    with asyncio.Runner(loop_factory=_uvloop) as runner:
+        runner.run(_serve(settings, database, tenants))
+
+
+def _uvloop() -> asyncio.AbstractEventLoop:
+    import uvloop
+
+    return uvloop.new_event_loop()
+
+
+async def _serve(settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings) -> None:
+    async with open_services(settings, database, tenants) as services:
+        config = uvicorn.Config(
+            create_app(services),
+            host=settings.host,
+            port=settings.port,
+            fd=settings.fd,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=True,
+            forwarded_allow_ips=settings.forwarded_allow_ips,
+            backlog=settings.backlog,
+            timeout_keep_alive=settings.keep_alive,
+            timeout_graceful_shutdown=settings.drain_timeout,
+        )
+        await DrainingServer(config).serve()
+
+
+@contextlib.asynccontextmanager
+async def open_services(
+    settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings
+) -> AsyncIterator[Services]:
+    """All that routes use, started; closed at the end of the block."""
+    text = await asyncio.to_thread(TextCodec.load, settings.base_path)
+    rows = Database(
+        database.url,
+        pool_size=database.pool_size,
+        pool_overflow=database.pool_overflow,
+        pool_timeout=database.pool_timeout,
+        statement_timeout=database.statement_timeout,
+    )
+    cache = redis.asyncio.Redis.from_url(settings.redis_url)
+    keys = KeyResolver(rows, cache, tenants.key_secret.get_secret_value(), ttl=tenants.cache_seconds)
+    models = ModelResolver(rows, cache, settings.base_name, ttl=tenants.cache_seconds)
+    engine = EngineClient(settings.engine_endpoint, settings.name)
+    async with contextlib.AsyncExitStack() as opened:
+        opened.push_async_callback(rows.close)
+        opened.push_async_callback(cache.aclose)
+        for part in (keys, models, engine):
+            await part.start()
+            opened.push_async_callback(part.close)
+        yield Services(
+            engine=engine,
+            text=text,
+            keys=keys,
+            models=models,
+            usage=UsageReports(rows),
+            checks={
+                "postgres": rows.ping,
+                "redis": _Pinging(cache).check,
+                "schema": _SchemaCheck(rows).check,
+                "base": _SameBase(engine, settings.base_name).check,
+            },
+            limits=Limits(settings.max_body_bytes, settings.body_timeout, settings.ping_interval),
+        )
+
+
+class _Pinging:
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+
+    async def check(self) -> None:
+        await self._client.ping()
+
+
+class _SchemaCheck:
+    """The schema only moves forward: once right, it is not asked again."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._current = False
+
+    async def check(self) -> None:
+        if not self._current:
+            await assert_schema_current(self._database)
+            self._current = True
+
+
+class _SameBase:
+    """The engine behind the endpoint must serve the model whose tokenizer stands here."""
+
+    def __init__(self, engine: EngineClient, base_name: str) -> None:
+        self._engine = engine
+        self._base_name = base_name
+
+    async def check(self) -> None:
+        if self._engine.info is not None and self._engine.info.base != self._base_name:
+            raise ValueError(f"the engine serves {self._engine.info.base}, this process {self._base_name}")
+
+
+class DrainingServer(uvicorn.Server):
+    """Takes SIGTERM as the order to finish and leave, once: uvicorn would raise it again after the drain, and
+    the process would not exit with 0.
+    """
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        def finish(number: int, frame: FrameType | None) -> None:
+            log.info("draining", signal=signal.Signals(number).name)
+            self.handle_exit(number, frame)
+
+        before = {number: signal.signal(number, finish) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for bound in server.sockets:
+                host, port = bound.getsockname()[:2]
+                log.info("listening", address=f"http://{host}:{port}")

@@ -1,0 +1,147 @@
+"""Answers as OpenAI's JSON: whole ones, and the chunks of a stream.
+
+Owns field names and their order. A stream's chunks share everything but the text, so their beginning and end
+are encoded once per choice: what is left per wakeup is one string. Refuses to know where text comes from and
+goes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from api.openai.answer import Answer, Piece
+from api.openai.submission import Submission
+from engine.protocol import Usage
+
+_encode = msgspec.json.Encoder().encode
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+async def whole(answer: Answer, chat: bool) -> bytes:
+    """Read the answer to its end and encode it as one object. Raises what `Answer.pieces` does."""
+    submission = answer.submission
+    num_choices = submission.n * len(submission.submits)
+    texts: list[list[str]] = [[] for _ in range(num_choices)]
+    logprobs: list[dict[str, Any] | None] = [None] * num_choices
+    reasons: list[str | None] = [None] * num_choices
+    async for pieces in answer.pieces():
+        for piece in pieces:
+            texts[piece.choice].append(piece.text)
+            if piece.logprobs is not None:
+                logprobs[piece.choice] = _joined(logprobs[piece.choice], piece.logprobs)
+            reasons[piece.choice] = piece.finish_reason
+    choices: list[dict[str, Any]] = []
+    for number, pieces_of_text in enumerate(texts):
+        text = "".join(pieces_of_text)
+        if chat:
+            content: dict[str, Any] = {
+                "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+            }
+        else:
+            content = {
+                "text": answer.echo[number // submission.n] + text if answer.echo is not None else text
+            }
+        choices.append(
+            {
+                "index": number,
+                **content,
+                "logprobs": logprobs[number],
+                "finish_reason": reasons[number],
+            }
+        )
+    return _encode(
+        {
+            "id": submission.id,
+            "object": "chat.completion" if chat else "text_completion",
+            "created": submission.created,
+            "model": submission.model,
+            "choices": choices,
+            "usage": usage_object(answer.usage),
+            "service_tier": submission.tier,
+            "system_fingerprint": submission.fingerprint,
+        }
+    )
+
+
+def _joined(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
+    """Log probabilities in sequence: every list in either form grows, the rest is the same in both."""
+    if before is None:
+        return more
+    return {name: value + more[name] if isinstance(value, list) else value for name, value in before.items()}
+
+
+class ChunkFormat:
+    """Encodes one stream's server-sent events.
+
+    Args:
+        submission: what every chunk is headed with.
+        chat: the chat form, else the older completions form.
+        include_usage: the client asked for a last chunk with the usage; every other then says `"usage":null`.
+        echo: per prompt, what the first chunk of each of its choices begins with.
+    """
+
+    def __init__(
+        self, submission: Submission, chat: bool, include_usage: bool, echo: list[str] | None = None
+    ) -> None:
+        head = {
+            "id": submission.id,
+            "object": "chat.completion.chunk" if chat else "text_completion",
+            "created": submission.created,
+            "model": submission.model,
+            "service_tier": submission.tier,
+            "system_fingerprint": submission.fingerprint,
+        }
+        self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
+        self._tail = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._echo = echo
+        self._n = submission.n
+        self._begun = [False] * (submission.n * len(submission.submits))
+        if chat:
+            self._first, self._next, self._after = (
+                b',"delta":{"role":"assistant","content":',
+                b',"delta":{"content":',
+                b"}",
+            )
+        else:
+            self._first = self._next = b',"text":'
+            self._after = b""
+
+    def chunk(self, piece: Piece) -> bytes:
+        """One event for what a choice gained; empty when there is nothing to tell yet."""
+        text, number = piece.text, piece.choice
+        begun = self._begun[number]
+        if not text and begun and piece.finish_reason is None and piece.logprobs is None:
+            return b""
+        if not begun:
+            self._begun[number] = True
+            if self._echo is not None:
+                text = self._echo[number // self._n] + text
+        return b"".join(
+            (
+                self._head,
+                b'{"index":%d' % number,
+                self._next if begun else self._first,
+                _encode(text),
+                self._after,
+                b',"logprobs":',
+                _encode(piece.logprobs) if piece.logprobs is not None else b"null",
+                b',"finish_reason":',
+                b'"%s"' % piece.finish_reason.encode() if piece.finish_reason is not None else b"null",
+                self._tail,
+            )
+        )
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event after the last choice's last."""
+        return self._head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n"

@@ -1,0 +1,102 @@
+"""Log probabilities in OpenAI's two forms, given out with the text they belong to.
+
+Owns one choice's log probabilities from the engine's chunks to the wire. A token's entry waits until its
+bytes are shown, and vanishes when a stop string cuts them off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from api.detokenizer import ends_in_stop_token
+from api.text import TextCodec
+from engine.protocol import TokenChunk, TokenLogprob
+
+
+@dataclass(slots=True)
+class _Entry:
+    start: int
+    """Offset of the token's first byte in the choice."""
+    end: int
+    character: int
+    """Characters of the choice that begin before it."""
+    logprob: TokenLogprob
+
+
+class LogprobTrail:
+    """Log probabilities of one choice whose text is not shown yet."""
+
+    __slots__ = ("_num_bytes", "_num_characters", "_text", "_waiting")
+
+    def __init__(self, text: TextCodec, first_character: int = 0) -> None:
+        """`first_character`: length of what stands before the answer in the same text (an echoed prompt)."""
+        self._text = text
+        self._waiting: list[_Entry] = []
+        self._num_bytes = 0
+        self._num_characters = first_character
+
+    def push(self, chunk: TokenChunk, num_shown: int) -> list[_Entry]:
+        """Take a chunk that the detokenizer has just read; the entries that belong to what is shown by now.
+
+        Args:
+            chunk: with log probabilities parallel to its tokens.
+            num_shown: bytes of the choice given out so far, this chunk's included.
+        """
+        table = self._text.vocabulary.token_bytes
+        entries = chunk.logprobs or []
+        for logprob in entries[:-1] if ends_in_stop_token(chunk) else entries:
+            data = table[logprob.token_id] if logprob.token_id < len(table) else b""
+            end = self._num_bytes + len(data)
+            self._waiting.append(_Entry(self._num_bytes, end, self._num_characters, logprob))
+            self._num_bytes = end
+            self._num_characters += sum((byte & 0xC0) != 0x80 for byte in data)
+        if chunk.finish_reason is None:
+            shown = [entry for entry in self._waiting if entry.end <= num_shown]
+            self._waiting = self._waiting[len(shown) :]
+            return shown
+        cut = isinstance(chunk.stop, str)
+        shown = [entry for entry in self._waiting if not cut or entry.start < num_shown]
+        self._waiting = []
+        return shown
+
+    def chat(self, entries: list[_Entry]) -> dict[str, Any]:
+        """The chat endpoint's form."""
+        return {
+            "content": [
+                {
+                    **self._chat_token(entry.logprob.token_id, entry.logprob.logprob),
+                    "top_logprobs": [
+                        self._chat_token(top.token_id, top.logprob) for top in entry.logprob.top
+                    ],
+                }
+                for entry in entries
+            ],
+            "refusal": None,
+        }
+
+    def completion(self, entries: list[_Entry]) -> dict[str, Any]:
+        """The older endpoint's form: parallel lists."""
+        return {
+            "tokens": [self._name(entry.logprob.token_id) for entry in entries],
+            "token_logprobs": [entry.logprob.logprob for entry in entries],
+            "top_logprobs": [
+                {self._name(top.token_id): top.logprob for top in entry.logprob.top} for entry in entries
+            ],
+            "text_offset": [entry.character for entry in entries],
+        }
+
+    def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        special = self._text.special_token(token_id)
+        if special is not None:
+            return {"token": special, "logprob": logprob, "bytes": None}
+        data = self._text.vocabulary.decode((token_id,))
+        return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+    def _name(self, token_id: int) -> str:
+        special = self._text.special_token(token_id)
+        return (
+            self._text.vocabulary.decode((token_id,)).decode("utf-8", "replace")
+            if special is None
+            else special
+        )

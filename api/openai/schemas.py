@@ -1,0 +1,249 @@
+"""What the OpenAI-compatible endpoints take: strict msgspec structs, and errors that name the field.
+
+Owns the shape and the limits of a request, checked while the JSON is read: a list that is too long is refused
+without building an error per entry, and `true` is no integer. Refuses to know models, tokens and engines.
+
+Three kinds of OpenAI field stand here. Those the engine honours. Those that cannot change the answer (`user`,
+`metadata`...), which are taken and not used. And those that would change it and are not offered: they are
+typed so that only their neutral value passes, and everything else is refused as `unsupported_parameter`,
+never ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from api.errors import ApiError, InvalidValue, UnsupportedParameter
+
+MAX_CHOICES = 128
+"""Choices of one request, over all its prompts."""
+MAX_STOPS = 16
+MAX_MESSAGES = 2048
+MAX_TOP_LOGPROBS = 20
+
+Text = Annotated[str, Meta(max_length=4_000_000)]
+Tag = Annotated[str, Meta(max_length=512)]
+"""Short text that the caller keeps for itself."""
+StopString = Annotated[str, Meta(min_length=1, max_length=256)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Nothing = Annotated[list[Any], Meta(max_length=0)]
+
+
+class TextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A piece of a message's content. Images, audio and files are not offered."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One turn. `developer` is what newer clients call `system`, and is rendered as that."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[TextPart], Meta(min_length=1, max_length=256)]
+    name: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    # What an assistant turn of an earlier answer carries, sent back as it came.
+    refusal: None = None
+    audio: None = None
+    annotations: Nothing | None = None
+    tool_calls: Nothing | None = None
+    function_call: None = None
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    """Padding against traffic analysis. Accepted; none is sent."""
+
+
+class TextFormat(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["text"]
+
+
+class GenerationFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What chat and completions have in common."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: (
+        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None
+    ) = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+
+    # Ours, sent through the stock client's `extra_body`.
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+
+    # These cannot change the answer.
+    user: Tag | None = None
+    metadata: Annotated[dict[Tag, Tag], Meta(max_length=16)] | None = None
+    safety_identifier: Tag | None = None
+    prompt_cache_key: Tag | None = None
+    prompt_cache_retention: Tag | None = None
+
+
+class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    parallel_tool_calls: bool | None = None
+    """Without tools there is nothing to call."""
+
+    # Not offered: only the neutral value passes.
+    store: bool | None = None
+    tools: Nothing | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    functions: Nothing | None = None
+    function_call: Literal["none", "auto"] | None = None
+    response_format: TextFormat | None = None
+    modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
+    audio: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    prediction: None = None
+    web_search_options: None = None
+    moderation: None = None
+    prompt_cache_options: None = None
+
+
+class CompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: (
+        Text
+        | Annotated[list[Text | TokenId | Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
+    )
+    """A text, its token ids, or a list of either: one prompt each."""
+    echo: bool | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    """Only as a synonym of `n`: choices are not generated to be thrown away."""
+
+    suffix: None = None
+
+
+NOT_OFFERED = frozenset(
+    {
+        "store",
+        "tools",
+        "tool_choice",
+        "functions",
+        "function_call",
+        "response_format",
+        "modalities",
+        "audio",
+        "reasoning_effort",
+        "verbosity",
+        "prediction",
+        "web_search_options",
+        "moderation",
+        "prompt_cache_options",
+        "suffix",
+        "best_of",
+        "tool_calls",
+        "refusal",
+        "annotations",
+    }
+)
+"""Fields of which only a neutral value is taken: anything else is not wrong but unsupported."""
+
+RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest)
+
+_chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
+_completion_decoder = msgspec.json.Decoder(CompletionRequest)
+
+
+def decode_chat(body: bytes) -> ChatCompletionRequest:
+    """Read a chat request. Raises InvalidValue or UnsupportedParameter, naming the field."""
+    request = _decode(_chat_decoder, body)
+    if request.store:
+        raise UnsupportedParameter("'store' is not supported: answers are not kept.", "store")
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidValue("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
+    if request.max_tokens is not None and request.max_completion_tokens is not None:
+        raise InvalidValue("Give 'max_completion_tokens' or 'max_tokens', not both.", "max_tokens")
+    _check_common(request)
+    return request
+
+
+def decode_completion(body: bytes) -> CompletionRequest:
+    """Read a completion request. Raises InvalidValue or UnsupportedParameter, naming the field."""
+    request = _decode(_completion_decoder, body)
+    if request.best_of is not None and request.best_of != (request.n or 1):
+        raise UnsupportedParameter("'best_of' is supported only when it equals 'n'.", "best_of")
+    if request.echo and request.logprobs is not None:
+        raise UnsupportedParameter(
+            "'echo' together with 'logprobs' is not supported: prompt tokens have no log probabilities.",
+            "echo",
+        )
+    _check_common(request)
+    return request
+
+
+def _check_common(request: GenerationFields) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise InvalidValue("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+
+
+def _decode(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _named(str(error)) from None
+    except RecursionError:
+        raise InvalidValue("The body is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"The body is not valid JSON: {error}.") from None
+
+
+_WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:`(?:key|value)` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_FIELD = re.compile(
+    r"^Object (?P<problem>contains unknown|missing required) field `(?P<field>.*)`$", re.DOTALL
+)
+_ROOT = re.compile(r"[^.\[]+")
+
+
+def _named(text: str) -> ApiError:
+    """msgspec's message, such as "Expected `int` <= 128 - at `$.n`", as an error that names the field."""
+    if (
+        len(text) > 1000
+    ):  # An unknown field's name is as long as the caller likes; what says where stands at the end.
+        text = text[:400] + text[-400:]
+    located = _WHERE.match(text)
+    assert located is not None
+    what, path = located["what"], (located["path"] or "").replace("[...]", "")
+    field = _FIELD.match(what)
+    if field is not None:
+        name = f"{path}.{field['field']}" if path else field["field"]
+        if field["problem"] == "missing required":
+            return InvalidValue(f"Missing required parameter: '{name}'.", name)
+        return UnsupportedParameter(f"Unsupported parameter: '{name[:200]}'.", name[:200])
+    steps = _ROOT.findall(path)
+    refused = next((step for step in steps if step in NOT_OFFERED), None)
+    if refused is not None:
+        name = path[: path.index(refused) + len(refused)]
+        return UnsupportedParameter(f"'{name}' is not supported with this value by this server.", name)
+    if not path:
+        return InvalidValue(f"The body is not what it must be: {what[:300]}.")
+    return InvalidValue(f"Invalid value for '{path[:200]}': {what[:300]}.", path[:200])

@@ -1,0 +1,252 @@
+"""From a checked request to what the engine is sent: prompt ids, sampling, budget, names.
+
+Owns the arithmetic of the context window and the mapping of OpenAI's words to the engine's. Refuses to know
+HTTP, and how answers are read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import cast
+
+from adapters.resolver import ResolvedModel
+from api.chat_template import TemplateRefusal
+from api.errors import ContextLengthExceeded, InvalidValue
+from api.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationFields
+from api.text import TextCodec
+from engine.protocol import EngineInfo, PriorityClass, SamplingParams, Submit
+from tenants.context import TenantContext
+
+_TIERS = {
+    None: PriorityClass.DEFAULT,
+    "auto": PriorityClass.DEFAULT,
+    "default": PriorityClass.DEFAULT,
+    "flex": PriorityClass.FLEX,
+    "priority": PriorityClass.PRIORITY,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """One API request on its way to the engine: a Submit per prompt, and what heads its answer."""
+
+    id: str
+    """`chatcmpl-...` or `cmpl-...`: also the ledger's request id, "-<k>" appended for prompt k of a list."""
+    created: int
+    """Unix seconds."""
+    model: str
+    """The pinned form of the model's name."""
+    fingerprint: str
+    tier: PriorityClass
+    n: int
+    """Choices per prompt."""
+    submits: list[Submit]
+    stops: tuple[str, ...]
+    logprobs: int | None
+
+
+async def chat_submission(
+    body: ChatCompletionRequest,
+    caller: TenantContext,
+    model: ResolvedModel,
+    info: EngineInfo,
+    text: TextCodec,
+) -> Submission:
+    """Render and encode the conversation.
+
+    Raises:
+        InvalidValue: the chat template does not take it, or an id is outside the vocabulary.
+        ContextLengthExceeded: it does not fit, judged before tokenising where its size alone tells.
+    """
+    if text.template is None:
+        raise InvalidValue(f"'{info.base}' has no chat template; use /v1/completions.", "messages")
+    messages = []
+    for message in body.messages:
+        content = message.content
+        rendered = {
+            "role": "system" if message.role == "developer" else message.role,
+            "content": content if isinstance(content, str) else "\n".join(part.text for part in content),
+        }
+        if message.name is not None:
+            rendered["name"] = message.name
+        messages.append(rendered)
+    _refuse_too_long(
+        text.fewest_tokens("".join(message["content"] for message in messages)), info, "messages"
+    )
+    try:
+        chat = text.render_chat(messages)
+    except TemplateRefusal as error:
+        raise InvalidValue(
+            f"The model's chat template refuses these messages: {error}", "messages"
+        ) from error
+    prompt_ids = await text.encode_chat(chat)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    max_tokens = body.max_completion_tokens or body.max_tokens
+    return _submission("chatcmpl", body, [prompt_ids], max_tokens, logprobs, "messages", caller, model, info)
+
+
+async def completion_submission(
+    body: CompletionRequest, caller: TenantContext, model: ResolvedModel, info: EngineInfo, text: TextCodec
+) -> Submission:
+    """Encode the prompt or prompts. Raises as `chat_submission` does."""
+    prompts = _prompts(body.prompt)
+    if len(prompts) * (body.n or 1) > MAX_CHOICES:
+        raise InvalidValue(
+            f"{len(prompts)} prompts of {body.n or 1} choices are more than {MAX_CHOICES} choices.", "prompt"
+        )
+    encoded = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            _refuse_too_long(text.fewest_tokens(prompt), info, "prompt")
+            encoded.append(await text.encode_prompt(prompt))
+        else:
+            _check_token_ids(prompt, info, "prompt")
+            encoded.append(prompt)
+    return _submission("cmpl", body, encoded, body.max_tokens, body.logprobs, "prompt", caller, model, info)
+
+
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """Sort out OpenAI's four ways of giving prompts."""
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = {type(entry) for entry in prompt}
+    if len(kinds) > 1:
+        raise InvalidValue("'prompt' mixes texts, token ids and lists of token ids.", "prompt")
+    if kinds == {int}:
+        return [cast("list[int]", prompt)]
+    return cast("list[str | list[int]]", prompt)
+
+
+def _submission(
+    kind: str,
+    body: GenerationFields,
+    prompts: list[list[int]],
+    max_tokens: int | None,
+    logprobs: int | None,
+    param: str,
+    caller: TenantContext,
+    model: ResolvedModel,
+    info: EngineInfo,
+) -> Submission:
+    request_id = f"{kind}-{token_hex(16)}"
+    tier = _TIERS[body.service_tier]
+    stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    labels = {
+        "key_id": caller.key_id,
+        "model": model.name,
+        "endpoint": _ENDPOINTS[kind],
+        "service_tier": tier.value,
+    }
+    if model.adapter_id is not None:
+        labels["adapter_id"] = str(model.adapter_id)
+        labels["adapter_version"] = str(model.version)
+    now = time.time()
+    submits = [
+        Submit(
+            request_id=request_id if len(prompts) == 1 else f"{request_id}-{position}",
+            tenant=str(caller.tenant_id),
+            prompt_ids=prompt_ids,
+            sampling=_sampling(
+                body, _budget(len(prompt_ids), max_tokens, info, param), stops, logprobs, info
+            ),
+            adapter=model.adapter,
+            priority=tier,
+            n=body.n or 1,
+            labels=labels,
+            submitted_at=now,
+        )
+        for position, prompt_ids in enumerate(prompts)
+    ]
+    return Submission(
+        id=request_id,
+        created=int(now),
+        model=model.name,
+        fingerprint=fingerprint(info, model),
+        tier=tier,
+        n=body.n or 1,
+        submits=submits,
+        stops=stops,
+        logprobs=logprobs,
+    )
+
+
+_ENDPOINTS = {"chatcmpl": "chat.completions", "cmpl": "completions"}
+
+
+def fingerprint(info: EngineInfo, model: ResolvedModel) -> str:
+    """`system_fingerprint`: equal seeds give equal answers as long as this stays the same."""
+    build = f"fp_{info.base_digest[:10]}_{info.quantization}_{info.build}"
+    return f"{build}_{model.adapter.digest[:10]}" if model.adapter is not None else build
+
+
+def _sampling(
+    body: GenerationFields, max_tokens: int, stops: tuple[str, ...], logprobs: int | None, info: EngineInfo
+) -> SamplingParams:
+    _check_token_ids(body.logit_bias or (), info, "logit_bias")
+    _check_token_ids(body.stop_token_ids or (), info, "stop_token_ids")
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidValue(
+            f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens are generated.", "min_tokens"
+        )
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=_or(body.temperature, 1.0),
+        top_k=body.top_k or 0,
+        top_p=_or(body.top_p, 1.0),
+        min_p=body.min_p or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_or(body.repetition_penalty, 1.0),
+        logit_bias=body.logit_bias or {},
+        seed=body.seed,
+        min_tokens=min_tokens,
+        stop=stops,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _budget(prompt_len: int, max_tokens: int | None, info: EngineInfo, param: str) -> int:
+    """How many tokens may be generated: what was asked for, or all that is left of the context."""
+    if prompt_len == 0:
+        raise InvalidValue("The prompt has no tokens.", param)
+    _refuse_too_long(prompt_len, info, param, exact=True)
+    left = info.context_length - prompt_len
+    if max_tokens is None:
+        return left
+    if max_tokens > left:
+        raise ContextLengthExceeded(
+            f"This model's context length is {info.context_length} tokens. However, you requested "
+            f"{prompt_len + max_tokens} ({prompt_len} in the {param}, {max_tokens} in the completion).",
+            param,
+        )
+    return max_tokens
+
+
+def _refuse_too_long(prompt_len: int, info: EngineInfo, param: str, exact: bool = False) -> None:
+    """One token of the context at least is the completion's."""
+    longest = min(info.max_prompt_tokens, info.context_length - 1)
+    if prompt_len > longest:
+        raise ContextLengthExceeded(
+            f"This model's context length is {info.context_length} tokens, {longest} of them for the prompt. "
+            f"However, your {param} {'have' if param == 'messages' else 'has'} "
+            f"{'' if exact else 'at least '}{prompt_len} tokens.",
+            param,
+        )
+
+
+def _check_token_ids(token_ids: Iterable[int], info: EngineInfo, param: str) -> None:
+    for token_id in token_ids:
+        if token_id >= info.vocab_size:
+            raise InvalidValue(
+                f"'{param}' names token {token_id}; this model's tokens end at {info.vocab_size - 1}.", param
+            )

@@ -1,0 +1,97 @@
+"""The OpenAPI document: what FastAPI sees of the routes, with the bodies that msgspec reads put in.
+
+Owns the schemas of request bodies and of the error envelope in that document. Tests are generated from it, so
+it must say what the decoders do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.openai.schemas import ChatCompletionRequest, CompletionRequest
+
+_REF = "#/components/schemas/{name}"
+BODIES = (ChatCompletionRequest, CompletionRequest)
+
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "additionalProperties": False,
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "additionalProperties": False,
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": "string"},
+            },
+        }
+    },
+}
+
+
+def _error(description: str) -> dict[str, Any]:
+    return {
+        "description": description,
+        "content": {"application/json": {"schema": {"$ref": _REF.format(name="Error")}}},
+    }
+
+
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: _error("A field is wrong, unknown or not supported; `param` names it."),
+    401: _error("No valid API key."),
+    403: _error("The key may not do this."),
+    404: _error("There is no such thing, or it is another tenant's."),
+    409: _error("It exists and is not ready."),
+    413: _error("The body is too large."),
+    415: _error("The body is not JSON."),
+    "5XX": _error("The server is at fault, or busy: `x-should-retry` says whether to try again."),
+}
+
+
+def json_body(name: str) -> dict[str, Any]:
+    """`openapi_extra` of a route whose body is read by msgspec."""
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"$ref": _REF.format(name=name)}}},
+        }
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Have `app.openapi()` build the complete document."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            components = made.setdefault("components", {})
+            schemas = components.setdefault("schemas", {})
+            schemas |= msgspec.json.schema_components(BODIES, ref_template=_REF)[1]
+            schemas["Error"] = ERROR_SCHEMA
+            components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            _settle(made)
+            app.openapi_schema = made
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _settle(document: dict[str, Any]) -> None:
+    """Every /v1 route wants a key; and FastAPI's own 422 is never sent, because the envelope's 400 stands for
+    it.
+    """
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            operation.get("responses", {}).pop("422", None)
+            if path.startswith("/v1/"):
+                operation["security"] = [{"key": []}]
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)

@@ -1,0 +1,42 @@
+"""Settings of the API process, read from ROOTSTOCK_API_*. Built by process mains only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ApiSettings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_API_")
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)
+    """0 picks a free one."""
+    fd: int | None = None
+    """A listening socket that the parent process has bound: used instead of host and port."""
+    engine_endpoint: str
+    """Where the engine listens, `ipc://...` or `tcp://...`."""
+    base_path: Path
+    """The base model's directory: its tokenizer and chat template are read, its weights are not."""
+    base_name: str = Field(pattern=r"^[a-z0-9._-]{1,64}$")
+    """Name the base model is sold under."""
+    redis_url: str
+    name: str = "api-0"
+    """How this process calls itself to the engine and in logs."""
+    max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
+    body_timeout: float = Field(default=30.0, gt=0)
+    """Seconds for a request's body to arrive."""
+    ping_interval: float = Field(default=15.0, gt=0)
+    """Seconds of silence on a stream before a comment is sent."""
+    drain_timeout: int = Field(default=30, ge=1)
+    """Seconds that open requests have to finish after SIGTERM."""
+    keep_alive: int = Field(default=75, ge=1)
+    """Seconds an idle connection is kept."""
+    backlog: int = Field(default=2048, ge=1)
+    forwarded_allow_ips: str = "127.0.0.1"
+    """Peers whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas."""
+    log_level: str = "info"
+    log_format: Literal["json", "console", "auto"] = "auto"

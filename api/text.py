@@ -1,0 +1,209 @@
+"""Text to token ids: chat messages through the checkpoint's template, prompts as they stand.
+
+Owns the tokenizer and the wall between what a tenant's user typed and what the template says. Refuses to know
+HTTP, sampling and engines; the way back is `api.detokenizer`.
+
+A special token such as `<|end|>` is structure when the template writes it and plain text when a user types
+it. Rendering would mix the two, so every special token's string inside a message is first replaced by one
+private-use character that no message contains; the rendered text is then cut at the special tokens that are
+left, which only the template can have written, and the text between them, user's strings restored, is encoded
+by a twin of the tokenizer that knows no special tokens. A raw `/v1/completions` prompt is the caller's own
+template: control tokens stay such.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from api.chat_template import ChatTemplate
+from engine.vocabulary import Vocabulary
+
+INLINE_CHARACTERS = 4096
+"""Texts up to this long are encoded on the event loop (about a millisecond): a thread's round trip costs as
+much.
+"""
+_PRIVATE_USE = range(0xF0000, 0xFFFFE)
+_COMPOSING = {"NFC", "NFD", "NFKC", "NFKD"}
+_COMPOSING_SHRINKS = 4
+"""Unicode composition makes a text at most this many times shorter: Hangul jamo 9 bytes to 3, Greek 8 to
+3.
+"""
+
+
+class RenderedChat:
+    """A conversation after its template: the text, and what the private-use characters in it stand for."""
+
+    __slots__ = ("text", "typed")
+
+    def __init__(self, text: str, typed: dict[int, str]) -> None:
+        self.text = text
+        self.typed = typed
+        """By code point: special-token strings that a user typed."""
+
+
+class TextCodec:
+    """The tokenizer of one base model.
+
+    Args:
+        tokenizer_json: the document of `tokenizer.json`.
+        vocabulary: what each token is in bytes.
+        template: None for a base without one; it serves completions and no chat.
+    """
+
+    def __init__(self, tokenizer_json: str, vocabulary: Vocabulary, template: ChatTemplate | None) -> None:
+        document = json.loads(tokenizer_json)
+        added = document.get("added_tokens") or []
+        special = [token for token in added if token.get("special")]
+        self.vocabulary = vocabulary
+        self.template = template
+        self._tokenizer = Tokenizer.from_str(tokenizer_json)
+        self._plain = Tokenizer.from_str(tokenizer_json)
+        self._plain.encode_special_tokens = True
+        for tokenizer in (self._tokenizer, self._plain):
+            # Files are often saved with the limits of a training run.
+            tokenizer.no_truncation()
+            tokenizer.no_padding()
+        self._special_ids = {token["content"]: token["id"] for token in special}
+        self._names = {token["id"]: token["content"] for token in special}
+        self._special = _any_of(self._special_ids)
+        self._strips = {
+            token["content"]: (bool(token.get("lstrip")), bool(token.get("rstrip"))) for token in special
+        }
+        # A special token that is looked for after normalisation has spellings that our search would not see.
+        self._always_cut = any(token.get("normalized") for token in special) and bool(
+            document.get("normalizer")
+        )
+        self._bytes_per_token = _most_bytes_per_token(document, added, vocabulary)
+
+    @classmethod
+    def load(cls, base_dir: Path) -> TextCodec:
+        """Read tokenizer.json and the chat template beside it. Raises ValueError when they cannot be used."""
+        vocabulary = Vocabulary.load(base_dir)
+        document = (base_dir / "tokenizer.json").read_text(encoding="utf-8")
+        return cls(document, vocabulary, ChatTemplate.load(base_dir))
+
+    def fewest_tokens(self, text: str) -> int:
+        """A lower bound on the tokens of `text`, without tokenising: 0 where the tokenizer allows none."""
+        return 0 if self._bytes_per_token is None else len(text.encode("utf-8")) // self._bytes_per_token
+
+    def special_token(self, token_id: int) -> str | None:
+        """The name of a special token, such as "<|end|>"; None for a token of text."""
+        return self._names.get(token_id)
+
+    def render_chat(self, messages: Sequence[dict[str, str]]) -> RenderedChat:
+        """Apply the template, user text shielded.
+
+        Args:
+            messages: dicts of "role" and "content", perhaps "name".
+
+        Raises:
+            TemplateRefusal: the template does not take this conversation.
+        """
+        assert self.template is not None, "asked to render a chat for a base without a chat template"
+        typed = {
+            found
+            for message in messages
+            for value in message.values()
+            for found in (self._special.findall(value) if self._special else ())
+        }
+        if not typed:
+            return RenderedChat(self.template.render(messages), {})
+        used = {character for message in messages for value in message.values() for character in value}
+        free = (chr(point) for point in _PRIVATE_USE if chr(point) not in used)
+        stand_ins = dict(zip(sorted(typed), free, strict=False))
+        assert self._special is not None
+        shielded = [
+            {
+                key: self._special.sub(lambda match: stand_ins[match[0]], value)
+                for key, value in message.items()
+            }
+            for message in messages
+        ]
+        return RenderedChat(
+            self.template.render(shielded), {ord(sign): text for text, sign in stand_ins.items()}
+        )
+
+    async def encode_chat(self, chat: RenderedChat) -> list[int]:
+        """Token ids of a rendered conversation: `add_special_tokens` off, the template has written the
+        BOS.
+        """
+        if len(chat.text) <= INLINE_CHARACTERS:
+            return self._encode_chat(chat)
+        return await asyncio.to_thread(self._encode_chat, chat)
+
+    async def encode_prompt(self, prompt: str) -> list[int]:
+        """Token ids of a raw prompt; the BOS is put before it unless the prompt begins with one."""
+        if len(prompt) <= INLINE_CHARACTERS:
+            return self._encode_prompt(prompt)
+        return await asyncio.to_thread(self._encode_prompt, prompt)
+
+    def _encode_chat(self, chat: RenderedChat) -> list[int]:
+        if self._special is None or not (chat.typed or self._always_cut):
+            return self._tokenizer.encode(chat.text, add_special_tokens=False).ids
+        token_ids: list[int] = []
+        end, strips_left = 0, False
+        for match in self._special.finditer(chat.text):
+            token = match[0]
+            lstrip, rstrip = self._strips[token]
+            token_ids += self._encode_plain(chat, end, match.start(), strips_left, lstrip)
+            token_ids.append(self._special_ids[token])
+            end, strips_left = match.end(), rstrip
+        return token_ids + self._encode_plain(chat, end, len(chat.text), strips_left, False)
+
+    def _encode_plain(self, chat: RenderedChat, start: int, end: int, left: bool, right: bool) -> list[int]:
+        """Encode what stands between two special tokens; `left` and `right`: they swallow white space
+        there.
+        """
+        text = chat.text[start:end]
+        text = text.lstrip() if left else text
+        text = text.rstrip() if right else text
+        return self._plain.encode(text.translate(chat.typed), add_special_tokens=False).ids if text else []
+
+    def _encode_prompt(self, prompt: str) -> list[int]:
+        token_ids = self._tokenizer.encode(prompt).ids
+        if len(token_ids) >= 2 and token_ids[0] == token_ids[1] and token_ids[0] in self._names:
+            return token_ids[1:]
+        return token_ids
+
+
+def _any_of(strings: Iterable[str]) -> re.Pattern[str] | None:
+    ordered = sorted(strings, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+def _most_bytes_per_token(
+    document: dict[str, Any], added: list[dict[str, Any]], vocabulary: Vocabulary
+) -> int | None:
+    """How many bytes of input one token can stand for at most; None when that has no bound.
+
+    White space swallowed by an added token, and normalisers that delete, take bytes for nothing.
+    """
+    if any(token.get("lstrip") or token.get("rstrip") for token in added):
+        return None
+    longest = max(
+        [len(data) for data in vocabulary.token_bytes]
+        + [len(token["content"].encode("utf-8")) for token in added],
+        default=0,
+    )
+    factor = 1
+    normalizer = document.get("normalizer")
+    for step in (normalizer or {}).get("normalizers", [normalizer] if normalizer else []):
+        match step:
+            case {"type": "Prepend"}:
+                pass
+            case {"type": "Replace", "pattern": {"String": pattern}, "content": content} if len(
+                content
+            ) >= len(pattern):
+                pass
+            case {"type": kind} if kind in _COMPOSING:
+                factor = _COMPOSING_SHRINKS
+            case _:
+                return None
+    return longest * factor or None

@@ -1,0 +1,96 @@
+"""What the API process measures about serving, as Prometheus metrics.
+
+Owns the names, labels and buckets. Labels are few and fixed: classes of service, routes, status and error
+codes; never a key, a tenant or an adapter, whose number has no bound. Refuses to know HTTP frameworks and
+engines; what an engine measures itself (queue wait, occupancy) is mirrored by the process that talks to it.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+_LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_TOKEN_LATENCY = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+_HTTP_LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 300.0)
+
+
+class ServingMetrics:
+    """One process's counters, on a registry of their own. Durations are in seconds."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
+        self._time_to_first_token = self._histogram(
+            "time_to_first_token_seconds",
+            "From a request's arrival to its first output token.",
+            ["service_tier"],
+            _LATENCY,
+        )
+        self._time_per_output_token = self._histogram(
+            "time_per_output_token_seconds",
+            "Mean time between a choice's output tokens after the first (TPOT, inter-token latency).",
+            ["service_tier"],
+            _TOKEN_LATENCY,
+        )
+        self._end_to_end = self._histogram(
+            "request_duration_seconds",
+            "From a generation request's arrival to the end of its answer.",
+            ["service_tier"],
+            _LATENCY,
+        )
+        self._tokens = Counter(
+            "rootstock_tokens",
+            "Tokens billed. Kinds: prompt, cached (part of prompt) and completion.",
+            ["service_tier", "kind"],
+            registry=self.registry,
+        )
+        self._errors = Counter(
+            "rootstock_errors",
+            "Requests answered with an error, or broken off by one in mid-stream.",
+            ["code"],
+            registry=self.registry,
+        )
+        self._http = Counter(
+            "rootstock_http_requests",
+            "HTTP requests by route template and status.",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self._http_duration = self._histogram(
+            "http_request_duration_seconds",
+            "From the first byte of a request to the last of its answer.",
+            ["route"],
+            _HTTP_LATENCY,
+        )
+        self.open_streams = Gauge(
+            "rootstock_open_streams", "Answers being streamed now.", registry=self.registry
+        )
+
+    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"rootstock_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+    def first_token(self, service_tier: str, seconds: float) -> None:
+        self._time_to_first_token.labels(service_tier).observe(seconds)
+
+    def answered(self, service_tier: str, seconds: float, seconds_per_token: float | None) -> None:
+        """An answer ended. `seconds_per_token`: None when there were not two tokens to measure between."""
+        self._end_to_end.labels(service_tier).observe(seconds)
+        if seconds_per_token is not None:
+            self._time_per_output_token.labels(service_tier).observe(seconds_per_token)
+
+    def billed(self, service_tier: str, prompt: int, cached: int, completion: int) -> None:
+        self._tokens.labels(service_tier, "prompt").inc(prompt)
+        self._tokens.labels(service_tier, "cached").inc(cached)
+        self._tokens.labels(service_tier, "completion").inc(completion)
+
+    def failed(self, code: str) -> None:
+        self._errors.labels(code).inc()
+
+    def http(self, method: str, route: str, status: int, seconds: float) -> None:
+        self._http.labels(method, route, str(status)).inc()
+        self._http_duration.labels(route).observe(seconds)
