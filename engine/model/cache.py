@@ -1,0 +1,50 @@
+"""The memory that holds keys and values of all layers, in blocks.
+
+Owns the tensor and its layout. Refuses to know who holds which block: that is `engine.kv_cache`, in plain Python.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.model.config import ModelConfig
+
+
+class KVCache:
+    """`layers`: `[num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]`; plane 0 keys, plane 1 values.
+
+    One head's keys of one block are contiguous: a sequence's cache is gathered as rows of block_size * head_dim
+    numbers, into the order that batched products want. Block 0 is nobody's and stays zero.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int = 16,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        if num_blocks < 2:
+            raise ValueError(
+                f"num_blocks is {num_blocks}: block 0 is the null block, so at least 2 are needed"
+            )
+        self.block_size = block_size
+        self.num_blocks = num_blocks
+        shape = (config.num_layers, num_blocks, 2, config.num_kv_heads, block_size, config.head_dim)
+        self.layers = torch.zeros(shape, dtype=dtype, device=device)
+
+    @staticmethod
+    def block_bytes(config: ModelConfig, block_size: int = 16, dtype: torch.dtype = torch.float32) -> int:
+        """Bytes of one block over all layers."""
+        elements = config.num_layers * 2 * config.num_kv_heads * block_size * config.head_dim
+        return elements * torch.empty(0, dtype=dtype).element_size()
+
+    def clear(self, block_ids: Tensor) -> None:
+        """Zeroes blocks in every layer, when their first slot is about to be written.
+
+        Attention reads whole blocks and weighs what lies beyond a sequence's end with zero; a former owner's NaN
+        would survive that.
+        """
+        self.layers.index_fill_(1, block_ids, 0)
