@@ -1,0 +1,392 @@
+"""The engine as seen from an asyncio process: submit, read tokens, learn at once when it is gone.
+
+Owns one DEALER socket at a time and the generations open on it. A connection is never repaired: at its first
+fault (the peer closed it, three seconds without a heartbeat, another incarnation answering) the socket is
+thrown away with whatever was queued in it, every open generation fails with EngineGone, and a new socket says
+Hello. So no message meant for one incarnation of the engine ever reaches the next.
+
+Refuses to know HTTP, text and tensors, and imports nothing of the engine but its protocol.
+
+    EngineError
+    +-- RequestRejected   the request never ran; code and message say why
+    +-- EngineGone        not connected, or lost while generating
+    +-- ReaderStalled     nobody read this generation's tokens, so it was aborted
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import msgspec
+import structlog
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from engine.protocol import (
+    Abort,
+    AdapterRef,
+    ClientMessage,
+    EngineInfo,
+    EngineMessage,
+    EngineStats,
+    Goodbye,
+    Hello,
+    Outputs,
+    Prefetch,
+    RejectCode,
+    Submit,
+    TokenChunk,
+    Usage,
+)
+
+log = structlog.get_logger(__name__)
+
+SILENCE_LIMIT = 3.0
+"""Seconds without a word from a ready engine until it counts as gone; it speaks twice a second."""
+CONNECT_LIMIT = 2.0
+"""Seconds for a connection to be made before another is tried."""
+TICK = 0.1
+MAX_UNREAD_TOKENS = 65_536
+
+_decoder = msgspec.msgpack.Decoder(EngineMessage)
+_encoder = msgspec.msgpack.Encoder()
+
+_LOST_EVENTS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class EngineError(Exception):
+    """A request came to nothing, or to less than it asked for."""
+
+
+class RequestRejected(EngineError):
+    """The engine would not run the request. Nothing is billed."""
+
+    def __init__(self, code: RejectCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class EngineGone(EngineError):
+    """No engine to ask, or it went away in mid-answer. What it generated until then is billed."""
+
+
+class ReaderStalled(EngineError):
+    """Tokens piled up unread past the limit, and the request was aborted."""
+
+
+class Generation:
+    """One request's answer, read with `async for`: each item is every chunk that arrived since the last.
+
+    Ends after the engine's last word; then `usage` is set. Raises RequestRejected, EngineGone or
+    ReaderStalled in place of an item, after the chunks that came before it. One reader at a time. A reader
+    that is cancelled while it waits aborts the request; one that stops iterating for another reason must call
+    `abort` (it may then read on, to the usage).
+    """
+
+    __slots__ = ("_client", "_closed", "_error", "_num_unread", "_unread", "_waiter", "request_id", "usage")
+
+    def __init__(self, client: EngineClient, request_id: str) -> None:
+        self.request_id = request_id
+        self.usage: Usage | None = None
+        """Set once the engine has spoken its last word."""
+        self._client = client
+        self._unread: list[TokenChunk] = []
+        self._num_unread = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: EngineError | None = None
+        self._closed = False
+
+    def __aiter__(self) -> AsyncIterator[list[TokenChunk]]:
+        return self
+
+    async def __anext__(self) -> list[TokenChunk]:
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            if self._closed:
+                raise StopAsyncIteration
+            assert self._waiter is None, "a generation has one reader"
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                self.abort()
+                raise
+            finally:
+                self._waiter = None
+        chunks, self._unread, self._num_unread = self._unread, [], 0
+        return chunks
+
+    def abort(self) -> None:
+        """Ask the engine to stop.
+
+        Returns at once, may be called at any time and again; tokens generated are billed.
+        """
+        if not self._closed:
+            self._client._abort(self.request_id)
+
+    def _receive(self, chunk: TokenChunk) -> int:
+        """Keep a chunk for the reader; how many tokens are unread."""
+        self._unread.append(chunk)
+        self._num_unread += len(chunk.token_ids)
+        return self._num_unread
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _close(self, usage: Usage | None, error: EngineError | None) -> None:
+        self.usage, self._error, self._closed = usage, error, True
+        self._wake()
+
+
+class _Connection:
+    """One DEALER socket from connect to its first fault, and the monitor that reports the fault."""
+
+    def __init__(self, context: zmq.Context, endpoint: str, now: float) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        # A connection that breaks stays broken: see the module's docstring. Sends are never refused for a
+        # full queue; the silence limit bounds what can gather for an engine that does not read.
+        self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.RCVHWM, 1000)  # this process blocked: let the engine's side fill, and know
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        self.monitor = self.socket.get_monitor_socket(_LOST_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.opened_at = now
+        self.last_heard = now
+        self.connected = False
+        self.lost = False
+        self.socket.connect(endpoint)
+
+    def poll_monitor(self) -> None:
+        """Take in all that the monitor has to say."""
+        while self.monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            event = recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.connected = True
+            else:
+                self.lost = True
+
+    def close(self, linger: int = 0) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=linger)
+
+
+class EngineClient:
+    """A process's door to one engine. All methods belong to the event loop that called `start`."""
+
+    def __init__(self, endpoint: str, name: str, max_unread_tokens: int = MAX_UNREAD_TOKENS) -> None:
+        """`name` appears in the engine's log.
+
+        Connects at `start`, to an engine that need not be there yet.
+        """
+        self.endpoint = endpoint
+        self.info: EngineInfo | None = None
+        """Who serves; None until it first answered. Stays as it was while the engine is away."""
+        self.stats: EngineStats | None = None
+        """Its latest gauges and counters."""
+        self._name = name
+        self._max_unread_tokens = max_unread_tokens
+        self._ready = asyncio.Event()
+        self._generations: dict[str, Generation] = {}
+        self._context: zmq.Context | None = None
+        self._connection: _Connection | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Connected to an engine that has its model loaded."""
+        return self._ready.is_set()
+
+    @property
+    def num_open(self) -> int:
+        """Generations whose last word is still to come."""
+        return len(self._generations)
+
+    async def start(self) -> None:
+        """Begin to connect, and keep doing so until `close`."""
+        assert self._watch is None, "started twice"
+        self._loop = asyncio.get_running_loop()
+        self._context = zmq.Context(io_threads=1)
+        self._connect()
+        self._watch = asyncio.create_task(self._keep_connected(), name=f"engine-client {self.endpoint}")
+
+    async def close(self) -> None:
+        """Say goodbye; the engine aborts what is open. Open generations fail with EngineGone."""
+        if self._watch is None or self._context is None:
+            return
+        self._watch.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._watch
+        self._watch = None
+        if self._connection is not None:
+            if self._connection.connected:
+                self._connection.socket.send(_encoder.encode(Goodbye()), zmq.NOBLOCK)
+            self._disconnect("the client is closing", linger=200)
+        await asyncio.to_thread(self._context.term)
+
+    async def wait_ready(self) -> EngineInfo:
+        """The engine's info, once it is ready. Waits without end: bound it with `asyncio.timeout`."""
+        await self._ready.wait()
+        assert self.info is not None
+        return self.info
+
+    def submit(self, request: Submit) -> Generation:
+        """Send a request.
+
+        Raises EngineGone when not ready, RequestRejected when its id is already open here.
+        """
+        if not self.ready:
+            raise EngineGone(f"engine at {self.endpoint} is not connected")
+        if request.request_id in self._generations:
+            raise RequestRejected("duplicate", f"request_id {request.request_id!r} is already open")
+        generation = Generation(self, request.request_id)
+        self._generations[request.request_id] = generation
+        self._send(request)
+        return generation
+
+    def prefetch(self, adapter: AdapterRef) -> None:
+        """Have the engine load an adapter before its first request.
+
+        A hint: without an engine it is dropped.
+        """
+        if self.ready:
+            self._send(Prefetch(adapter))
+
+    def _abort(self, request_id: str) -> None:
+        if self.ready and request_id in self._generations:
+            self._send(Abort(request_id))
+
+    def _send(self, message: ClientMessage) -> None:
+        assert self._connection is not None
+        with contextlib.suppress(zmq.Again):  # the connection just broke: its end is about to be noticed
+            self._connection.socket.send(_encoder.encode(message), zmq.NOBLOCK)
+        # The descriptor is edge-triggered, and sending may have swallowed an edge: look for what came in
+        # meanwhile.
+        if self._connection.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self._loop.call_soon(self._on_readable)
+
+    # The connection ---------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        assert self._context is not None
+        connection = self._connection = _Connection(self._context, self.endpoint, self._loop.time())
+        self._loop.add_reader(connection.socket.FD, self._on_readable)
+        self._loop.add_reader(connection.monitor.FD, self._on_monitor)
+        self._send(Hello(self._name))
+        self._on_monitor()
+
+    def _disconnect(self, reason: str, linger: int = 0) -> None:
+        """Throw the connection away and fail what was open on it."""
+        connection, self._connection = self._connection, None
+        assert connection is not None
+        self._loop.remove_reader(connection.socket.FD)
+        self._loop.remove_reader(connection.monitor.FD)
+        connection.close(linger)
+        if self.ready:
+            self._ready.clear()
+            log.warning(
+                "engine is gone", endpoint=self.endpoint, reason=reason, open_requests=len(self._generations)
+            )
+        generations, self._generations = self._generations, {}
+        for generation in generations.values():
+            generation._close(None, EngineGone(f"engine at {self.endpoint} is gone: {reason}"))
+
+    async def _keep_connected(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            if self._connection is None:
+                self._connect()
+            # Read what waits before judging silence: this process may have been the busy one.
+            self._on_readable()
+            self._on_monitor()
+            connection, now = self._connection, self._loop.time()
+            if connection is None:
+                continue
+            if self.ready and now - connection.last_heard > SILENCE_LIMIT:
+                self._disconnect(f"no heartbeat for {SILENCE_LIMIT:g} s")
+            elif not connection.connected and now - connection.opened_at > CONNECT_LIMIT:
+                self._disconnect("no connection")
+
+    def _on_monitor(self) -> None:
+        if self._connection is None:
+            return
+        self._connection.poll_monitor()
+        if self._connection.lost:
+            self._on_readable()  # what it said before it died still counts
+            if self._connection is not None:
+                self._disconnect("it closed the connection")
+
+    # Messages ---------------------------------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        while (connection := self._connection) is not None:
+            try:
+                payload = connection.socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            connection.last_heard = self._loop.time()
+            try:
+                message = _decoder.decode(payload)
+            except msgspec.DecodeError as error:
+                self._disconnect(f"it sent a message that makes no sense ({error})")
+                return
+            if isinstance(message, Outputs):
+                self._on_outputs(message)
+            elif isinstance(message, EngineInfo):
+                self._on_info(message)
+            else:
+                self._on_stats(message)
+
+    def _on_outputs(self, outputs: Outputs) -> None:
+        generations = self._generations
+        gained: set[Generation] = set()
+        for chunk in outputs.chunks:
+            generation = generations.get(chunk.request_id)
+            if generation is None:
+                continue
+            gained.add(generation)
+            if generation._receive(chunk) > self._max_unread_tokens:
+                self._send(Abort(chunk.request_id))
+                del generations[chunk.request_id]
+                generation._close(
+                    None, ReaderStalled(f"more than {self._max_unread_tokens} tokens were left unread")
+                )
+        for generation in gained:
+            generation._wake()
+        for finished in outputs.finished:
+            generation = generations.pop(finished.request_id, None)
+            if generation is not None:
+                generation._close(finished.usage, None)
+        for rejected in outputs.rejected:
+            generation = generations.pop(rejected.request_id, None)
+            if generation is not None:
+                generation._close(None, RequestRejected(rejected.code, rejected.message))
+
+    def _on_info(self, info: EngineInfo) -> None:
+        if self.ready and self.info is not None and info.incarnation != self.info.incarnation:
+            self._disconnect(f"it was restarted as {info.incarnation}")
+            return
+        self.info = info
+        self._ready.set()
+        log.info(
+            "engine is ready", endpoint=self.endpoint, engine=info.engine_id, incarnation=info.incarnation
+        )
+
+    def _on_stats(self, stats: EngineStats) -> None:
+        if self.ready and self.info is not None and stats.incarnation != self.info.incarnation:
+            self._disconnect(f"it was restarted as {stats.incarnation}")
+            return
+        self.stats = stats

@@ -1,0 +1,139 @@
+"""The engine process: builds everything from settings, serves, and turns signals and failures into an exit
+code.
+
+`python -m engine.main` reads ROOTSTOCK_ENGINE_* from the environment. Exit codes: 0 after a drain (or SIGTERM
+while loading), 1 when something failed (the log says what; a supervisor starts the engine again), 70 when a
+step hung or a thread died.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from types import FrameType
+
+import structlog
+import zmq
+
+from engine.core import EngineCore
+from engine.protocol import EngineInfo
+from engine.server import STALL_EXIT_CODE, EngineServer
+from engine.settings import EngineSettings
+from engine.usage import JournalError
+from telemetry import logs
+
+log = structlog.get_logger(__name__)
+
+THREAD_SWITCH_SECONDS = 0.0005
+"""The transport's thread shares the interpreter with the step loop: at Python's default of 5 ms a chunk could
+wait longer for its turn than the step took that made it."""
+
+
+def run(settings: EngineSettings) -> int:
+    """Serve until told to stop; the process's exit code."""
+    logs.configure("engine")
+    began = time.monotonic()
+    if settings.base is None and not settings.null:
+        log.critical("ROOTSTOCK_ENGINE_BASE is not set: the base model's folder")
+        return 1
+    try:
+        server = EngineServer(
+            endpoint=settings.endpoint,
+            redis_url=settings.redis_url,
+            state_dir=settings.state_dir,
+            engine_id=settings.engine_id,
+            drain_seconds=settings.drain_seconds,
+        )
+    except (OSError, zmq.ZMQError, JournalError) as error:
+        log.critical("engine cannot start", reason=str(error))
+        return 1
+
+    def build() -> tuple[EngineCore, EngineInfo]:
+        # Imported here: only one of the two is needed, and the model's half takes seconds to load torch.
+        if settings.null:
+            from engine.null_runner import build_null_engine as build_engine
+        else:
+            from engine.assembly import build_engine
+        core, info = build_engine(settings, server, build_name())
+        log.info(
+            "engine ready",
+            seconds=round(time.monotonic() - began, 2),
+            endpoint=server.endpoint,
+            base=info.base,
+            quantization=info.quantization,
+            context_length=info.context_length,
+        )
+        return core, info
+
+    return serve_until_stopped(server, build)
+
+
+def serve_until_stopped(server: EngineServer, build: Callable[[], tuple[EngineCore, EngineInfo]]) -> int:
+    """Build the core, serve until SIGTERM or SIGINT has been obeyed, let go; the exit code.
+
+    The first signal drains, the second cuts the drain short. While still building, either ends the process at
+    once.
+    """
+    sys.setswitchinterval(THREAD_SWITCH_SECONDS)
+    threading.excepthook = _end_process
+    built = False
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if not built:
+            raise SystemExit(0)
+        server.stop()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    code = 0
+    try:
+        core, info = build()
+        built = True
+        server.serve(core, info)
+        log.info("drained")
+    except SystemExit:
+        log.info("stopped while loading")
+    except Exception as error:
+        log.critical("engine failed", reason=str(error), exc_info=True)
+        code = 1
+    try:
+        server.close()
+    except JournalError as error:
+        log.critical("usage is left for the next start to bill", reason=str(error))
+        code = 1
+    return code
+
+
+def build_name() -> str:
+    """Version of what is running, for clients to see."""
+    try:
+        return version("rootstock")
+    except PackageNotFoundError:  # a bare checkout
+        return "unknown"
+
+
+def _end_process(failure: threading.ExceptHookArgs) -> None:
+    """A thread's death would leave the process half alive:
+
+    better none, and a new one. The in-flight table has the bill.
+    """
+    name = failure.thread.name if failure.thread is not None else ""
+    log.critical("a thread died; the engine ends itself", thread=name, exc_info=failure.exc_value)
+    os._exit(STALL_EXIT_CODE)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m engine.main", description=__doc__)
+    parser.add_argument("--null", action="store_true", help="no model: made-up tokens, no torch")
+    options = parser.parse_args(argv)
+    return run(EngineSettings(null=True) if options.null else EngineSettings())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,148 @@
+"""The meter: what each open request owes, from admission until the journal has it.
+
+Owns the in-flight table and the usage journal, and the order between them: a row is written before a request
+is accepted, counts before its tokens are sent, and is freed after its last event is written. So whatever
+moment the process dies at, table and journal together hold every token anybody was given, and the largest
+counts of a request are right. Refuses to know clients, sockets and steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from engine.inflight import InflightTable
+from engine.protocol import Submit, Usage, UsageEvent
+from engine.spool import Spool
+from engine.usage import JournalEntry, JournalError, UsageJournal
+
+log = structlog.get_logger(__name__)
+
+FLUSH_SECONDS = 5.0
+
+
+class Meter:
+    """Counts tokens of open requests; all methods belong to the step loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        state_dir: Path,
+        redis_url: str,
+        engine_id: str,
+        incarnation: str,
+        on_settled: Callable[[list[object]], None],
+        on_failed: Callable[[JournalError], None],
+    ) -> None:
+        """Open the files, bill what the last incarnation left in flight, then start the journal's thread.
+
+        `on_settled` gets the receipts of requests whose last event is written, on the journal's thread;
+        `on_failed` likewise, once. Raises: OSError for the files, JournalError when leftovers can be written
+        nowhere.
+        """
+        self._engine_id = engine_id
+        self._incarnation = incarnation
+        self._on_settled = on_settled
+        self._table = InflightTable(state_dir / "inflight.bin")
+        self._journal = UsageJournal(redis_url, Spool(state_dir / "usage.spool"), self._on_written, on_failed)
+        self._entries: list[JournalEntry] = []
+        leftovers = [_owed_at_death(event) for event in self._table.read()]
+        if leftovers:
+            log.warning("billing requests that the last incarnation left in flight", requests=len(leftovers))
+            self._journal.write_now(leftovers)
+        self._table.clear()
+        self._journal.start()
+
+    @property
+    def num_spooled(self) -> int:
+        """Events on local disk, waiting for Redis."""
+        return self._journal.num_spooled
+
+    def admit(self, request: Submit) -> int:
+        """The row of a request about to be accepted. Raises ValueError when its labels do not fit one."""
+        return self._table.admit(
+            UsageEvent(
+                request_id=request.request_id,
+                engine_id=self._engine_id,
+                incarnation=self._incarnation,
+                tenant=request.tenant,
+                submitted_at=request.submitted_at,
+                recorded_at=time.time(),
+                priority=request.priority,
+                usage=Usage(len(request.prompt_ids), 0, 0),
+                adapter_digest=request.adapter.digest if request.adapter is not None else None,
+                labels=request.labels,
+                n=request.n,
+            )
+        )
+
+    def begin_step(self) -> Callable[[int, int], None]:
+        """Open a step's counting:
+
+        the function returned counts (row, completion tokens) before they are sent.
+        """
+        self._table.touch(time.time())
+        return self._table.add
+
+    def checkpoint(self, row: int, event: UsageEvent) -> None:
+        """A long request's counts so far: to the table now, to the journal at the step's end."""
+        self._table.update(row, event)
+        self._entries.append(JournalEntry(event))
+
+    def settle(self, row: int, event: UsageEvent, receipt: object) -> None:
+        """A request's last event:
+
+        to the journal at the step's end; `receipt` comes back once it is written.
+        """
+        self._table.update(row, event)
+        self._entries.append(JournalEntry(event, (row, receipt)))
+
+    def end_step(self) -> None:
+        """Hand the step's events to the journal. Raises JournalError when it has failed."""
+        if self._entries:
+            self._journal.put(self._entries)
+            self._entries = []
+
+    def cancel(self, row: int) -> None:
+        """The request never ran: nothing is owed."""
+        self._table.free(row)
+
+    def close(self) -> None:
+        """Write what is queued, then bill what is still in flight: only a failure leaves any. Raises
+        JournalError.
+
+        What cannot be written stays in the table, for the next incarnation.
+        """
+        flushed = self._journal.close(FLUSH_SECONDS)
+        if not flushed:
+            raise JournalError(
+                "the usage journal could not be flushed; the next start bills what is in flight"
+            )
+        leftovers = [_owed_at_death(event) for event in self._table.read()]
+        if leftovers:
+            log.warning("billing requests cut off by the engine's failure", requests=len(leftovers))
+            self._journal.write_now(leftovers)
+            self._table.clear()
+        self._journal.release()
+        self._table.close()
+
+    def _on_written(self, entries: list[JournalEntry]) -> None:
+        receipts: list[object] = []
+        for entry in entries:
+            if entry.last_word is not None:
+                row, receipt = entry.last_word
+                self._table.free(row)
+                receipts.append(receipt)
+        if receipts:
+            self._on_settled(receipts)
+
+
+def _owed_at_death(event: UsageEvent) -> UsageEvent:
+    """A request that died before its first token got nothing for its prompt, and owes nothing for it."""
+    if event.usage.completion_tokens == 0:
+        return msgspec.structs.replace(event, usage=Usage(0, 0, 0))
+    return event

@@ -1,0 +1,321 @@
+"""The engine process's main loop: messages in, steps, tokens out, usage kept.
+
+Owns the order in which things happen, which is what the bill rests on. For each step:
+
+1. counters in the in-flight table move (so a kill from here on bills what is about to be sent);
+2. chunks go to the transport, one message per client, including those that end a choice: streaming never
+waits for
+   Redis;
+3. usage events go to the journal's thread, which writes them to Redis or disk, frees the rows and only then
+sends
+   `Finished`, a second message.
+
+The loop itself waits for nothing but work: network and Redis have threads of their own. Refuses to know how a
+step is planned or run (the core does), and tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from engine.core import EngineCore
+from engine.meter import Meter
+from engine.outputs import StepOutputs
+from engine.protocol import (
+    Abort,
+    EngineInfo,
+    EngineStats,
+    Finished,
+    Outputs,
+    Prefetch,
+    RejectCode,
+    Rejected,
+    Submit,
+    TokenChunk,
+)
+from engine.transport import ClientGone, ClientStalled, Delivery, FromClient, Transport
+from engine.usage import JournalError
+
+log = structlog.get_logger(__name__)
+
+STATS_INTERVAL = 0.25
+"""Seconds between looks at the core's gauges: half the heartbeat's."""
+IDLE_WAIT = 1.0
+ABORT_GRACE = 5.0
+"""Seconds that aborted requests have for their last words when a drain runs out of time."""
+FLUSH_SECONDS = 2.0
+"""For the network, at the very end."""
+STALL_SECONDS = 120.0
+"""A step that takes longer hangs: the process ends itself, for the supervisor to start another."""
+STALL_EXIT_CODE = 70
+
+
+@dataclass(frozen=True, slots=True)
+class _AdapterLoaded:
+    slot: int
+    digest: str
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _JournalFailed:
+    error: JournalError
+
+
+@dataclass(frozen=True, slots=True)
+class _Wake:
+    """Nothing but a reason to look at the flags."""
+
+
+@dataclass(slots=True)
+class _Route:
+    """Where a request's tokens go. A client that left is None: its request runs out, and is billed."""
+
+    client: bytes | None
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class _LastWord:
+    """What follows once a request's last event is in the journal."""
+
+    client: bytes
+    finished: Finished
+
+
+class EngineServer:
+    """Listens from the moment it exists, serves once given a core.
+
+    Construction bills what the last incarnation left in flight, before anything can be accepted. Always
+    `close` it.
+    """
+
+    def __init__(
+        self, *, endpoint: str, redis_url: str, state_dir: Path, engine_id: str, drain_seconds: float
+    ) -> None:
+        """`state_dir` is this engine's alone: in-flight table and spool.
+
+        Raises: OSError for the files, JournalError when leftovers can be written nowhere, zmq.ZMQError for
+        the endpoint.
+        """
+        self.incarnation = uuid.uuid4().hex
+        self._drain_seconds = drain_seconds
+        self._inbox: queue.SimpleQueue[Delivery | _AdapterLoaded | _JournalFailed | _Wake] = (
+            queue.SimpleQueue()
+        )
+        self._routes: dict[str, _Route] = {}
+        self.engine_id = engine_id
+        self._stats: EngineStats | None = None
+        self._stats_at = 0.0
+        self._step_began: float | None = None
+        self._num_refused = 0
+        self._num_stops = 0
+        self._meter = Meter(
+            state_dir=state_dir,
+            redis_url=redis_url,
+            engine_id=engine_id,
+            incarnation=self.incarnation,
+            on_settled=self._say_last_words,
+            on_failed=lambda error: self._inbox.put(_JournalFailed(error)),
+        )
+        self._transport = Transport(endpoint, self._inbox.put, self._heartbeat)
+        self.endpoint = self._transport.endpoint
+        """As bound."""
+
+    # Called by others -------------------------------------------------------------------------------------
+
+    def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
+        """For the adapter loader's thread: the core hears of it before the next step."""
+        self._inbox.put(_AdapterLoaded(slot, digest, error))
+
+    def stop(self) -> None:
+        """Drain: refuse new requests, finish running ones within `drain_seconds`. Once more: abort them now.
+
+        Safe in a signal handler.
+        """
+        self._num_stops += 1
+        self._inbox.put(_Wake())
+
+    def close(self) -> None:
+        """Write out what the journal still has, send what is queued, let go of files and socket."""
+        try:
+            self._meter.close()
+        finally:
+            self._transport.close(FLUSH_SECONDS)
+
+    def serve(self, core: EngineCore, info: EngineInfo) -> None:
+        """Serve until drained.
+
+        Raises what the core or the journal raised; `close` then bills what was in flight.
+        """
+        self._core = core
+        self._take_stats()
+        self._transport.announce(info)
+        self._loop()
+
+    # The loop ---------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        deadline: float | None = None
+        aborted = False
+        while True:
+            if self._num_stops and deadline is None:
+                deadline = time.monotonic() + self._drain_seconds
+                log.info("draining", open_requests=len(self._routes), seconds=self._drain_seconds)
+            if deadline is not None:
+                if not self._routes and not self._core.has_work:
+                    return
+                late = time.monotonic() - deadline
+                if not aborted and (late > 0 or self._num_stops > 1):
+                    aborted, deadline = True, time.monotonic()
+                    log.warning("drain cut short; aborting", open_requests=len(self._routes))
+                    self._abort_all(list(self._routes))
+                elif aborted and late > ABORT_GRACE:
+                    raise RuntimeError(f"{len(self._routes)} requests did not end when aborted")
+            self._take_messages(wait=not self._core.has_work)
+            if self._core.has_work:
+                self._step()
+
+    def _step(self) -> None:
+        began = self._step_began = time.monotonic()
+        outputs = self._core.step()
+        self._step_began = None
+        self._publish(outputs)
+        if began - self._stats_at > STATS_INTERVAL:
+            self._take_stats()
+
+    def _publish(self, outputs: StepOutputs) -> None:
+        if outputs.chunks:
+            self._send_chunks(outputs.chunks)
+        for event in outputs.checkpoints:
+            self._meter.checkpoint(self._routes[event.request_id].row, event)
+        for finished, event in outputs.finished:
+            route = self._routes.pop(finished.request_id)
+            receipt = _LastWord(route.client, finished) if route.client is not None else None
+            self._meter.settle(route.row, event, receipt)
+        self._meter.end_step()
+        for rejected in outputs.rejected:
+            route = self._routes.pop(rejected.request_id)
+            self._meter.cancel(route.row)
+            if route.client is not None:
+                self._transport.send(route.client, Outputs(rejected=[rejected]))
+
+    def _send_chunks(self, chunks: Iterable[TokenChunk]) -> None:
+        by_client: dict[bytes, list[TokenChunk]] = {}
+        routes, count = self._routes, self._meter.begin_step()
+        for chunk in chunks:
+            route = routes[chunk.request_id]
+            count(route.row, len(chunk.token_ids))
+            if route.client is not None:
+                by_client.setdefault(route.client, []).append(chunk)
+        for client, theirs in by_client.items():
+            self._transport.send(client, Outputs(chunks=theirs))
+
+    def _say_last_words(self, receipts: list[object]) -> None:
+        """On the journal's thread: these requests' usage is safe."""
+        by_client: dict[bytes, list[Finished]] = {}
+        for receipt in receipts:
+            if isinstance(receipt, _LastWord):
+                by_client.setdefault(receipt.client, []).append(receipt.finished)
+        for client, finished in by_client.items():
+            self._transport.send(client, Outputs(finished=finished))
+
+    # Messages ---------------------------------------------------------------------------------------------
+
+    def _take_messages(self, wait: bool) -> None:
+        """Deal with everything that has come; with `wait`, until something has or IDLE_WAIT is over."""
+        if wait:
+            self._take_stats()
+        try:
+            delivery = self._inbox.get(timeout=IDLE_WAIT) if wait else self._inbox.get_nowait()
+            while True:
+                self._take(delivery)
+                delivery = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _take(self, delivery: Delivery | _AdapterLoaded | _JournalFailed | _Wake) -> None:
+        match delivery:
+            case FromClient(client, Submit() as request):
+                self._submit(client, request)
+            case FromClient(client, Abort(request_id)):
+                route = self._routes.get(request_id)
+                if route is not None and route.client == client:  # nobody ends another's request
+                    self._core.abort(request_id)
+            case FromClient(_, Prefetch(adapter)):
+                self._core.prefetch(adapter)
+            case _AdapterLoaded(slot, digest, error):
+                self._core.adapter_loaded(slot, digest, error)
+            case ClientGone(client):
+                theirs = self._requests_of(client)
+                for request_id in theirs:
+                    self._routes[request_id].client = None
+                self._abort_all(theirs)
+            case ClientStalled(client):
+                self._abort_all(self._requests_of(client))
+            case _JournalFailed(error):
+                raise error
+            case _:
+                pass
+
+    def _submit(self, client: bytes, request: Submit) -> None:
+        if self._num_stops:
+            return self._refuse(client, request, "draining", "the engine is shutting down")
+        if request.request_id in self._routes:
+            return self._refuse(
+                client, request, "duplicate", f"request_id {request.request_id!r} is already open"
+            )
+        try:
+            row = self._meter.admit(request)
+        except ValueError as error:
+            return self._refuse(client, request, "invalid", str(error))
+        rejected = self._core.submit(request)
+        if rejected is not None:
+            self._meter.cancel(row)
+            self._transport.send(client, Outputs(rejected=[rejected]))
+            return None
+        self._routes[request.request_id] = _Route(client, row)
+        return None
+
+    def _refuse(self, client: bytes, request: Submit, code: RejectCode, message: str) -> None:
+        self._num_refused += 1
+        self._transport.send(client, Outputs(rejected=[Rejected(request.request_id, code, message)]))
+
+    def _requests_of(self, client: bytes) -> list[str]:
+        return [request_id for request_id, route in self._routes.items() if route.client == client]
+
+    def _abort_all(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._core.abort(request_id)
+
+    # Gauges -----------------------------------------------------------------------------------------------
+
+    def _take_stats(self) -> None:
+        self._stats_at = time.monotonic()
+        stats = self._core.stats
+        self._stats = msgspec.structs.replace(stats, rejected=stats.rejected + self._num_refused)
+
+    def _heartbeat(self) -> EngineStats | None:
+        """On the transport's thread, twice a second; also what notices a step that hangs."""
+        began = self._step_began
+        if began is not None and time.monotonic() - began > STALL_SECONDS:
+            log.critical("a step hangs; the engine ends itself", seconds=STALL_SECONDS)
+            os._exit(
+                STALL_EXIT_CODE
+            )  # the step loop is past raising anything; the in-flight table has the bill
+        if self._stats is None:
+            return None
+        return msgspec.structs.replace(
+            self._stats,
+            journal_spooled=self._meter.num_spooled,
+            errors=self._stats.errors + self._transport.num_invalid,
+        )

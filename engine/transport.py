@@ -1,0 +1,300 @@
+"""The engine's end of the wire: one ROUTER socket, served by one thread.
+
+Owns the socket, decoding and encoding, the set of connected clients, and the heartbeat. What arrives is
+delivered as `Delivery` values to one callback; what is to leave is queued with `send`, from any thread. The
+step loop never waits on the network.
+
+Nothing is dropped silently. A ROUTER drops messages for a peer that is gone unless ROUTER_MANDATORY is set,
+so it is: sending to a vanished peer fails, and the heartbeat sends to everyone twice a second, so a client
+killed outright is missed within that. When a peer reads too slowly its queue (SEND_HWM messages) fills, sends
+say EAGAIN, and messages wait here in order; past MAX_BACKLOG the client is reported stalled, its requests are
+aborted, and what little they still say waits for it. Only heartbeats are left out while others wait.
+
+Refuses to know requests and what their messages mean.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+import zmq
+
+from engine.protocol import (
+    ClientMessage,
+    EngineInfo,
+    EngineMessage,
+    EngineStats,
+    Goodbye,
+    Hello,
+    Outputs,
+    Rejected,
+)
+
+log = structlog.get_logger(__name__)
+
+HEARTBEAT_INTERVAL = 0.5
+SEND_HWM = 4096
+MAX_BACKLOG = 4096
+BACKLOG_RETRY = 0.005
+MAX_MESSAGE_BYTES = 32 << 20
+"""The longest context is a few hundred thousand ids of at most five bytes;
+
+a peer that sends more is cut off.
+"""
+RECEIVE_BURST = 1000
+"""Messages taken in before waiting output is looked at again."""
+
+_decoder = msgspec.msgpack.Decoder(ClientMessage)
+_encoder = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class FromClient:
+    """A message as it came, not yet judged."""
+
+    client: bytes
+    message: ClientMessage
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone:
+    """Said goodbye or vanished: nothing can be sent to it any more."""
+
+    client: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStalled:
+    """Still connected, but does not read: give it no more work's output than must be."""
+
+    client: bytes
+
+
+Delivery = FromClient | ClientGone | ClientStalled
+
+
+@dataclass(slots=True)
+class _Peer:
+    name: str = ""
+    greeted: bool = False
+    """Has said Hello and not been answered yet: the model is loading."""
+    stalled: bool = False
+    backlog: deque[bytes] = field(default_factory=deque)
+
+
+class Transport:
+    """Binds the endpoint at once, answers Hello once `announce`d, and beats until `close`d."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        deliver: Callable[[Delivery], None],
+        heartbeat: Callable[[], EngineStats | None],
+    ) -> None:
+        """`deliver` and `heartbeat` run on the transport's thread; None from `heartbeat` skips a beat.
+
+        Raises: zmq.ZMQError when the endpoint cannot be bound (its name is in the message).
+        """
+        self._deliver = deliver
+        self._heartbeat = heartbeat
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.SNDHWM, SEND_HWM)
+        self._socket.setsockopt(zmq.RCVHWM, 0)  # drained all the time; admission control bounds what is kept
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        # A peer whose machine is gone sends no FIN: pings notice, and drop it, so that sends to it fail.
+        self._socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise zmq.ZMQError(error.errno, f"cannot listen on {endpoint}: {error}") from error
+        self.endpoint: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        """As bound: a port of "*" is filled in."""
+        self.num_invalid = 0
+        """Messages that could not be decoded, since the start."""
+        self._info: EngineInfo | None = None
+        self._peers: dict[bytes, _Peer] = {}
+        self._waiting: set[bytes] = set()
+        """Peers with a backlog."""
+        self._outbox: deque[tuple[bytes, EngineMessage]] = deque()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._awake = False
+        self._closing = False
+        self._linger_until = 0.0
+        self._thread = threading.Thread(target=self._run, name="transport", daemon=True)
+        self._thread.start()
+
+    def send(self, client: bytes, message: EngineMessage) -> None:
+        """Queue a message; order per client is kept. To a client that is gone: nothing happens."""
+        self._outbox.append((client, message))
+        self._wake()
+
+    def announce(self, info: EngineInfo) -> None:
+        """The model is loaded: answer those who said Hello, and from now on those who do."""
+        self._info = info
+        self._wake()
+
+    def close(self, linger: float) -> None:
+        """Send what is queued, for at most `linger` seconds, then unbind."""
+        self._linger_until = time.monotonic() + linger
+        self._closing = True
+        self._wake()
+        self._thread.join()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _wake(self) -> None:
+        if not self._awake:  # one write per nap: the flag is cleared before the outbox is read
+            self._awake = True
+            os.write(self._wake_write, b"\0")
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._wake_read, zmq.POLLIN)
+        next_beat = time.monotonic()
+        greeted_info: EngineInfo | None = None
+        while not (self._closing and self._done_sending()):
+            nap = BACKLOG_RETRY if self._waiting else max(0.0, next_beat - time.monotonic())
+            ready = dict(poller.poll(int(nap * 1000) + 1))
+            if self._wake_read in ready:
+                os.read(self._wake_read, 4096)
+                self._awake = False
+            if self._socket in ready:
+                self._receive()
+            if self._info is not greeted_info:
+                greeted_info = self._info
+                for client in [client for client, peer in self._peers.items() if peer.greeted]:
+                    self._greet(client)
+            self._flush()
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + HEARTBEAT_INTERVAL
+                self._beat()
+        self._context.destroy(linger=max(0, int((self._linger_until - time.monotonic()) * 1000)))
+
+    def _done_sending(self) -> bool:
+        return not (self._outbox or self._waiting) or time.monotonic() > self._linger_until
+
+    # Receiving --------------------------------------------------------------------------------------------
+
+    def _receive(self) -> None:
+        for _ in range(RECEIVE_BURST):
+            try:
+                client, *parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if client not in self._peers:
+                self._peers[client] = _Peer()
+            if len(parts) != 1:
+                self._refuse(client, b"", f"expected one part, got {len(parts)}")
+                continue
+            try:
+                message = _decoder.decode(parts[0])
+            except msgspec.DecodeError as error:  # ValidationError is one
+                self._refuse(client, parts[0], str(error))
+                continue
+            self._take(client, message)
+
+    def _take(self, client: bytes, message: ClientMessage) -> None:
+        peer = self._peers[client]
+        if isinstance(message, Hello):
+            peer.name = message.client
+            peer.greeted = True
+            log.info("client connected", client=message.client)
+            if self._info is not None:
+                self._greet(client)
+        elif isinstance(message, Goodbye):
+            log.info("client left", client=peer.name)
+            self._forget(client)
+        else:
+            self._deliver(FromClient(client, message))
+
+    def _refuse(self, client: bytes, payload: bytes, reason: str) -> None:
+        """Count what makes no sense; when it was a request, tell its sender."""
+        self.num_invalid += 1
+        log.warning("invalid message", client=self._peers[client].name, bytes=len(payload), reason=reason)
+        try:
+            raw = msgspec.msgpack.decode(payload, strict=False)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return
+        if isinstance(raw, dict) and raw.get("type") == "submit" and isinstance(raw.get("request_id"), str):
+            self._post(client, Outputs(rejected=[Rejected(raw["request_id"], "invalid", reason)]))
+
+    # Sending ----------------------------------------------------------------------------------------------
+
+    def _greet(self, client: bytes) -> None:
+        assert self._info is not None
+        self._peers[client].greeted = False
+        self._post(client, self._info)
+
+    def _beat(self) -> None:
+        stats = self._heartbeat()
+        if stats is None:
+            return
+        payload = _encoder.encode(stats)
+        for client in list(self._peers):
+            if client not in self._waiting:
+                self._offer(client, payload)
+
+    def _flush(self) -> None:
+        for client in list(self._waiting):
+            self._drain_backlog(client)
+        while self._outbox:
+            client, message = self._outbox.popleft()
+            self._post(client, message)
+
+    def _post(self, client: bytes, message: EngineMessage) -> None:
+        peer = self._peers.get(client)
+        if peer is None:
+            return
+        payload = _encoder.encode(message)
+        if client not in self._waiting and self._offer(client, payload):
+            return
+        peer.backlog.append(payload)
+        self._waiting.add(client)
+        if len(peer.backlog) > MAX_BACKLOG and not peer.stalled:
+            peer.stalled = True
+            log.error(
+                "client does not read; aborting its requests", client=peer.name, backlog=len(peer.backlog)
+            )
+            self._deliver(ClientStalled(client))
+
+    def _drain_backlog(self, client: bytes) -> None:
+        peer = self._peers[client]
+        while client in self._peers and peer.backlog and self._offer(client, peer.backlog[0]):
+            peer.backlog.popleft()
+        if not peer.backlog:
+            peer.stalled = False
+            self._waiting.discard(client)
+
+    def _offer(self, client: bytes, payload: bytes) -> bool:
+        """Send unless the peer's queue is full.
+
+        A peer that has vanished counts as served, and is forgotten.
+        """
+        try:
+            self._socket.send_multipart((client, payload), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            log.info("client vanished", client=self._peers[client].name)
+            self._forget(client)
+        return True
+
+    def _forget(self, client: bytes) -> None:
+        self._waiting.discard(client)
+        if self._peers.pop(client, None) is not None:
+            self._deliver(ClientGone(client))

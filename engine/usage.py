@@ -1,0 +1,208 @@
+"""The usage journal: every event reaches Redis, or the local disk until Redis is back.
+
+Owns one thread that writes what it is given in order: to the Redis stream, a pipeline per batch; while Redis
+is away to the spool (fsync'ed), which is replayed in order once Redis answers. An entry is reported written
+when either has it. Delivery is at least once: an event may appear twice, and readers let the largest counts
+of a request win. When neither takes an event the journal fails and the engine must stop: tokens are not given
+away unbilled.
+
+Refuses to know clients, requests and sockets: it carries an entry's `last_word` without looking inside.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import redis
+import structlog
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from engine.protocol import JOURNAL_STREAM, UsageEvent
+from engine.spool import Spool
+
+log = structlog.get_logger(__name__)
+
+CONNECT_TIMEOUT = 0.5
+"""Seconds. Short: while Redis hangs, the last words of requests wait for it, though no token does."""
+REPLY_TIMEOUT = 1.0
+RETRY_FIRST, RETRY_MOST = 0.25, 4.0
+REPLAY_BATCH = 500
+MAX_QUEUED = 10_000
+"""Batches (one per step at most). Past it the step loop waits: memory is bounded and nothing is skipped."""
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class JournalError(Exception):
+    """An event could be kept nowhere. The engine must not go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """An event;
+
+    for a request's last, its row of the in-flight table and a receipt, given back once it is written.
+    """
+
+    event: UsageEvent
+    last_word: tuple[int, object] | None = None
+
+
+class UsageJournal:
+    """Writes usage events in the order given, in a thread of its own."""
+
+    def __init__(
+        self,
+        redis_url: str,
+        spool: Spool,
+        on_written: Callable[[list[JournalEntry]], None],
+        on_failed: Callable[[JournalError], None],
+    ) -> None:
+        """Both callbacks run on the journal's thread; after `on_failed` nothing more is written."""
+        self._redis = redis.Redis.from_url(
+            redis_url,
+            socket_connect_timeout=CONNECT_TIMEOUT,
+            socket_timeout=REPLY_TIMEOUT,
+            retry=Retry(NoBackoff(), 0),  # the spool is the second try
+            health_check_interval=0,
+        )
+        self._spool = spool
+        self._on_written = on_written
+        self._on_failed = on_failed
+        self._queue: queue.Queue[Sequence[JournalEntry] | None] = queue.Queue(MAX_QUEUED)
+        self._failure: JournalError | None = None
+        self._away = False
+        self._retry_after = RETRY_FIRST
+        self._retry_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="usage-journal", daemon=True)
+
+    @property
+    def num_spooled(self) -> int:
+        """Events on local disk, waiting for Redis."""
+        return len(self._spool)
+
+    def write_now(self, events: Sequence[UsageEvent]) -> None:
+        """Write on the caller's thread, before `start` or after `close`. Raises JournalError."""
+        assert not self._thread.is_alive()
+        self._write([_encoder.encode(event) for event in events])
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, entries: Sequence[JournalEntry]) -> None:
+        """Hand over a step's entries.
+
+        Waits only when MAX_QUEUED batches do. Raises JournalError once failed.
+        """
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                return self._queue.put(entries, timeout=0.5)
+            except queue.Full:
+                log.warning("the usage journal is behind; steps wait for it", queued=self._queue.qsize())
+
+    def close(self, timeout: float) -> bool:
+        """Write what is queued, then end the thread.
+
+        False when that took longer than `timeout` seconds, or failed.
+        """
+        if self._thread.is_alive():
+            try:
+                self._queue.put(None, timeout=timeout)
+            except queue.Full:
+                return False
+            self._thread.join(timeout)
+        if self._thread.is_alive():
+            return False
+        return self._failure is None
+
+    def release(self) -> None:
+        """After `close`: let go of the connection and the file."""
+        self._redis.close()
+        self._spool.close()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+        except JournalError as error:
+            self._failure = error
+            log.critical("the usage journal failed; the engine stops", reason=str(error))
+            self._on_failed(error)
+
+    def _turn(self) -> bool:
+        """Write what is queued, or replay some of the spool when nothing is. False at the end."""
+        try:
+            entries = list(self._next_batch() or ())
+        except queue.Empty:
+            self._replay()
+            return True
+        if not entries:
+            return False
+        last = False
+        while len(entries) < REPLAY_BATCH and not self._queue.empty():
+            more = self._queue.get_nowait()
+            if more is None:
+                last = True
+                break
+            entries.extend(more)
+        self._write([_encoder.encode(entry.event) for entry in entries])
+        self._on_written(entries)
+        if len(self._spool) and time.monotonic() >= self._retry_at:
+            self._replay()
+        return not last
+
+    def _next_batch(self) -> Sequence[JournalEntry] | None:
+        if not len(self._spool):
+            return self._queue.get()
+        wait = self._retry_at - time.monotonic()
+        return self._queue.get(timeout=wait) if wait > 0 else self._queue.get_nowait()
+
+    def _write(self, payloads: list[bytes]) -> None:
+        # While older events wait on disk newer ones queue behind them, so that the stream keeps its order.
+        if not len(self._spool) and self._send(payloads):
+            return
+        try:
+            self._spool.append(payloads)
+        except OSError as error:
+            raise JournalError(f"usage can be written neither to Redis nor to the spool: {error}") from error
+
+    def _replay(self) -> None:
+        payloads = self._spool.peek(REPLAY_BATCH)
+        if not payloads or not self._send(payloads):
+            return
+        try:
+            self._spool.consume(len(payloads))
+        except OSError as error:
+            raise JournalError(f"the spool cannot be emptied: {error}") from error
+        if not len(self._spool):
+            log.info("usage spool replayed; the journal goes to Redis again")
+
+    def _send(self, payloads: list[bytes]) -> bool:
+        """Append to the stream.
+
+        False, and the time of the next try set, when Redis did not take all of them.
+        """
+        try:
+            with self._redis.pipeline(transaction=False) as pipeline:
+                for payload in payloads:
+                    pipeline.xadd(JOURNAL_STREAM, {b"e": payload})
+                pipeline.execute()
+        except (redis.RedisError, OSError) as error:
+            # Whatever Redis has against it (gone, loading, read-only, out of memory), the disk takes over.
+            if not self._away:
+                log.error("Redis does not take the usage journal; spooling to disk", reason=str(error))
+            self._away = True
+            self._retry_at = time.monotonic() + self._retry_after
+            self._retry_after = min(2 * self._retry_after, RETRY_MOST)
+            return False
+        self._away = False
+        self._retry_after = RETRY_FIRST
+        return True

@@ -1,0 +1,236 @@
+"""Requests through a real engine process: tokens, ends, refusals, and what is billed."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from cli.local.server import LocalServer
+from engine.client import EngineClient, Generation, ReaderStalled, RequestRejected
+from engine.protocol import Abort, AdapterRef, Outputs, TokenChunk
+from tests.engine.process.conftest import Connect
+from tests.engine.process.engines import (
+    SUBMITTED_AT,
+    EngineProcess,
+    billed,
+    engine_process,
+    journal_events,
+    submission,
+)
+
+
+@pytest.fixture(scope="module")
+def engine(redis_server: LocalServer) -> Iterator[EngineProcess]:
+    """One for all of these tests: none of them hurts it."""
+    folder = Path(tempfile.mkdtemp(prefix="rs-engine-"))
+    for process in engine_process(folder, redis_server.url):
+        process.start()
+        yield process
+    shutil.rmtree(folder)
+
+
+async def read(generation: Generation) -> list[TokenChunk]:
+    return [chunk async for chunks in generation for chunk in chunks]
+
+
+def tokens_of(chunks: list[TokenChunk], index: int = 0) -> list[int]:
+    return [token_id for chunk in chunks if chunk.index == index for token_id in chunk.token_ids]
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_a_request_streams_ends_and_is_in_the_journal_when_it_has_ended(
+    engine: EngineProcess, connect: Connect, redis_url: str
+) -> None:
+    client = await connect(engine)
+    generation = client.submit(submission("r1", 20))
+    items = [chunks async for chunks in generation]
+    events = journal_events(redis_url)  # no waiting: it was written before the end was told
+
+    chunks = [chunk for item in items for chunk in item]
+    assert len(tokens_of(chunks)) == 20
+    assert len(items) > 10, "tokens must come as they are made, not at the end"
+    assert chunks[-1].finish_reason == "length"
+    assert generation.usage is not None
+    assert (generation.usage.prompt_tokens, generation.usage.completion_tokens) == (3, 20)
+    (event,) = events
+    assert event.usage == generation.usage
+    assert (event.request_id, event.tenant, event.submitted_at) == ("r1", "tenant-a", SUBMITTED_AT)
+    assert (event.engine_id, event.labels, event.finish_reason) == ("engine-0", {"key_id": "key-1"}, "length")
+    assert client.info is not None
+    assert event.incarnation == client.info.incarnation
+    assert client.num_open == 0
+
+
+async def test_many_requests_of_two_clients_at_once_get_their_own_tokens(
+    engine: EngineProcess, connect: Connect, redis_url: str
+) -> None:
+    clients = [await connect(engine), await connect(engine)]
+    alone = {
+        i: tokens_of(await read(clients[0].submit(submission(f"alone-{i}", 8, prompt_ids=[i + 1, 7]))))
+        for i in range(4)
+    }
+    generations = {
+        (c, i): clients[c].submit(submission(f"r-{c}-{i}", 8, prompt_ids=[i + 1, 7]))
+        for c in range(2)
+        for i in range(4)
+    }
+    answers = await asyncio.gather(*(read(generation) for generation in generations.values()))
+
+    for (_, i), chunks in zip(generations, answers, strict=True):
+        assert tokens_of(chunks) == alone[i]
+    bills = billed(journal_events(redis_url))
+    assert {bills[f"r-{c}-{i}"].usage.completion_tokens for c, i in generations} == {8}
+    assert len({tuple(ids) for ids in alone.values()}) == 4
+
+
+async def test_choices_of_one_request_are_billed_together(
+    engine: EngineProcess, connect: Connect, redis_url: str
+) -> None:
+    client = await connect(engine)
+    generation = client.submit(submission("r1", 5, n=3, sampling={"temperature": 1.0, "seed": 1}))
+    chunks = await read(generation)
+
+    assert [len(tokens_of(chunks, index)) for index in range(3)] == [5, 5, 5]
+    assert generation.usage is not None
+    assert generation.usage.completion_tokens == 15
+    assert billed(journal_events(redis_url))["r1"].usage == generation.usage
+
+
+async def test_an_abort_ends_a_request_within_a_few_steps_and_bills_what_was_made(
+    engine: EngineProcess, connect: Connect, redis_url: str
+) -> None:
+    client = await connect(engine)
+    generation = client.submit(submission("r1", 5000))
+    received: list[TokenChunk] = []
+    async for chunks in generation:
+        received += chunks
+        if len(received) == 5:
+            generation.abort()
+            generation.abort()
+    assert received[-1].finish_reason == "abort"
+    num_tokens = len(tokens_of(received))
+    assert 5 <= num_tokens <= 9, "it takes effect at the next step"
+    assert generation.usage is not None
+    assert generation.usage.completion_tokens == num_tokens
+    assert billed(journal_events(redis_url))["r1"].usage.completion_tokens == num_tokens
+    generation.abort()  # after the end: ignored
+
+
+async def test_a_cancelled_reader_aborts_its_request(engine: EngineProcess, connect: Connect) -> None:
+    client = await connect(engine)
+    generation = client.submit(submission("r1", 5000))
+    reader = asyncio.create_task(read(generation))
+    await asyncio.sleep(0.1)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    await until(lambda: client.num_open == 0, 1.0)
+    assert generation.usage is not None
+    assert generation.usage.completion_tokens < 100
+
+
+async def test_nobody_aborts_another_clients_request(engine: EngineProcess, connect: Connect) -> None:
+    mine, other = await connect(engine), await connect(engine)
+    generation = mine.submit(submission("r1", 30))
+    other.submit(submission("r2", 2))
+    other._send(Abort("r1"))
+    assert len(tokens_of(await read(generation))) == 30
+
+
+async def test_refusals_name_their_reason_and_are_not_billed(
+    engine: EngineProcess, connect: Connect, redis_url: str
+) -> None:
+    client, other = await connect(engine), await connect(engine)
+    running = client.submit(submission("r1", 50))
+    refused = {
+        "invalid": client.submit(submission("r2", 5, prompt_ids=[])),
+        "context_length_exceeded": client.submit(submission("r3", 5, prompt_ids=[1] * 9000)),
+        "duplicate": other.submit(submission("r1", 5)),
+    }
+    for code, generation in refused.items():
+        with pytest.raises(RequestRejected) as refusal:
+            await read(generation)
+        assert refusal.value.code == code
+        assert refusal.value.message
+    with pytest.raises(RequestRejected) as refusal:
+        client.submit(submission("r1", 5))
+    assert refusal.value.code == "duplicate"
+    with pytest.raises(RequestRejected, match="labels") as refusal:
+        await read(client.submit(submission("r4", 5, labels={"note": "x" * 5000})))
+    assert refusal.value.code == "invalid"
+
+    assert len(tokens_of(await read(running))) == 50, "the first holder of the id is not disturbed"
+    assert set(billed(journal_events(redis_url))) == {"r1"}
+
+
+async def test_a_reader_that_does_not_read_is_cut_off(engine: EngineProcess, connect: Connect) -> None:
+    client = await connect(engine, max_unread_tokens=20)
+    stalled = client.submit(submission("r1", 5000))
+    reading = client.submit(submission("r2", 60))
+    assert len(tokens_of(await read(reading))) == 60
+    chunks: list[TokenChunk] = []
+    with pytest.raises(ReaderStalled):
+        async for item in stalled:
+            chunks += item
+    assert len(tokens_of(chunks)) == 21, "what was kept is still given"
+    await until(lambda: client.stats is not None and client.stats.running == 0, 2.0)
+
+
+async def test_adapters_load_in_the_engine_and_heartbeats_show_it(
+    engine: EngineProcess, connect: Connect
+) -> None:
+    client = await connect(engine)
+    client.prefetch(AdapterRef("a" * 64, 8))
+    await until(lambda: client.stats is not None and client.stats.slots_resident == 1, 3.0)
+    adapter = AdapterRef("b" * 64, 8)
+    with_adapter = tokens_of(await read(client.submit(submission("r1", 5, adapter=adapter))))
+    without = tokens_of(await read(client.submit(submission("r2", 5))))
+    assert with_adapter != without
+
+
+async def test_messages_that_make_no_sense_harm_nobody(engine: EngineProcess, connect: Connect) -> None:
+    client = await connect(engine)
+    running = client.submit(submission("r1", 40))
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.connect(engine.endpoint)
+    wrong_type = msgspec.msgpack.encode({"type": "submit", "request_id": "bad", "prompt_ids": "text"})
+    for parts in ([b""], [b"\xc1"], [b"\x00" * 5000], [b"a", b"b", b"c"], [b"[" * 3000], [wrong_type]):
+        socket.send_multipart(parts)
+    nested: object = []
+    for _ in range(300):
+        nested = [nested]
+    socket.send(msgspec.msgpack.encode({"type": "submit", "request_id": "deep", "labels": nested}))
+    assert socket.poll(3000)
+    answer = msgspec.msgpack.decode(socket.recv(), type=Outputs)
+    context.destroy(linger=0)
+
+    (rejected,) = answer.rejected
+    assert (rejected.request_id, rejected.code) == ("bad", "invalid")
+    assert "prompt_ids" in rejected.message
+    assert len(tokens_of(await read(running))) == 40
+    await until(lambda: client.stats is not None and client.stats.errors == 7, 2.0)
+
+
+async def test_tcp_serves_as_well(
+    folder: Path, redis_url: str, connect: Connect, unused_tcp_port: int
+) -> None:
+    process = EngineProcess(folder, redis_url, endpoint=f"tcp://127.0.0.1:{unused_tcp_port}")
+    process.start()
+    try:
+        client: EngineClient = await connect(process)
+        assert len(tokens_of(await read(client.submit(submission("r1", 5))))) == 5
+    finally:
+        process.end()
