@@ -20,6 +20,10 @@ import torch
 from engine.protocol import SamplingParams, TokenLogprob, TopLogprob
 from kernels import sampling as ops
 
+MIN_TEMPERATURE = 1e-5
+"""Below it a draw could only ever pick the largest logit, and dividing by it would overflow: greedy."""
+_LARGEST = 1e30
+"""Numbers are cut to it: finite in fp32 with room to add and multiply."""
 _INT64_MASK = (1 << 64) - 1
 
 
@@ -65,12 +69,13 @@ class Sampler:
         output_ids: Sequence[int],
     ) -> None:
         """Take a row into the batch; `output_ids` are those generated before a preemption."""
-        self._temperature[row] = params.temperature
-        self._top_k[row] = params.top_k
+        cold = params.temperature < MIN_TEMPERATURE
+        self._temperature[row] = 0.0 if cold else _cut(params.temperature)
+        self._top_k[row] = min(params.top_k, self._vocab_size)
         self._top_p[row] = params.top_p
         self._min_p[row] = params.min_p
         self._seed[row] = np.uint64(seed & _INT64_MASK).astype(np.int64)
-        self._min_tokens[row] = params.min_tokens
+        self._min_tokens[row] = min(params.min_tokens, np.iinfo(np.int64).max)
         self._num_logprobs[row] = -1 if params.logprobs is None else min(params.logprobs, self._vocab_size)
         self._bias.pop(row, None)
         self._forbidden.pop(row, None)
@@ -81,7 +86,11 @@ class Sampler:
             )
             self._bias[row] = (
                 torch.tensor(list(params.logit_bias), dtype=torch.int64, device=self._device),
-                torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=self._device),
+                torch.tensor(
+                    [_cut(bias) for bias in params.logit_bias.values()],
+                    dtype=torch.float32,
+                    device=self._device,
+                ),
             )
         if params.min_tokens > 0:
             ending = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self._eos_ids))
@@ -220,7 +229,11 @@ class TokenCounts:
         self._in_prompt[entry] = False
         self._in_prompt[entry, torch.tensor(prompt_ids, dtype=torch.int64, device=self._device)] = True
         self._penalties[entry] = torch.tensor(
-            [params.presence_penalty, params.frequency_penalty, params.repetition_penalty]
+            [
+                _cut(params.presence_penalty),
+                _cut(params.frequency_penalty),
+                max(_cut(params.repetition_penalty), 1 / _LARGEST),
+            ]
         )
 
     def discard(self, row: int) -> None:
@@ -259,3 +272,7 @@ class TokenCounts:
             torch.cat([tensor, tensor.new_zeros(extra, tensor.shape[1])])
             for tensor in (self._output, self._in_prompt, self._penalties)
         )
+
+
+def _cut(value: float) -> float:
+    return min(max(value, -_LARGEST), _LARGEST)

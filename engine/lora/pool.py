@@ -1,0 +1,104 @@
+"""Adapters in device memory, by slot: what the LoRA kernels read.
+
+Owns one contiguous slab per loaded slot and the views into it, at true ranks. An unloaded slot has no views,
+so that stale bytes cannot be read. Refuses to know who is in which slot and why: the slot table decides.
+
+Threads: a slot is loaded by the loader's thread while the step loop runs, but only a slot that no row of a
+batch refers to; what other slots expose does not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engine.lora.artifact import GROUPS, ArtifactError, GroupEntry, Manifest, PackedAdapter
+from engine.model.config import ModelConfig
+from kernels.lora_work import SlotGroup
+
+
+class AdapterPool:
+    """Storage for `num_slots` adapters of one base."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_slots: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`dtype` is what the model computes in; weights stored otherwise are converted when loaded."""
+        if num_slots < 0:
+            raise ValueError(f"num_slots must not be negative, not {num_slots}")
+        self.num_slots = num_slots
+        self._config = config
+        self._device = torch.device(device)
+        self._dtype = dtype
+        self._versions = [0] * num_slots
+        self._groups: list[dict[str, list[SlotGroup | None]]] = [
+            {group: [None] * num_slots for group in GROUPS} for _ in range(config.num_layers)
+        ]
+
+    @property
+    def versions(self) -> Sequence[int]:
+        """Per slot; changes whenever the slot's weights do."""
+        return self._versions
+
+    def group(self, layer: int, group: str) -> Sequence[SlotGroup | None]:
+        """By slot; None where the slot is empty or its adapter has nothing here."""
+        return self._groups[layer][group]
+
+    def load(self, slot: int, packed: PackedAdapter) -> None:
+        """Fill a slot. Raises ArtifactError when the adapter does not fit the base, or has values not finite.
+
+        Then, as after MemoryError, the slot is empty.
+        """
+        self.unload(slot)
+        _check_fits(packed.manifest, self._config)
+        slab = torch.from_numpy(packed.slab)
+        if packed.manifest.dtype == "bfloat16":
+            slab = slab.view(torch.bfloat16)
+        slab = slab.to(self._device, self._dtype)
+        if not bool(torch.isfinite(slab).all()):
+            # Kernels multiply padded rows by zero, which NaN and infinity survive.
+            raise ArtifactError("slab", "has values that are not finite")
+        for layer, entries in zip(self._groups, packed.manifest.layers, strict=True):
+            for name, entry in entries.items():
+                layer[name][slot] = _views(slab, name, entry)
+        self._versions[slot] += 1
+
+    def unload(self, slot: int) -> None:
+        """Empty a slot and let go of its memory."""
+        for layer in self._groups:
+            for views in layer.values():
+                views[slot] = None
+        self._versions[slot] += 1
+
+
+def _check_fits(manifest: Manifest, config: ModelConfig) -> None:
+    if len(manifest.layers) != config.num_layers:
+        raise ArtifactError("layers", f"there are {len(manifest.layers)}, the base has {config.num_layers}")
+    shapes = config.linear_shapes
+    for index, layer in enumerate(manifest.layers):
+        for group, entry in layer.items():
+            for name, module in entry.modules.items():
+                found = (module.out_features, entry.in_features)
+                if found != shapes[name]:
+                    field = f"layers[{index}].{group}.{name}"
+                    raise ArtifactError(
+                        field, f"is for {found} features out and in, the base has {shapes[name]}"
+                    )
+
+
+def _views(slab: torch.Tensor, group: str, entry: GroupEntry) -> SlotGroup:
+    def matrix(offset: int, rows: int, columns: int) -> torch.Tensor:
+        return slab[offset : offset + rows * columns].view(rows, columns)
+
+    modules = [entry.modules.get(name) for name in GROUPS[group]]
+    return SlotGroup(
+        a=matrix(entry.offset, entry.rank, entry.in_features),
+        b=tuple(m and matrix(m.offset, m.rank, m.out_features) for m in modules),
+        ranks=tuple(m.rank if m else 0 for m in modules),
+        scales=tuple(m.scale if m else 0.0 for m in modules),
+    )
