@@ -26,7 +26,7 @@ from admin.forms import read_form
 from admin.lockout import Lockout
 from admin.pages.overview import OverviewPage
 from admin.sessions import Opened, SessionStore
-from tenants.service import UserAccounts
+from tenants.accounts import UserAccounts
 
 _HERE = Path(__file__).parent
 _WRONG = "That email and password do not match an account."
@@ -78,13 +78,18 @@ class _Console:
         self._sessions = SessionStore(services.redis)
         self._lockout = Lockout(services.redis)
         self._templates = Environment(
-            loader=FileSystemLoader(_HERE / "templates"), autoescape=True, undefined=StrictUndefined, auto_reload=False
+            loader=FileSystemLoader(_HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            auto_reload=False,
         )
         self._templates.globals["version"] = _fingerprint(_HERE / "static")
 
     def _page(self, request: Request, template: str, status: int = 200, **context: object) -> HTMLResponse:
         root = request.scope.get("root_path", "")
-        return HTMLResponse(self._templates.get_template(template).render(root=root, **context), status_code=status)
+        return HTMLResponse(
+            self._templates.get_template(template).render(root=root, **context), status_code=status
+        )
 
     async def refused(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -104,7 +109,7 @@ class _Console:
             return self._to(request, "/sign-in")
         shown = await self._services.overview.gather(account.tenant_id)
         response = self._page(
-            request, "overview.html", account=account, csrf_token=session.csrf_token, **shown.context()
+            request, "overview.html", account=account, csrf_token=session.csrf_token, page=shown
         )
         if opened.fresh:
             security.set_session(request, response, opened.id)
@@ -149,7 +154,10 @@ class _Console:
         if opened is not None:
             if not security.is_same_origin(request) or not opened.session.accepts(form.get("csrf_token", "")):
                 raise HTTPException(403, _EXPIRED)
-            for session_id in {opened.id, security.session_id(request) or opened.id}:  # one rotated just now is two
+            for session_id in {
+                opened.id,
+                security.session_id(request) or opened.id,
+            }:  # one rotated just now is two
                 await self._sessions.end(session_id)
         response = self._to(request, "/sign-in")
         security.clear_session(request, response)
@@ -160,7 +168,9 @@ class _Console:
     ) -> Response:
         opened = opened or await self._sessions.begin()
         token = opened.session.csrf_token
-        response = self._page(request, "sign_in.html", status, csrf_token=token, email=email[:254], problem=problem)
+        response = self._page(
+            request, "sign_in.html", status, csrf_token=token, email=email[:254], problem=problem
+        )
         if opened.fresh:
             security.set_session(request, response, opened.id)
         return response

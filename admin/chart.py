@@ -1,4 +1,7 @@
-"""A horizontal bar chart as data for the template: positions and widths, no markup. Knows nothing of tokens."""
+"""A horizontal bar chart as data for the template: positions and widths, no markup.
+
+Knows nothing of tokens.
+"""
 
 from __future__ import annotations
 

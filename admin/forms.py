@@ -12,7 +12,10 @@ MAX_FORM_BYTES = 8192
 
 async def read_form(request: Request) -> dict[str, str]:
     """The fields of a form; of repeated ones the last. Raises `HTTPException` 413, 415 or 400."""
-    if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+    if (
+        request.headers.get("content-type", "").partition(";")[0].strip()
+        != "application/x-www-form-urlencoded"
+    ):
         raise HTTPException(415, "This form must be sent URL-encoded.")
     body = bytearray()
     async for part in request.stream():
@@ -20,6 +23,8 @@ async def read_form(request: Request) -> dict[str, str]:
         if len(body) > MAX_FORM_BYTES:
             raise HTTPException(413, "This form is too large.")
     try:
-        return dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=20, errors="strict"))
+        return dict(
+            parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=20, errors="strict")
+        )
     except ValueError:
         raise HTTPException(400, "This form could not be read.") from None

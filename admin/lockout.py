@@ -1,7 +1,7 @@
 """Slows password guessing: after a few failures an account and an address have to wait.
 
-Owns: the failure counters in Redis. Refuses to know: passwords, and whether an account exists (unknown ones are
-counted alike, so that the lock tells nothing).
+Owns: the failure counters in Redis. Refuses to know: passwords, and whether an account exists (unknown ones
+are counted alike, so that the lock tells nothing).
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ class Lockout:
     async def attempt(self, email: str, address: str) -> int:
         """Count an attempt before it is judged; seconds to wait when it may not be judged at all, else 0.
 
-        Counting first makes guesses sent all at once as dear as guesses sent in turn. `succeeded` takes it back.
+        Counting first makes guesses sent all at once as dear as guesses sent in turn. `succeeded` takes it
+        back.
         """
         async with self._redis.pipeline(transaction=True) as pipe:
             for key, _ in self._counters(email, address):
+                pipe.set(key, 0, ex=WINDOW_S, nx=True)  # EXPIRE learned NX in Redis 7, and 6.2 must do
                 pipe.incr(key)
-                pipe.expire(key, WINDOW_S, nx=True)
                 pipe.ttl(key)
             answers = await pipe.execute()
         waits = [0]
         for at, (_, limit) in enumerate(self._counters(email, address)):
-            count, left = int(answers[3 * at]), int(answers[3 * at + 2])
+            count, left = int(answers[3 * at + 1]), int(answers[3 * at + 2])
             if count > limit:
                 waits.append(max(1, left))
         return max(waits)

@@ -59,7 +59,8 @@ class SecurityHeaders:
 
 
 def is_private_connection(request: Request) -> bool:
-    """HTTPS, or plain HTTP that never leaves the visitor's machine: the browser's own rule for a secure context.
+    """HTTPS, or plain HTTP that never leaves the visitor's machine: the browser's own rule for a secure
+    context.
 
     The Host header is what the browser typed; a rebinding name is not a loopback name.
     """
@@ -72,7 +73,9 @@ def session_id(request: Request) -> str | None:
 
 
 def set_session(request: Request, response: Response, session_id: str) -> None:
-    """Give the browser an id: never readable by scripts, never sent by other sites' forms, gone with the browser."""
+    """Give the browser an id: never readable by scripts, never sent by other sites' forms, gone with the
+    browser.
+    """
     secure = request.url.scheme == "https"
     response.set_cookie(
         _cookie_name(request),
@@ -97,7 +100,9 @@ def clear_session(request: Request, response: Response) -> None:
 
 
 def is_same_origin(request: Request) -> bool:
-    """Whether a form was sent by a page of ours, as far as the browser says; the CSRF token has the last word."""
+    """Whether a form was sent by a page of ours, as far as the browser says; the CSRF token has the last
+    word.
+    """
     fetch_site = request.headers.get("sec-fetch-site")
     if fetch_site is not None and fetch_site not in ("same-origin", "none"):
         return False

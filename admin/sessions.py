@@ -1,7 +1,7 @@
 """Console sessions: kept in Redis under the hash of a random id, so that reading Redis signs nobody in.
 
-Owns: the life of a session (anonymous, signed in, rotated, ended) and its CSRF token. Refuses to know: cookies,
-passwords and who a user is beyond two ids.
+Owns: the life of a session (anonymous, signed in, rotated, ended) and its CSRF token. Refuses to know:
+cookies, passwords and who a user is beyond two ids.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import secrets
 import time
+
 import msgspec
 from redis.asyncio import Redis
 
@@ -59,7 +60,9 @@ class SessionStore:
         return await self._store(Session(secrets.token_urlsafe(32), now, now), ANONYMOUS_S)
 
     async def sign_in(self, old: str | None, user_id: str, tenant_id: str) -> Opened:
-        """A new id for a user who proved who they are; whoever knew the old id has nothing (session fixation)."""
+        """A new id for a user who proved who they are; whoever knew the old id has nothing (session
+        fixation).
+        """
         if old:
             await self.end(old)
         now = time.time()
@@ -69,7 +72,7 @@ class SessionStore:
         """The session of a request, its idle time started over; rotated when it is due."""
         if not session_id or len(session_id) > 64:
             return None
-        raw = await self._redis.get(_key(session_id))
+        raw: bytes | None = await self._redis.get(_key(session_id))
         if raw is None:
             return None
         session = msgspec.msgpack.decode(raw, type=Session)

@@ -1,6 +1,8 @@
-"""A small random Llama in Hugging Face layout, its tokenizer and PEFT adapters: something to serve, for speed only.
+"""A small random Llama in Hugging Face layout, its tokenizer and PEFT adapters: something to serve, for speed
+only.
 
-Owns the files on disk. Refuses to know who reads them, and loads no torch: the weights are written from numpy.
+Owns the files on disk. Refuses to know who reads them, and loads no torch: the weights are written from
+numpy.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     python -m benchmarks.serving --out benchmarks/results/cpu/serving.json
 
-Starts `rootstock up` on a random 4-layer Llama of width 256 with 4 random adapters, opens 32 streams at once, each as
-soon as the last one on its place ended, and reports output tokens per second, time to the first token and time per
-output token. Figures are printed and written only after every answer was checked: all tokens asked for, counted alike
-by the stream and its usage. `--base-url`, `--api-key` and `--models` measure a running service instead.
+Starts `rootstock up` on a random 4-layer Llama of width 256 with 4 random adapters, opens 32 streams at once,
+each as soon as the last one on its place ended, and reports output tokens per second, time to the first token
+and time per output token. Figures are printed and written only after every answer was checked: all tokens
+asked for, counted alike by the stream and its usage. `--base-url`, `--api-key` and `--models` measure a
+running service instead.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ async def one_stream(target: Target, model: str, prompt: str, load: Load) -> Str
     usage: dict[str, Any] = {}
     async with post_for_events(f"{target.base_url}/chat/completions", body, headers) as events:
         async for event in events:
-            # Parsing every chunk would cost the server's cores: only the last two say more than "a token came".
+            # Parsing every chunk would cost the server's cores: only the last two say more than "a token
+            # came".
             if b'"usage":{' in event.data or b'"usage": {' in event.data:
                 usage = json.loads(event.data)["usage"]
                 continue
@@ -141,14 +143,19 @@ def own_service(shape: Shape, num_adapters: int, rank: int, quantization: str) -
         rootstock = [sys.executable, "-m", "cli.main"]
         command = [*rootstock, "up", "--port", "0", "--data", str(data), "--base", str(Path(folder, "base"))]
         command += ["--base-name", "bench", "--quantization", quantization]
-        log = Path(folder, "up.log").open("wb")
-        with log, subprocess.Popen(command, cwd=root, stdout=log, stderr=log) as process:
+        with (
+            Path(folder, "up.log").open("wb") as log,
+            subprocess.Popen(command, cwd=root, stdout=log, stderr=log) as process,
+        ):
             try:
                 base_url = _wait_until_serving(process, data, Path(folder, "up.log"))
 
                 def operate(*arguments: str) -> str:
                     done = subprocess.run(
-                        [*rootstock, *arguments, "--data", str(data)], cwd=root, capture_output=True, text=True
+                        [*rootstock, *arguments, "--data", str(data)],
+                        cwd=root,
+                        capture_output=True,
+                        text=True,
                     )
                     if done.returncode:
                         raise RuntimeError(f"rootstock {' '.join(arguments)}: {done.stderr}")
@@ -211,8 +218,10 @@ def main() -> None:
         return summarise(asyncio.run(measure(target, load, arguments.seed)))
 
     setting: dict[str, Any] = {
-        "concurrency": load.concurrency, "prompt_words": load.prompt_words, "output_tokens": load.output_tokens,
-    }  # fmt: skip
+        "concurrency": load.concurrency,
+        "prompt_words": load.prompt_words,
+        "output_tokens": load.output_tokens,
+    }
     if arguments.base_url:
         models = tuple(arguments.models.split(","))
         figures = run(Target(arguments.base_url.rstrip("/"), arguments.api_key, models))

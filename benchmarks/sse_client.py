@@ -1,7 +1,8 @@
-"""A bare HTTP/1.1 client for event streams, so that a benchmark on shared cores measures the server, not its client.
+"""A bare HTTP/1.1 client for event streams, so that a benchmark on shared cores measures the server, not its
+client.
 
-Owns one request over one connection: headers, chunked transfer coding, `data:` lines with their times of arrival.
-Refuses to know what the events mean.
+Owns one request over one connection: headers, chunked transfer coding, `data:` lines with their times of
+arrival. Refuses to know what the events mean.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,7 @@ async def post_for_events(
         writer.close()
 
 
-async def _events(reader: asyncio.StreamReader) -> AsyncIterator[Event]:
+async def _events(reader: asyncio.StreamReader) -> AsyncGenerator[Event, None]:
     pending = b""
     while size := int((await reader.readline()).partition(b";")[0], 16):
         pending += (await reader.readexactly(size + 2))[:-2]

@@ -1,7 +1,8 @@
 """The directory one `rootstock up` keeps its state in: who may use it, what lies where, and its secrets.
 
-Owns: the lock that allows one `up` per directory, the paths inside it, the generated secrets and how files that
-hold secrets are written. Refuses to know: what the secrets are for, and what the processes write in their folders.
+Owns: the lock that allows one `up` per directory, the paths inside it, the generated secrets and how files
+that hold secrets are written. Refuses to know: what the secrets are for, and what the processes write in
+their folders.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ _SECRETS_FILE = "secrets.json"
 
 
 def write_private_json(path: Path, document: dict[str, Any]) -> None:
-    """Replace `path` by a JSON file that only its owner may read; never a moment with a partial or a public file."""
+    """Replace `path` by a JSON file that only its owner may read; never a moment with a partial or a public
+    file.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -36,7 +39,8 @@ def write_private_json(path: Path, document: dict[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The JSON object in `path`, or None when there is no such file.
 
-    Raises `CliError` when the file holds something else: a damaged secret must not be silently replaced by a new one.
+    Raises `CliError` when the file holds something else: a damaged secret must not be silently replaced by a
+    new one.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -68,14 +72,9 @@ class DataDir:
         return self.path / "artifacts"
 
     @property
-    def journal(self) -> Path:
-        """The engine's spool and in-flight table."""
-        return self.path / "journal"
-
-    @property
-    def run(self) -> Path:
-        """Sockets of this run."""
-        return self.path / "run"
+    def serving_file(self) -> Path:
+        """There while an `up` serves: where, and its processes' settings for the operator's commands."""
+        return self.path / "serving.json"
 
     @property
     def demo_file(self) -> Path:
@@ -83,7 +82,7 @@ class DataDir:
 
     def __enter__(self) -> DataDir:
         try:
-            for folder in (self.path, self.logs, self.artifacts, self.journal, self.run):
+            for folder in (self.path, self.logs, self.artifacts):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise CliError(f"cannot use {self.path} as --data: {error.strerror}") from error
@@ -94,7 +93,8 @@ class DataDir:
             owner = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
             self._release()
             raise CliError(
-                f"{self.path} is in use by another rootstock up (process {owner}): stop it or pass another --data"
+                f"{self.path} is in use by another rootstock up (process {owner}): "
+                "stop it or pass another --data"
             ) from None
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode(), 0)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.spinner import Spinner
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,9 @@ class LiveDisplay:
             Syntax(welcome.python(), "python", theme=theme, background_color="default", word_wrap=True),
         )
         title = f"[bold green]rootstock serves[/] [dim]after {welcome.took_s:.1f} s[/]"
-        self._console.print(Panel(body, title=title, title_align="left", border_style="green", expand=False, padding=(1, 2)))
+        self._console.print(
+            Panel(body, title=title, title_align="left", border_style="green", expand=False, padding=(1, 2))
+        )
         self._console.print("[dim]Ctrl-C drains and stops.[/]")
 
     def close(self) -> None:
@@ -197,7 +201,9 @@ class LiveDisplay:
 
         self._steps.append(step)
         if self._live is None:
-            live = Live(get_renderable=self._render, console=self._console, refresh_per_second=12, transient=True)
+            live = Live(
+                get_renderable=self._render, console=self._console, refresh_per_second=12, transient=True
+            )
             live.start()
             self._live = live
 
@@ -211,7 +217,7 @@ class LiveDisplay:
             self._live.stop()
             self._live = None
 
-    def _render(self) -> object:
+    def _render(self) -> Table:
         from rich.table import Table
 
         rows = Table.grid(padding=(0, 0))
@@ -238,7 +244,7 @@ class _LiveStep:
     def detail(self, text: str) -> None:
         self._detail = text
 
-    def spinner(self) -> object:
+    def spinner(self) -> Spinner:
         return self._spinner
 
     def line(self) -> str:

@@ -1,4 +1,6 @@
-"""What the command line says when it cannot go on. Knows no terminal: `cli.main` prints it and picks the exit code."""
+"""What the command line says when it cannot go on. Knows no terminal: `cli.main` prints it and picks the exit
+code.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
 """The `rootstock` command: parses the command line, calls what does the work, turns errors into one line.
 
 Owns names and help of commands and options, and exit codes: 2 for a wrong call, 1 for a failure, 0 otherwise.
-Everything heavy is imported by the command that needs it: `rootstock --help` loads neither torch nor SQLAlchemy.
+Everything heavy is imported by the command that needs it: `rootstock --help` loads neither torch nor
+SQLAlchemy.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -25,7 +27,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_tenant = typer.Typer(help="Tenants: the customers, each alone with its adapters, keys and usage.", no_args_is_help=True)
+_tenant = typer.Typer(
+    help="Tenants: the customers, each alone with its adapters, keys and usage.", no_args_is_help=True
+)
 _key = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
 _adapter = typer.Typer(help="LoRA adapters of a tenant.", no_args_is_help=True)
 _user = typer.Typer(help="People who sign in to a tenant's console.", no_args_is_help=True)
@@ -67,16 +71,24 @@ def up(
         Path, typer.Option(help="Where everything is kept: databases, secrets, adapters, logs.")
     ] = Path("var/rootstock"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
-    base: Annotated[Path | None, typer.Option(help="Directory of the base model, Hugging Face layout.")] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")
+    ] = 8000,
+    base: Annotated[
+        Path | None, typer.Option(help="Directory of the base model, Hugging Face layout.")
+    ] = None,
     base_name: Annotated[
         str | None, typer.Option(help="Name the base model is sold under; else that of its directory.")
     ] = None,
     quantization: Annotated[
         Quantization | None, typer.Option(help="Format of the base's weights; int8 for the demo, else none.")
     ] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Make two tenants with keys and sapling's adapters.")] = False,
-    showcase: Annotated[bool, typer.Option("--showcase", help="With --demo: show it off once it serves.")] = False,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Make two tenants with keys and sapling's adapters.")
+    ] = False,
+    showcase: Annotated[
+        bool, typer.Option("--showcase", help="With --demo: show it off once it serves.")
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="With --showcase: stop after it.")] = False,
 ) -> None:
     """Run everything on this machine: PostgreSQL, Redis, engine, API, worker.
@@ -144,7 +156,9 @@ def tenant_list(data: Data = None) -> None:
 @_key.command("create")
 def key_create(
     tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
-    kind: Annotated[KeyKind, typer.Option(help="inference: asks models. admin: runs the account.")] = KeyKind.INFERENCE,
+    kind: Annotated[
+        KeyKind, typer.Option(help="inference: asks models. admin: runs the account.")
+    ] = KeyKind.INFERENCE,
     name: Annotated[str, typer.Option(help="What it is for.")] = "default",
     data: Data = None,
 ) -> None:
@@ -172,14 +186,18 @@ def key_list(tenant: Annotated[str, typer.Argument(help="Tenant's name.")], data
     """List a tenant's keys; the secrets themselves cannot be shown again."""
     from cli import operator
 
-    _print_rows(("ID", "NAME", "KIND", "PREFIX", "CREATED", "LAST USED", "STATE"), operator.list_keys(data, tenant))
+    _print_rows(
+        ("ID", "NAME", "KIND", "PREFIX", "CREATED", "LAST USED", "STATE"), operator.list_keys(data, tenant)
+    )
 
 
 @_adapter.command("add")
 def adapter_add(
     tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
     name: Annotated[str, typer.Argument(help="Name of the adapter: a-z 0-9 . _ -")],
-    directory: Annotated[Path, typer.Argument(help="PEFT directory: adapter_config.json, adapter_model.safetensors.")],
+    directory: Annotated[
+        Path, typer.Argument(help="PEFT directory: adapter_config.json, adapter_model.safetensors.")
+    ],
     data: Data = None,
 ) -> None:
     """Pack a PEFT adapter and make it the active version of its name; print the model to ask for."""
@@ -230,7 +248,7 @@ def bench(
     raise typer.Exit(run_benchmark(name, context.args))
 
 
-def _print_rows(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print_rows(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     for row in [header, *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

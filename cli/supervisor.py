@@ -1,7 +1,7 @@
 """Child processes that are kept alive: started, watched, started again with growing pauses, stopped in order.
 
-Owns: process groups, signals, restarts, log files of children. Refuses to know: what the children do, when they
-are ready (the caller says so) and what is printed about them (the caller is told what happened).
+Owns: process groups, signals, restarts, log files of children. Refuses to know: what the children do, when
+they are ready (the caller says so) and what is printed about them (the caller is told what happened).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Backoff:
-    """Pauses before starts: `first_s`, doubled up to `limit_s`; back to the first after `steady_s` of life."""
+    """Pauses before starts: `first_s`, doubled up to `limit_s`; the first again after `steady_s` of life."""
 
     first_s: float = 0.25
     limit_s: float = 15.0
@@ -94,8 +94,8 @@ def tail(path: Path, num_lines: int = 12) -> list[str]:
 def rotate(log: Path, limit_bytes: int = _LOG_LIMIT_BYTES) -> bool:
     """Move a log that grew past the limit to `<name>.1`, replacing the last one.
 
-    The writer keeps its descriptor, so the file is copied and cut, not renamed. Lines written between the two are
-    lost: the price of logs that need no cooperation from the child.
+    The writer keeps its descriptor, so the file is copied and cut, not renamed. Lines written between the two
+    are lost: the price of logs that need no cooperation from the child.
     """
     try:
         if log.stat().st_size <= limit_bytes:
@@ -120,7 +120,7 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 @dataclass
 class Child:
-    """One supervised process. Dying before `settle()` is a failed start; after it, a reason to start again."""
+    """One supervised process. Dying before `settle()` is a failed start, after it a reason to start again."""
 
     program: Program
     tell: Callable[[Event], None]
@@ -154,7 +154,7 @@ class Child:
         raise ChildFailed(self.program.name, self._how, tail(self.program.log), self.program.log)
 
     async def stop(self) -> None:
-        """SIGTERM, time to end in good order, then SIGKILL to the whole group. Harmless when already stopped."""
+        """SIGTERM, time to end in good order, then SIGKILL to the whole group. Harmless when stopped."""
         self._stopping = True
         process = self._process
         if process is not None and process.returncode is None:
@@ -163,7 +163,9 @@ class Child:
             try:
                 await asyncio.wait_for(process.wait(), self.program.grace_s)
             except TimeoutError:
-                self.tell(Event(self.program.name, "killed", f"did not end within {self.program.grace_s:.0f} s"))
+                self.tell(
+                    Event(self.program.name, "killed", f"did not end within {self.program.grace_s:.0f} s")
+                )
                 self._kill_group(process.pid)
                 await process.wait()
         if self._watcher is not None:
@@ -172,6 +174,12 @@ class Child:
             self._watcher = None
         if process is not None:
             self._kill_group(process.pid)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole group, and no restart."""
+        self._stopping = True
+        if self.pid is not None:
+            self._kill_group(self.pid)
 
     async def _spawn(self) -> None:
         program = self.program
@@ -252,9 +260,17 @@ class Supervisor:
 
     async def stop(self, name: str) -> None:
         """Stop one child; no such child is fine: a start that failed half-way is stopped by the same code."""
-        child = self.children.pop(name, None)
+        child = self.children.get(name)
         if child is not None:
             await child.stop()
+            del self.children[name]
+
+    def kill_all(self) -> None:
+        """SIGKILL now: for an operator who does not want to wait for the end of a drain. Follow with
+        `stop_all`.
+        """
+        for child in self.children.values():
+            child.kill()
 
     async def stop_all(self) -> None:
         """Stop the children that are left, the last started first."""

@@ -2,8 +2,8 @@
 
     python -m examples.showcase --demo var/demo/demo.json
 
-Lists the models, sends requests for every adapter and the base at once, streams one answer, and checks that the
-usage API counts exactly the tokens that the answers reported. Ends with status 1 when anything is wrong.
+Lists the models, sends requests for every adapter and the base at once, streams one answer, and checks that
+the usage API counts exactly the tokens that the answers reported. Ends with status 1 when anything is wrong.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Showcase:
     async def run(self) -> list[str]:
         """Show everything; the problems found."""
         client = AsyncOpenAI(
-            base_url=self.demo["base_url"], api_key=self.demo["api_key"], admin_api_key=self.demo["admin_api_key"]
+            base_url=self.demo["base_url"],
+            api_key=self.demo["api_key"],
+            admin_api_key=self.demo["admin_api_key"],
         )
         # The ledger is asked for whole seconds: begin with one, so that nothing earlier is counted.
         since = math.ceil(time.time())
@@ -87,7 +89,9 @@ class Showcase:
         missing = sorted(expected - set(models))
         if missing:
             self.problems.append(f"models.list() lacks {', '.join(missing)}")
-        self.out.print(f"[bold]{len(models)} models[/] on one base: [cyan]{'[/], [cyan]'.join(sorted(models))}[/]\n")
+        self.out.print(
+            f"[bold]{len(models)} models[/] on one base: [cyan]{'[/], [cyan]'.join(sorted(models))}[/]\n"
+        )
 
     async def one_batch(self, client: AsyncOpenAI) -> None:
         base = self.demo["base"]
@@ -98,7 +102,9 @@ class Showcase:
         started = time.perf_counter()
         answers = await asyncio.gather(*(self.ask(client, model, prompt) for model, prompt in wanted))
         seconds = time.perf_counter() - started
-        table = Table(title_justify="left", title_style="bold", title=f"{len(wanted)} requests at once, one batch")
+        table = Table(
+            title_justify="left", title_style="bold", title=f"{len(wanted)} requests at once, one batch"
+        )
         table.add_column("model", style="cyan", no_wrap=True)
         table.add_column("prompt", style="dim")
         table.add_column("answer")
@@ -180,7 +186,7 @@ class Showcase:
     async def read_usage(self, client: AsyncOpenAI, since: int) -> tuple[Totals, dict[str, Totals]]:
         total, by_model, page = Totals(), dict[str, Totals](), None
         while True:
-            extra = {"page": page} if page else {}
+            extra: dict[str, Any] = {"page": page} if page else {}
             answer = await client.admin.organization.usage.completions(
                 start_time=since, bucket_width="1m", group_by=["model"], limit=60, **extra
             )
@@ -199,7 +205,9 @@ class Showcase:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--demo", type=Path, default=Path("var/demo/demo.json"), help="written by rootstock up --demo")
+    parser.add_argument(
+        "--demo", type=Path, default=Path("var/demo/demo.json"), help="written by rootstock up --demo"
+    )
     arguments = parser.parse_args()
     try:
         demo = json.loads(arguments.demo.read_text(encoding="utf-8"))

@@ -17,9 +17,9 @@ def mode(path: Path) -> int:
 
 
 def test_a_second_owner_is_refused_with_the_first_ones_process(tmp_path: Path) -> None:
-    with DataDir(tmp_path / "var"):
-        with pytest.raises(CliError, match=f"in use by another rootstock up \\(process {os.getpid()}\\)"), DataDir(tmp_path / "var"):
-            pass
+    taken = rf"in use by another rootstock up \(process {os.getpid()}\)"
+    with DataDir(tmp_path / "var"), pytest.raises(CliError, match=taken), DataDir(tmp_path / "var"):
+        pass
     with DataDir(tmp_path / "var"):
         pass
 
@@ -61,5 +61,5 @@ def test_a_private_file_replaces_a_public_one(tmp_path: Path) -> None:
 
 def test_a_data_path_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("")
-    with pytest.raises(CliError, match="cannot use .*var as --data"), DataDir(tmp_path / "var"):
+    with pytest.raises(CliError, match=r"cannot use .*var as --data"), DataDir(tmp_path / "var"):
         pass

@@ -15,6 +15,7 @@ import pytest
 
 from cli.supervisor import Backoff, ChildFailed, Event, Program, Supervisor, describe_exit, rotate, tail
 
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 QUICK = Backoff(first_s=0.05, limit_s=0.2, steady_s=5.0)
 
 
@@ -54,9 +55,6 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 
 
 async def test_a_killed_child_is_started_again_with_growing_pauses(stage: Stage) -> None:
@@ -118,7 +116,7 @@ async def test_sigterm_lets_a_child_finish_its_work(stage: Stage) -> None:
 
 
 async def test_a_child_that_ignores_sigterm_is_killed_after_its_grace(stage: Stage) -> None:
-    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\ntime.sleep(600)"
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
     program = stage.program("api", code, grace_s=0.3)
     child = await stage.supervisor.start(program)
     child.settle()
@@ -158,7 +156,7 @@ async def test_stop_during_the_pause_starts_nothing_more(tmp_path: Path) -> None
     assert child.num_starts == 1
 
 
-async def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
+def test_children_die_with_a_killed_supervisor(tmp_path: Path) -> None:
     log = tmp_path / "child.log"
     code = f"""
 import asyncio, os, sys
@@ -177,7 +175,10 @@ asyncio.run(main())
         pid = int(parent.stdout.readline())
         assert alive(pid)
         parent.kill()
-    await until(lambda: not alive(pid))
+    deadline = time.monotonic() + 10
+    while alive(pid):
+        assert time.monotonic() < deadline, "the child outlived its supervisor"
+        time.sleep(0.01)
 
 
 async def test_a_program_that_cannot_be_executed(stage: Stage) -> None:

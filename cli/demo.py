@@ -1,0 +1,191 @@
+"""The demo: two tenants, keys, a console user and sapling's adapters, the same at every start.
+
+Owns `demo.json`, the one place where the demo's keys and password stand in plain text (mode 0600), and what
+is in the demo. Refuses to know how tenants, keys and adapters are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import secrets
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli import operator
+from cli.datadir import DataDir, read_json, write_private_json
+from cli.errors import CliError
+from cli.operator import Services
+from cli.programs import CHECKOUT, Service
+
+if TYPE_CHECKING:
+    from engine.protocol import AdapterRef
+    from tenants.models import Tenant
+
+SAPLING = CHECKOUT / "examples" / "sapling" / "weights"
+DEMO_BASE = SAPLING / "base"
+EMAIL = "demo@acme.example"
+
+
+@dataclass
+class Demo:
+    """The demo of one data directory."""
+
+    data: DataDir
+    base_name: str
+    tenants: tuple[str, str] = ("acme", "birch")
+    _facts: dict[str, Any] = field(default_factory=dict)
+    _refs: dict[str, AdapterRef] = field(default_factory=dict)
+    _base_digest: str = ""
+
+    @property
+    def adapters(self) -> list[str]:
+        """Names of sapling's adapters, in the order of their folders."""
+        return sorted(path.parent.name for path in (SAPLING / "adapters").glob("*/adapter_config.json"))
+
+    @property
+    def _aside(self) -> Path:
+        return self.data.path / ".demo.json.last"
+
+    def set_aside(self) -> None:
+        """Take `demo.json` away until everything is ready again: whoever waits for it must not read the last
+        run's.
+        """
+        if self.data.demo_file.exists():
+            self.data.demo_file.replace(self._aside)
+        self._facts = read_json(self._aside) or {}
+
+    async def pack(self, service: Service, base_digest: str) -> None:
+        """Pack the adapters unless this was done for the same files and base. In a process of its own:
+        packing loads torch, and the supervisor should stay small.
+        """
+        from engine.protocol import AdapterRef
+
+        self._base_digest = base_digest
+        cache_file = self.data.path / "demo-adapters.json"
+        cached = read_json(cache_file) or {}
+        wanted = {name: _fingerprint(SAPLING / "adapters" / name, base_digest) for name in self.adapters}
+        if not all(self._is_packed(cached.get(fingerprint)) for fingerprint in wanted.values()):
+            packed = await _pack_elsewhere(
+                service, base_digest, {n: SAPLING / "adapters" / n for n in self.adapters}
+            )
+            cached = {wanted[name]: ref for name, ref in packed.items()}
+            write_private_json(cache_file, cached)
+        self._refs = {name: AdapterRef(**cached[fingerprint]) for name, fingerprint in wanted.items()}
+
+    def _is_packed(self, ref: dict[str, Any] | None) -> bool:
+        from engine.lora.artifact import artifact_path
+
+        return ref is not None and artifact_path(self.data.artifacts, ref["digest"]).exists()
+
+    async def populate(self, service: Service) -> None:
+        """Make what is missing; keys that still work are kept."""
+        with operator.plain_errors():
+            async with operator.open_services(service.environment()) as services:
+                acme, other = [await _tenant(services, name) for name in self.tenants]
+                await self._keep_key(services, acme, "api_key", "inference")
+                await self._keep_key(services, acme, "admin_api_key", "admin")
+                await self._keep_key(services, other, "other_api_key", "inference")
+                await self._keep_user(services, acme)
+                await operator.register_adapters(services, acme.id, self._refs, self._base_digest)
+
+    async def _keep_key(self, services: Services, tenant: Tenant, fact: str, kind: Any) -> None:
+        """Keep the key in `fact` while it is valid and this tenant's, else make another."""
+        from tenants.errors import InvalidApiKey
+        from tenants.service import KeyResolver
+
+        secret = operator.setting(services.environment, "ROOTSTOCK_TENANTS_KEY_SECRET")
+        resolver = KeyResolver(services.database, services.redis, secret)
+        await resolver.start()
+        try:
+            if (await resolver.resolve(self._facts.get(fact, ""))).tenant_id == tenant.id:
+                return
+        except InvalidApiKey:
+            pass
+        finally:
+            await resolver.close()
+        self._facts[fact] = (await services.tenants.create_key(tenant.id, "demo", kind=kind)).plaintext
+
+    async def _keep_user(self, services: Services, tenant: Tenant) -> None:
+        """Keep the user while the password is right, else make one; under another email when this one is
+        taken.
+        """
+        from tenants.errors import NameTaken
+
+        known, password = self._facts.get("email", EMAIL), self._facts.get("password", "")
+        if await services.users.authenticate(known, password):
+            return
+        password = secrets.token_urlsafe(12)
+        email = EMAIL
+        while True:
+            try:
+                await services.users.create(tenant.id, email, password)
+                break
+            except NameTaken:  # demo.json was lost, the database was not
+                email = f"demo-{secrets.token_hex(4)}@acme.example"
+        self._facts |= {"email": email, "password": password}
+
+    def publish(self, url: str) -> dict[str, Any]:
+        """Write `demo.json`: everything serves. Returns what it says."""
+        facts = {
+            "base_url": f"{url}/v1",
+            "api_key": self._facts["api_key"],
+            "admin_api_key": self._facts["admin_api_key"],
+            "console_url": f"{url}/console",
+            "email": self._facts["email"],
+            "password": self._facts["password"],
+            "base": self.base_name,
+            "adapters": self.adapters,
+            "other_api_key": self._facts["other_api_key"],
+        }
+        write_private_json(self.data.demo_file, facts)
+        self._aside.unlink(missing_ok=True)
+        return facts
+
+
+async def _tenant(services: Services, name: str) -> Tenant:
+    from tenants.errors import TenantNotFound
+
+    try:
+        return await services.tenants.find_tenant(name)
+    except TenantNotFound:
+        return await services.tenants.create_tenant(name)
+
+
+async def _pack_elsewhere(service: Service, base_digest: str, directories: dict[str, Path]) -> dict[str, Any]:
+    """Run `cli.packing` on the directories; by name, the fields of each AdapterRef."""
+    task = {
+        "base_digest": base_digest,
+        "directories": {name: str(path) for name, path in directories.items()},
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "cli.packing"),
+        env={**os.environ, **service.environment()},
+        cwd=CHECKOUT,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        output, problem = await process.communicate(json.dumps(task).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        raise CliError(
+            problem.decode(errors="replace").strip().rpartition("\n")[2] or "packing adapters failed"
+        )
+    packed: dict[str, Any] = json.loads(output)
+    return packed
+
+
+def _fingerprint(directory: Path, base_digest: str) -> str:
+    digest = hashlib.sha256(base_digest.encode())
+    for path in sorted(directory.iterdir()):
+        digest.update(path.name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()

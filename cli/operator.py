@@ -1,0 +1,300 @@
+"""What an operator does to a service from the command line: tenants, keys, adapters, users, the schema.
+
+Owns finding the service (a data directory's running `up`, or ROOTSTOCK_* settings), one call to its services
+per command, and turning their errors into one line. Refuses to know printing and SQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from cli.datadir import read_json
+from cli.errors import CliError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+    from adapters.service import AdapterService, ModelResolver
+    from db.session import Database
+    from engine.protocol import AdapterRef
+    from tenants.accounts import UserAccounts
+    from tenants.service import TenantService
+
+T = TypeVar("T")
+_ENGINE_ANSWER_S = 10.0
+
+
+def environment_of(data: Path | None) -> Mapping[str, str]:
+    """Settings of the service meant: those of the `up` serving from `data`, else this process's environment.
+
+    Raises `CliError` when nothing serves from there.
+    """
+    if data is None:
+        return os.environ
+    serving = read_json(data / "serving.json")
+    if serving is None:
+        raise CliError(f"nothing serves from {data}: start `rootstock up --data {data}` first")
+    return {
+        **os.environ,
+        **serving["environment"],
+    }  # naming a directory means that one, whatever the shell has set
+
+
+def setting(environment: Mapping[str, str], name: str) -> str:
+    """A setting that must be there. Raises `CliError` naming it."""
+    value = environment.get(name)
+    if not value:
+        raise CliError(f"{name} is not set: set it, or name a running service with --data DIR")
+    return value
+
+
+@dataclass
+class Services:
+    """The services an operator's command may call."""
+
+    environment: Mapping[str, str]
+    database: Database
+    redis: Redis
+    tenants: TenantService
+    users: UserAccounts
+
+    def adapters(self) -> AdapterService:
+        from adapters.service import AdapterService
+
+        return AdapterService(
+            self.database, self.redis, setting(self.environment, "ROOTSTOCK_ENGINE_BASE_NAME")
+        )
+
+    def models(self) -> ModelResolver:
+        from adapters.service import ModelResolver
+
+        return ModelResolver(
+            self.database, self.redis, setting(self.environment, "ROOTSTOCK_ENGINE_BASE_NAME")
+        )
+
+
+@asynccontextmanager
+async def open_services(environment: Mapping[str, str]) -> AsyncIterator[Services]:
+    """Connect to the service's database and Redis for a few calls."""
+    from redis.asyncio import Redis
+
+    from db.session import Database
+    from tenants.accounts import UserAccounts
+    from tenants.service import TenantService
+
+    database = Database(setting(environment, "ROOTSTOCK_DB_URL"))
+    redis = Redis.from_url(setting(environment, "ROOTSTOCK_REDIS_URL"))
+    try:
+        secret = setting(environment, "ROOTSTOCK_TENANTS_KEY_SECRET")
+        tenants = TenantService(database, redis, secret)
+        yield Services(environment, database, redis, tenants, UserAccounts(database))
+    finally:
+        await redis.aclose()
+        await database.close()
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn the services' errors into `CliError`: what they say is written for people already."""
+    from redis.exceptions import RedisError
+    from sqlalchemy.exc import OperationalError, ProgrammingError
+
+    from adapters.errors import AdapterError
+    from db.errors import DatabaseUnavailable
+    from db.schema import SchemaMismatch
+    from tenants.errors import TenantError
+
+    try:
+        yield
+    except (TenantError, AdapterError, SchemaMismatch, ValueError) as error:
+        raise CliError(str(error)) from error
+    except (OperationalError, DatabaseUnavailable) as error:
+        raise CliError(f"PostgreSQL does not answer: {_first_line(error)}") from error
+    except ProgrammingError as error:
+        raise CliError(
+            f"the database lacks this version's schema, run `rootstock migrate`: {_first_line(error)}"
+        ) from error
+    except RedisError as error:
+        raise CliError(f"Redis does not answer: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).split("\n", 1)[0]
+
+
+def _call(data: Path | None, work: Callable[[Services], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with open_services(environment_of(data)) as services:
+            return await work(services)
+
+    with plain_errors():
+        return asyncio.run(run())
+
+
+def upgrade_schema(db_url: str) -> str:
+    """Bring a database to this version's schema; the revision it is at now."""
+    from db import schema
+
+    with plain_errors():
+        schema.upgrade(db_url)
+        return schema.expected_revision() or "the empty schema"
+
+
+def migrate(data: Path | None) -> str:
+    return upgrade_schema(setting(environment_of(data), "ROOTSTOCK_DB_URL"))
+
+
+def create_tenant(data: Path | None, name: str) -> str:
+    async def work(services: Services) -> str:
+        return (await services.tenants.create_tenant(name)).id
+
+    return _call(data, work)
+
+
+def list_tenants(data: Path | None) -> list[tuple[str, ...]]:
+    async def work(services: Services) -> list[tuple[str, ...]]:
+        return [
+            (tenant.name, tenant.id, _day(tenant.created_at))
+            for tenant in await services.tenants.list_tenants()
+        ]
+
+    return _call(data, work)
+
+
+def create_key(data: Path | None, tenant: str, kind: Literal["inference", "admin"], name: str) -> str:
+    """The key's text, shown this once."""
+
+    async def work(services: Services) -> str:
+        owner = await services.tenants.find_tenant(tenant)
+        return (await services.tenants.create_key(owner.id, name, kind=kind)).plaintext
+
+    return _call(data, work)
+
+
+def revoke_key(data: Path | None, tenant: str, key_id: str) -> None:
+    async def work(services: Services) -> None:
+        owner = await services.tenants.find_tenant(tenant)
+        await services.tenants.revoke_key(owner.id, key_id)
+
+    _call(data, work)
+
+
+def list_keys(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
+    async def work(services: Services) -> list[tuple[str, ...]]:
+        owner = await services.tenants.find_tenant(tenant)
+        return [
+            (
+                *(
+                    key.id,
+                    key.name,
+                    key.kind,
+                    f"{key.prefix}...",
+                    _day(key.created_at),
+                    _day(key.last_used_at),
+                ),
+                "revoked" if key.revoked_at else "active",
+            )
+            for key in await services.tenants.list_keys(owner.id)
+        ]
+
+    return _call(data, work)
+
+
+def create_user(data: Path | None, tenant: str, email: str, password: str) -> None:
+    async def work(services: Services) -> None:
+        owner = await services.tenants.find_tenant(tenant)
+        await services.users.create(owner.id, email, password)
+
+    _call(data, work)
+
+
+def list_models(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
+    async def work(services: Services) -> list[tuple[str, ...]]:
+        owner = await services.tenants.find_tenant(tenant)
+        return [
+            (
+                card.id,
+                str(card.rank or "-"),
+                _day(datetime.fromtimestamp(card.created, UTC)) if card.created else "-",
+            )
+            for card in await services.models().list(owner.id)
+        ]
+
+    return _call(data, work)
+
+
+def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]) -> list[str]:
+    """Pack PEFT directories, by adapter name, and serve them; the pinned model names."""
+    from adapters.names import PART
+
+    for name in directories:
+        if PART.fullmatch(name) is None:
+            raise CliError(f"{name!r} cannot name an adapter: 1 to 64 of a-z 0-9 . _ -")
+
+    async def work(services: Services) -> list[str]:
+        owner = await services.tenants.find_tenant(tenant)
+        base_digest = await served_base_digest(setting(services.environment, "ROOTSTOCK_ENGINE_ENDPOINT"))
+        refs = pack_adapters(services.environment, base_digest, directories)
+        return await register_adapters(services, owner.id, refs, base_digest)
+
+    return _call(data, work)
+
+
+async def register_adapters(
+    services: Services, tenant_id: str, refs: Mapping[str, AdapterRef], base_digest: str
+) -> list[str]:
+    """Make packed adapters the active versions of their names; the pinned model names."""
+    adapters = services.adapters()
+    return [
+        (await adapters.register_version(tenant_id, name, ref, base_digest=base_digest)).name
+        for name, ref in refs.items()
+    ]
+
+
+async def served_base_digest(endpoint: str) -> str:
+    """Digest of the base the engine serves: what adapters must be packed against. Raises `CliError`."""
+    from engine.client import EngineClient
+
+    client = EngineClient(endpoint, "operator")
+    await client.start()
+    try:
+        async with asyncio.timeout(_ENGINE_ANSWER_S):
+            return (await client.wait_ready()).base_digest
+    except TimeoutError:
+        raise CliError(f"no engine answers at {endpoint}: start it, then add adapters") from None
+    finally:
+        await client.close()
+
+
+def pack_adapters(
+    environment: Mapping[str, str], base_digest: str, directories: Mapping[str, Path]
+) -> dict[str, AdapterRef]:
+    """Pack PEFT directories into the engine's artifact folder. Loads torch. Raises `CliError` naming the
+    adapter.
+    """
+    from adapters.packing import PackingError, pack
+    from engine.model.config import load_config
+
+    config = load_config(Path(setting(environment, "ROOTSTOCK_ENGINE_BASE")))
+    out_dir = Path(setting(environment, "ROOTSTOCK_ENGINE_ARTIFACTS_DIR"))
+    refs = {}
+    for name, directory in directories.items():
+        if not directory.is_dir():
+            raise CliError(f"adapter {name}: there is no directory {directory}")
+        try:
+            # Exact whatever the adapter was trained in; the engine converts to the type it computes in.
+            refs[name] = pack(directory, config, base_digest, out_dir, dtype="float32")
+        except PackingError as error:
+            raise CliError(f"adapter {name} cannot be served: {error}") from error
+    return refs
+
+
+def _day(moment: datetime | None) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if moment else "never"

@@ -1,0 +1,33 @@
+"""Packs PEFT directories in a process of its own: a task as JSON on standard input, references as JSON on its
+output.
+
+For callers that must not load torch themselves. Knows neither tenants nor names of models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import msgspec
+
+from cli.errors import CliError
+from cli.operator import pack_adapters
+
+
+def main() -> int:
+    task = json.load(sys.stdin)
+    directories = {name: Path(path) for name, path in task["directories"].items()}
+    try:
+        refs = pack_adapters(os.environ, task["base_digest"], directories)
+    except CliError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    json.dump(msgspec.to_builtins(refs), sys.stdout)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

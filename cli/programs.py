@@ -1,0 +1,81 @@
+"""The three processes of a service: their command lines and the settings they are told through the
+environment.
+
+The one place that knows every package's settings prefix. Refuses to know how processes are started and
+watched.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.datadir import DataDir
+from cli.local.server import socket_directory
+from cli.supervisor import Program
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+_ENGINE_DRAIN_S = 20.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """What one `up` runs, and on what."""
+
+    data: DataDir
+    base: Path
+    base_name: str
+    quantization: str
+    redis_url: str
+    public_url: str
+    db_url: str = ""
+
+    @property
+    def engine_endpoint(self) -> str:
+        """A Unix socket that only this account reaches: whoever can connect can use the engine."""
+        return f"ipc://{socket_directory(self.data.path, 'engine', 'zmq.sock', None) / 'zmq.sock'}"
+
+    def environment(self) -> dict[str, str]:
+        """Settings of all processes and of the operator's commands; what the operator set himself wins."""
+        told = {
+            "ROOTSTOCK_DB_URL": self.db_url,
+            "ROOTSTOCK_REDIS_URL": self.redis_url,
+            "ROOTSTOCK_TENANTS_KEY_SECRET": self.data.secret("key_secret"),
+            "ROOTSTOCK_ENGINE_BASE": str(self.base),
+            "ROOTSTOCK_ENGINE_BASE_NAME": self.base_name,
+            "ROOTSTOCK_ENGINE_QUANTIZATION": self.quantization,
+            "ROOTSTOCK_ENGINE_ENDPOINT": self.engine_endpoint,
+            "ROOTSTOCK_ENGINE_REDIS_URL": self.redis_url,
+            "ROOTSTOCK_ENGINE_DATA_DIR": str(self.data.path),
+            "ROOTSTOCK_ENGINE_ARTIFACTS_DIR": str(self.data.artifacts),
+            "ROOTSTOCK_ENGINE_DRAIN_SECONDS": f"{_ENGINE_DRAIN_S:g}",
+        }
+        return {name: value for name, value in told.items() if value and name not in os.environ} | {
+            name: value for name, value in os.environ.items() if name.startswith("ROOTSTOCK_")
+        }
+
+    def engine(self) -> Program:
+        return self._program("engine", "serve-engine", grace_s=_ENGINE_DRAIN_S + 15)
+
+    def api(self, listener_fd: int) -> Program:
+        return self._program("api", "serve-api", grace_s=30, pass_fds=(listener_fd,))
+
+    def worker(self) -> Program:
+        return self._program("worker", "work", grace_s=30)
+
+    def _program(self, name: str, command: str, grace_s: float, pass_fds: tuple[int, ...] = ()) -> Program:
+        # One thread of arithmetic unless the operator says otherwise: more only slows small matrices down.
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **self.environment()}
+        if pass_fds:
+            environment["ROOTSTOCK_API_FD"] = str(pass_fds[0])
+        return Program(
+            name=name,
+            argv=(sys.executable, "-m", "cli.main", command),
+            env=environment,
+            log=self.data.logs / f"{name}.log",
+            grace_s=grace_s,
+            pass_fds=pass_fds,
+            cwd=CHECKOUT,
+        )

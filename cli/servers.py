@@ -1,0 +1,91 @@
+"""The PostgreSQL and Redis behind one `up`: the operator's, or private ones that are kept alive.
+
+Owns the choice, and starting a private server again when it died. Refuses to know how one is started
+(`cli.local`) and what is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cli.errors import CliError
+from cli.local.postgres import start_postgres
+from cli.local.redis import start_redis
+from cli.local.server import LocalServer, LocalServerError
+
+_WATCH_S = 1.0
+
+
+@dataclass
+class Store:
+    """One of the two: its URL, and the private server behind it unless it is the operator's."""
+
+    name: str
+    url_variable: str
+    start_private: Callable[[Path], LocalServer]
+    url: str = ""
+    server: LocalServer | None = None
+
+    @property
+    def given_url(self) -> str | None:
+        """The operator's server, from the environment."""
+        return os.environ.get(self.url_variable) or None
+
+    def start(self, data: Path) -> str:
+        """Start it unless the operator has one; what was done, in a few words. Blocks; main thread only,
+        because the server dies with the thread that started it. Raises `CliError`.
+        """
+        given = self.given_url
+        if given:
+            self.url = given
+            return f"yours ({self.url_variable})"
+        try:
+            self.server = self.start_private(data)
+        except LocalServerError as error:
+            raise CliError(f"{error}; or set {self.url_variable} to a server of yours") from error
+        self.url = self.server.url
+        return "private"
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.stop()
+            self.server = None
+
+
+@dataclass
+class Stores:
+    """Both, in the order they stop: Redis holds the journal, whose last reader writes to PostgreSQL."""
+
+    data: Path
+    tell: Callable[[str], None]
+    redis: Store = field(default_factory=lambda: Store("Redis", "ROOTSTOCK_REDIS_URL", start_redis))
+    postgres: Store = field(default_factory=lambda: Store("PostgreSQL", "ROOTSTOCK_DB_URL", start_postgres))
+    _watch: asyncio.Task[None] | None = None
+
+    def keep_alive(self) -> None:
+        """From now on, start a private server again when it died."""
+        self._watch = asyncio.create_task(self._keep_alive(), name="watch private servers")
+
+    async def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        self.redis.stop()
+        self.postgres.stop()
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            for store in (self.redis, self.postgres):
+                if store.server is not None and not store.server.alive:
+                    self.tell(f"{store.name} died, starting it again")
+                    store.stop()
+                    try:
+                        store.start(self.data)
+                    except CliError as error:
+                        self.tell(str(error))
+                        await asyncio.sleep(5 * _WATCH_S)

@@ -1,0 +1,303 @@
+"""`rootstock up`: everything on one machine, started in order, kept alive, drained in order.
+
+Owns that order, and what the operator is told meanwhile. Refuses to know how processes are kept alive
+(`supervisor`), what they are told (`programs`), what the demo consists of (`demo`) and how any of it is drawn
+(`display`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from cli import health
+from cli.datadir import DataDir, write_private_json
+from cli.demo import DEMO_BASE, Demo
+from cli.display import Display, Welcome, closing_display, open_display
+from cli.errors import CliError, UsageError
+from cli.listener import listen, visiting_url
+from cli.operator import upgrade_schema
+from cli.programs import CHECKOUT, Service
+from cli.servers import Stores
+from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
+from engine.client import EngineClient
+
+T = TypeVar("T")
+_START_S = 600.0
+"""A large base model on a slow disk takes minutes to load."""
+
+
+@dataclass(frozen=True)
+class UpOptions:
+    """The command line of `rootstock up`."""
+
+    data: Path
+    host: str
+    port: int
+    base: Path | None
+    base_name: str | None
+    quantization: str
+    demo: bool = False
+    showcase: bool = False
+    once: bool = False
+
+    def chosen_base(self) -> tuple[Path, str]:
+        """Directory and name of the base model. Raises `UsageError` when none was given, `CliError` for a bad
+        one.
+        """
+        base = self.base or (DEMO_BASE if self.demo else None)
+        if base is None:
+            raise UsageError(
+                "which model? pass --base DIR (Hugging Face layout), or --demo for the one in the checkout"
+            )
+        if not (base / "config.json").is_file():
+            raise CliError(
+                f"{base} holds no config.json: --base is a model's directory in Hugging Face layout"
+            )
+        name = self.base_name or (
+            "sapling" if self.demo and self.base is None else base.resolve().name.lower()
+        )
+        return base.resolve(), name
+
+
+def run_up(options: UpOptions) -> int:
+    """Run until told to stop; the exit status. Raises `CliError` for what the operator can put right."""
+    base, base_name = options.chosen_base()
+    if options.quantization not in ("none", "int8"):
+        raise UsageError(
+            f"--quantization {options.quantization} needs a GPU engine; on a CPU there are none and int8"
+        )
+    with DataDir(options.data.absolute()) as data, closing_display(open_display()) as display:
+        return asyncio.run(_Up(options, data, display, base, base_name).run())
+
+
+class _Stopped(Exception):
+    """The operator said stop."""
+
+
+class _Up:
+    def __init__(
+        self, options: UpOptions, data: DataDir, display: Display, base: Path, base_name: str
+    ) -> None:
+        self._options, self._data, self._display = options, data, display
+        self._base, self._base_name = base, base_name
+        self._stop = asyncio.Event()
+        self._started_at = time.monotonic()
+        self._supervisor = Supervisor(self._tell)
+        self._stores = Stores(data.path, display.note)
+        self._listener: socket.socket | None = None
+        self._url = ""
+        self._watching: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._told_to_stop)
+        self._data.serving_file.unlink(missing_ok=True)
+        status = 0
+        try:
+            status = await self._serve()
+        except _Stopped:
+            pass
+        except ChildFailed as failure:
+            self._display.trouble(f"{failure}; its log: {failure.log}", failure.tail)
+            status = 1
+        finally:
+            await self._drain()
+        return status
+
+    def _told_to_stop(self) -> None:
+        if self._stop.is_set():  # told twice: now
+            self._supervisor.kill_all()
+        self._stop.set()
+
+    async def _serve(self) -> int:
+        self._listener = listen(self._options.host, self._options.port)
+        self._url = visiting_url(self._listener)
+        demo = Demo(self._data, self._base_name) if self._options.demo else None
+        if demo is not None:
+            demo.set_aside()
+        await self._until_stopped(self._start(demo))
+        if self._options.showcase:
+            status = await self._until_stopped(self._show())
+            if self._options.once or status:
+                return status
+        await self._stop.wait()
+        return 0
+
+    async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
+        """Await `work`, giving it up when the operator says stop."""
+        task = asyncio.create_task(work)
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise _Stopped
+            return task.result()
+        finally:
+            await _cancel(task, stop)
+
+    # Start --------------------------------------------------------------------------------------------------
+
+    async def _start(self, demo: Demo | None) -> None:
+        assert self._listener is not None
+        with self._display.step("Redis") as step:
+            step.detail(self._stores.redis.start(self._data.path))
+        service = Service(
+            data=self._data,
+            base=self._base,
+            base_name=self._base_name,
+            quantization=self._options.quantization,
+            redis_url=self._stores.redis.url,
+            public_url=self._url,
+        )
+        engine = await self._launch(service.engine())  # loads its model while the database comes up
+        with self._display.step("PostgreSQL") as step:
+            step.detail(self._stores.postgres.start(self._data.path))
+        service = dataclasses.replace(service, db_url=self._stores.postgres.url)
+        self._stores.keep_alive()
+        await _all(self._start_engine(engine, service, demo), self._start_services(service))
+        if demo is not None:
+            with self._display.step("Demo") as step:
+                await demo.populate(service)
+                step.detail(f"tenants {' and '.join(demo.tenants)}, {len(demo.adapters)} adapters")
+        with self._display.step("Ready?"):
+            await self._bounded(health.wait_until_ready(self._url), *self._supervisor.children.values())
+        for child in self._supervisor.children.values():
+            child.settle()
+        self._welcome(service, demo)
+
+    async def _start_engine(self, engine: Child, service: Service, demo: Demo | None) -> None:
+        client = EngineClient(service.engine_endpoint, "up")
+        with self._display.step("Engine") as step:
+            step.detail(f"loading {self._base_name} ({self._options.quantization})")
+            await client.start()
+            try:
+                info = await self._bounded(client.wait_ready(), engine)
+            finally:
+                await client.close()
+            step.detail(f"{info.base}, {info.quantization}, on {info.device}, context {info.context_length}")
+        if demo is not None:
+            with self._display.step("Adapters") as step:
+                await demo.pack(service, info.base_digest)
+                step.detail(f"{len(demo.adapters)} packed")
+
+    async def _start_services(self, service: Service) -> None:
+        with self._display.step("Schema") as step:
+            step.detail(await asyncio.to_thread(upgrade_schema, service.db_url))
+        assert self._listener is not None
+        worker = await self._launch(service.worker())
+        with self._display.step("API") as step:
+            api = await self._launch(service.api(self._listener.fileno()))
+            await self._bounded(health.wait_until_alive(self._url), api, worker)
+            step.detail(self._url)
+
+    async def _launch(self, program: Program) -> Child:
+        try:
+            return await self._supervisor.start(program)
+        except OSError as error:
+            raise CliError(f"cannot run {program.argv[0]}: {error.strerror}") from error
+
+    async def _bounded(self, work: Coroutine[None, None, T], *needed: Child) -> T:
+        """Await `work`, but no longer than a start may take nor than the children it needs live."""
+        task = asyncio.create_task(work)
+        deaths = [asyncio.create_task(child.failed()) for child in needed]
+        try:
+            done, _ = await asyncio.wait(
+                {task, *deaths}, timeout=_START_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            for death in deaths:
+                if death in done:
+                    death.result()
+            if task not in done:
+                raise CliError(f"not ready after {_START_S:.0f} s; the logs are in {self._data.logs}")
+            return task.result()
+        finally:
+            await _cancel(task, *deaths)
+
+    def _welcome(self, service: Service, demo: Demo | None) -> None:
+        document = {"pid": os.getpid(), "base_url": f"{self._url}/v1", "environment": service.environment()}
+        write_private_json(self._data.serving_file, document)
+        facts = demo.publish(self._url) if demo is not None else {}
+        model = f"{self._base_name}:{demo.adapters[0]}" if demo is not None else self._base_name
+        self._display.welcome(
+            Welcome(
+                base_url=f"{self._url}/v1",
+                console_url=f"{self._url}/console",
+                metrics_url=f"{self._url}/metrics",
+                data_dir=str(self._options.data),
+                took_s=time.monotonic() - self._started_at,
+                model=model,
+                api_key=facts.get("api_key"),
+                sign_in=f"{facts['email']}, password {facts['password']}" if facts else None,
+            )
+        )
+
+    # Serve --------------------------------------------------------------------------------------------------
+
+    async def _show(self) -> int:
+        """Run the showcase against ourselves; its exit status."""
+        command = (sys.executable, "-m", "examples.showcase", "--demo", str(self._data.demo_file))
+        process = await asyncio.create_subprocess_exec(*command, cwd=CHECKOUT, start_new_session=True)
+        try:
+            return await process.wait()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    def _tell(self, event: Event) -> None:
+        self._display.note(f"{event.child} {event.detail or event.kind}")
+        if event.kind == "restarted":
+            task = asyncio.get_running_loop().create_task(self._watch_return(event.child))
+            self._watching.add(task)
+            task.add_done_callback(self._watching.discard)
+
+    async def _watch_return(self, name: str) -> None:
+        since = time.monotonic()
+        await health.wait_until_ready(self._url)
+        self._display.note(f"{name} is back, all is ready again after {time.monotonic() - since:.1f} s")
+
+    # Stop ---------------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """API first, so that nothing new comes in; the worker after the engine, so that it meters the last
+        word.
+        """
+        await _cancel(*self._watching)
+        self._data.serving_file.unlink(missing_ok=True)
+        if self._listener is not None:
+            self._listener.close()
+        for name in ("api", "engine", "worker"):
+            if name in self._supervisor.children:
+                with self._display.step(f"stopping {name}") as step:
+                    await self._supervisor.stop(name)
+                    step.detail("drained")
+        await self._supervisor.stop_all()
+        await self._stores.stop()
+
+
+async def _all(*work: Coroutine[None, None, None]) -> None:
+    """Await all of it; at the first failure cancel the rest and raise that failure."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        await _cancel(*tasks)
+
+
+async def _cancel(*tasks: asyncio.Task[T]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

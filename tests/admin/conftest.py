@@ -1,0 +1,72 @@
+"""A console over real services, mounted as the API mounts it, and a tenant with a user who may sign in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import redis.asyncio
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from adapters.service import AdapterService, ModelResolver
+from admin.app import ConsoleServices, create_console
+from admin.pages.overview import OverviewPage
+from billing.service import UsageReports
+from db.session import Database
+from tenants.accounts import UserAccounts
+from tenants.service import TenantService
+
+EMAIL = "ada@acme.example"
+PASSWORD = "correct horse battery"
+
+
+@dataclass
+class Site:
+    """The console, and what a test needs to look behind it."""
+
+    app: Starlette
+    tenants: TenantService
+    accounts: UserAccounts
+    adapters: AdapterService
+    redis: redis.asyncio.Redis
+    tenant_id: str
+
+    def visitor(self, origin: str = "http://127.0.0.1:8000") -> httpx.AsyncClient:
+        """A browser without cookies."""
+        transport = httpx.ASGITransport(self.app, client=("127.0.0.1", 5000))
+        return httpx.AsyncClient(transport=transport, base_url=f"{origin}/console")
+
+
+def csrf_token(page: httpx.Response) -> str:
+    found = re.search(r'name="csrf_token" value="([^"]+)"', page.text)
+    assert found is not None
+    return found[1]
+
+
+async def sign_in(visitor: httpx.AsyncClient, email: str = EMAIL, password: str = PASSWORD) -> httpx.Response:
+    form = await visitor.get("/sign-in")
+    fields = {"csrf_token": csrf_token(form), "email": email, "password": password}
+    return await visitor.post("/sign-in", data=fields)
+
+
+@pytest.fixture
+async def site(database: Database, redis_client: redis.asyncio.Redis) -> Site:
+    tenants = TenantService(database, redis_client, "s" * 32)
+    accounts = UserAccounts(database)
+    tenant = await tenants.create_tenant("acme")
+    await accounts.create(tenant.id, EMAIL, PASSWORD)
+    page = OverviewPage(tenants, ModelResolver(database, redis_client, "sapling"), UsageReports(database))
+    console = create_console(ConsoleServices(redis_client, accounts, page))
+    app = Starlette(routes=[Mount("/console", console)])
+    adapters = AdapterService(database, redis_client, "sapling")
+    return Site(app, tenants, accounts, adapters, redis_client, tenant.id)
+
+
+@pytest.fixture
+async def visitor(site: Site) -> AsyncIterator[httpx.AsyncClient]:
+    async with site.visitor() as visitor:
+        yield visitor
