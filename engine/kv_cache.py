@@ -115,9 +115,13 @@ class BlockPool:
             if block_id is not None:
                 self._hashes[block_id] = None
 
+    def held_ids(self) -> set[int]:
+        """For checks: linear in the number of blocks."""
+        return {block_id for block_id, references in enumerate(self._references) if references}
+
     def check_integrity(self) -> None:
         """Assert the invariants. Linear in the number of blocks: for idle moments and tests."""
-        held = [block_id for block_id, references in enumerate(self._references) if references]
+        held = self.held_ids()
         assert all(references >= 0 for references in self._references)
         assert NULL_BLOCK not in self._free, "the null block is free"
         assert self._references[NULL_BLOCK] == 0, "the null block is held"

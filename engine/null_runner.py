@@ -1,0 +1,155 @@
+"""A runner without a model: tokens made up at full speed, for tests and benchmarks of everything around the
+model.
+
+Owns a token source that is deterministic in what a model's would be: adapter, token history, seed. So a
+request gets the same tokens alone, in any batch and after any preemption. Refuses to know logits: sampling
+parameters other than temperature (0 ignores the seed), seed and logprobs change nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from engine.admission import Limits
+from engine.batch import NO_SLOT, Batch, NewRow, StepResult
+from engine.core import EngineCore
+from engine.kv_cache import BlockPool
+from engine.lora.slots import SlotTable
+from engine.protocol import AdapterRef, EngineInfo, TokenLogprob, TopLogprob
+from engine.scheduler import Scheduler
+from engine.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from engine.server import EngineServer
+    from engine.settings import EngineSettings
+
+_SPREAD = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+
+_DEFAULT_VOCAB_SIZE = 32_000
+_DEFAULT_CONTEXT_LENGTH = 8192
+_DEFAULT_NUM_BLOCKS = 32_768
+
+
+class RowState:
+    """What a runner must remember of a row between steps."""
+
+    __slots__ = ("history", "num_logprobs", "salt")
+
+    def __init__(self, new: NewRow, digest: str) -> None:
+        self.history = extend_history(begin_history(digest), new.token_ids)
+        self.salt = 0 if new.sampling.temperature == 0 else new.seed
+        self.num_logprobs = new.sampling.logprobs
+
+
+def begin_history(digest: str) -> int:
+    return crc32(digest.encode())
+
+
+def extend_history(history: int, token_ids: Sequence[int]) -> int:
+    return crc32(array("I", token_ids).tobytes(), history)
+
+
+class NullRunner:
+    """Draws from `choices` by the history of the row. One step takes `step_seconds`, whatever is in it."""
+
+    def __init__(self, choices: Sequence[int], max_rows: int, step_seconds: float = 0.0) -> None:
+        if not choices:
+            raise ValueError("choices must not be empty")
+        self._choices = list(choices)
+        self._step_seconds = step_seconds
+        self._rows: list[RowState | None] = [None] * max_rows
+        self._digests: dict[int, str] = {NO_SLOT: ""}
+
+    def load(self, slot: int, ref: AdapterRef) -> None:
+        """Take an adapter into a slot: done at once."""
+        self._digests[slot] = ref.digest
+
+    def execute(self, batch: Batch) -> StepResult:
+        began = time.perf_counter()
+        rows = self._rows
+        for row in batch.freed_rows:
+            rows[row] = None
+        for new in batch.new_rows:
+            rows[new.row] = RowState(new, self._digests[new.slot])
+        result = StepResult([])
+        token_ids = result.token_ids
+        for row, _, samples in batch.scheduled:
+            if samples:
+                state = rows[row]
+                assert state is not None
+                token_id = self.draw(state.history, state.salt)
+                if state.num_logprobs is not None:
+                    result.logprobs[len(token_ids)] = self._logprob(token_id, state.num_logprobs)
+                state.history = crc32(token_id.to_bytes(4, "little"), state.history)
+                token_ids.append(token_id)
+        if self._step_seconds:
+            time.sleep(max(0.0, began + self._step_seconds - time.perf_counter()))
+        return result
+
+    def draw(self, history: int, salt: int) -> int:
+        """The next token after a history."""
+        return self._choices[(((history ^ salt) * _SPREAD & _MASK) >> 32) % len(self._choices)]
+
+    def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
+        """As if the drawn token had half of the probability, the next choices half of the rest, and so on."""
+        first = self._choices.index(token_id)
+        top = [
+            TopLogprob(self._choices[(first + place) % len(self._choices)], -0.6931471805599453 * (place + 1))
+            for place in range(min(num_top, len(self._choices)))
+        ]
+        return TokenLogprob(token_id, -0.6931471805599453, top)
+
+
+def build_null_engine(
+    settings: EngineSettings, server: EngineServer, build: str
+) -> tuple[EngineCore, EngineInfo]:
+    """A whole engine around a NullRunner.
+
+    With `settings.base`, it speaks that tokenizer's readable tokens.
+    """
+    if settings.base is not None:
+        token_bytes = Vocabulary.load(settings.base).token_bytes
+        choices = [token_id for token_id, data in enumerate(token_bytes) if data and data.isascii()]
+    else:
+        token_bytes = [b""] * _DEFAULT_VOCAB_SIZE
+        choices = list(range(_DEFAULT_VOCAB_SIZE))
+    runner = NullRunner(choices, settings.max_rows, settings.null_step_seconds)
+
+    def start_load(slot: int, ref: AdapterRef) -> None:
+        runner.load(slot, ref)
+        server.adapter_loaded(slot, ref.digest, None)
+
+    limits = Limits(
+        context_length=settings.context_length or _DEFAULT_CONTEXT_LENGTH,
+        vocab_size=len(token_bytes),
+        max_batch_tokens=max(settings.max_batch_tokens, settings.max_rows),
+        max_rows=settings.max_rows,
+        max_waiting=settings.queue_limit,
+    )
+    scheduler = Scheduler(
+        limits=limits,
+        pool=BlockPool(settings.num_blocks or _DEFAULT_NUM_BLOCKS),
+        slots=SlotTable(settings.num_slots, start_load),
+        eos_ids=(),
+        token_bytes=token_bytes,
+        engine_id=settings.engine_id,
+        incarnation=server.incarnation,
+    )
+    info = EngineInfo(
+        engine_id=settings.engine_id,
+        incarnation=server.incarnation,
+        base=settings.base_name,
+        base_digest="0" * 64,
+        quantization="none",
+        device="null",
+        context_length=limits.context_length,
+        max_prompt_tokens=limits.context_length - 1,
+        vocab_size=limits.vocab_size,
+        build=build,
+    )
+    return EngineCore(scheduler, runner), info

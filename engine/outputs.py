@@ -1,0 +1,37 @@
+"""What steps have for the outside, and the counts kept along the way.
+
+Owns two plain records. Refuses to know how they come about and where they are sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.protocol import Finished, Rejected, TokenChunk, UsageEvent
+
+
+@dataclass(slots=True)
+class StepOutputs:
+    """What a step has for the outside, with all that happened since the last one (aborts, failed loads)."""
+
+    chunks: list[TokenChunk] = field(default_factory=list)
+    finished: list[tuple[Finished, UsageEvent]] = field(default_factory=list)
+    """Journal the event before sending the message."""
+    checkpoints: list[UsageEvent] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.chunks or self.finished or self.checkpoints or self.rejected)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Monotonic, since start."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    preemptions: int = 0
+    aborted: int = 0
+    rejected: int = 0
+    errors: int = 0

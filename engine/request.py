@@ -1,0 +1,220 @@
+"""A request's life inside the engine: one group per Submit, one request per choice.
+
+Owns the lengths, states and counts. Refuses to decide anything: the scheduler moves requests along. The
+algebra of a request: cached_len <= computed_len <= total_len <= limit, where `total_len - computed_len`
+tokens wait to be computed, be they prompt, generated tokens lost to a preemption, or the one token drawn
+last.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from engine.batch import NO_SLOT, NewRow, Scheduled
+from engine.kv_cache import BlockTable
+from engine.protocol import FinishReason, PriorityClass, Submit, Usage, UsageEvent
+from engine.stops import StopMatcher
+
+NO_ROW = -1
+
+CLASS_ORDER = {priority: order for order, priority in enumerate(PriorityClass)}
+
+_SEED_MASK = 2**63 - 1
+
+
+class RequestState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+class Account:
+    """What one tenant has had of one class of service. Shared by its requests; the queue's to read."""
+
+    __slots__ = ("served",)
+
+    def __init__(self) -> None:
+        self.served = 0.0
+        """Tokens, weighted by their cost."""
+
+
+class RequestGroup:
+    """One Submit: what is counted and journaled for all its choices together."""
+
+    __slots__ = (
+        "arrival",
+        "cached_tokens",
+        "choices",
+        "completion_tokens",
+        "finished_at",
+        "first_token_at",
+        "limit",
+        "num_unfinished",
+        "preemptions",
+        "reasons",
+        "scheduled_at",
+        "seed",
+        "submit",
+    )
+
+    def __init__(self, submit: Submit, arrival: int, limit: int, seed: int) -> None:
+        """`arrival` counts groups.
+
+        `limit` is the total length at which a choice ends; `seed` is choice 0's.
+        """
+        assert len(submit.prompt_ids) < limit
+        self.submit = submit
+        self.arrival = arrival
+        self.limit = limit
+        self.seed = seed
+        self.choices: list[Request] = []
+        """Choice 0 first, alone until its prompt is computed: the others then find it in the prefix cache."""
+        self.num_unfinished = submit.n
+        self.reasons: list[FinishReason | None] = [None] * submit.n
+        self.cached_tokens = 0
+        self.completion_tokens = 0
+        self.preemptions = 0
+        self.scheduled_at: float | None = None
+        self.first_token_at: float | None = None
+        self.finished_at: float | None = None
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(len(self.submit.prompt_ids), self.cached_tokens, self.completion_tokens)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The choices' reasons: one word when they agree. None while any choice goes on."""
+        reasons = [reason for reason in self.reasons if reason is not None]
+        if len(reasons) < len(self.reasons):
+            return None
+        return reasons[0] if len(set(reasons)) == 1 else ",".join(reasons)
+
+    def event(self, engine_id: str, incarnation: str, now: float) -> UsageEvent:
+        """The journal's line on this request as it stands."""
+        submit = self.submit
+        return UsageEvent(
+            request_id=submit.request_id,
+            engine_id=engine_id,
+            incarnation=incarnation,
+            tenant=submit.tenant,
+            submitted_at=submit.submitted_at,
+            recorded_at=now,
+            priority=submit.priority,
+            usage=self.usage,
+            adapter_digest=None if submit.adapter is None else submit.adapter.digest,
+            labels=submit.labels,
+            n=submit.n,
+            scheduled_at=self.scheduled_at,
+            first_token_at=self.first_token_at,
+            finished_at=self.finished_at,
+            finish_reason=self.finish_reason,
+            preemptions=self.preemptions,
+        )
+
+
+class Request:
+    """One choice: the one mutable life the scheduler works with."""
+
+    __slots__ = (
+        "account",
+        "adapter",
+        "cached_len",
+        "computed_len",
+        "decode_share",
+        "group",
+        "index",
+        "limit",
+        "matcher",
+        "min_len",
+        "priority",
+        "rank",
+        "request_id",
+        "row",
+        "slot",
+        "state",
+        "stop_ids",
+        "table",
+        "tenant",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        group: RequestGroup,
+        index: int,
+        table: BlockTable,
+        stop_ids: dict[int, int | None],
+        matcher: StopMatcher | None,
+    ) -> None:
+        submit = group.submit
+        self.group = group
+        self.index = index
+        self.request_id = submit.request_id
+        self.tenant = submit.tenant
+        self.adapter = submit.adapter
+        self.priority = submit.priority
+        self.rank = (CLASS_ORDER[submit.priority], group.arrival, index)
+        """Total order: the least is served first and preempted last."""
+        self.state = RequestState.WAITING
+        self.token_ids = list(submit.prompt_ids)
+        """Prompt and everything generated so far."""
+        self.cached_len = 0
+        """Tokens of this stay in the batch whose keys and values came from the prefix cache."""
+        self.computed_len = 0
+        self.limit = group.limit
+        self.min_len = len(submit.prompt_ids) + submit.sampling.min_tokens
+        """Total length below which nothing stops it."""
+        self.table = table
+        self.stop_ids = stop_ids
+        """Tokens that end it, with what is reported as the stop: None for an end of sequence."""
+        self.matcher = matcher
+        self.row = NO_ROW
+        self.slot = NO_SLOT
+        self.decode_share = Scheduled(NO_ROW, 1, True)
+        """Its share of a step in which it decodes: the same every time, so made once per stay."""
+        self.account: Account | None = None
+        """Where its tenant's service is counted; set by the queue."""
+
+    @property
+    def total_len(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def seed(self) -> int:
+        return (self.group.seed + self.index) & _SEED_MASK
+
+    def enter(self, row: int, slot: int, cached_len: int) -> NewRow:
+        """Begin a stay in the batch: its table is open, its first `cached_len` tokens need no computing."""
+        self.state = RequestState.RUNNING
+        self.row = row
+        self.slot = slot
+        self.cached_len = self.computed_len = cached_len
+        self.decode_share = Scheduled(row, 1, True)
+        self.check()
+        return NewRow(
+            row=row,
+            request_id=self.request_id,
+            token_ids=self.token_ids.copy(),
+            prompt_len=len(self.group.submit.prompt_ids),
+            computed_len=cached_len,
+            block_ids=self.table.block_ids.copy(),
+            sampling=self.group.submit.sampling,
+            seed=self.seed,
+            slot=slot,
+        )
+
+    def leave(self, state: RequestState) -> None:
+        """End a stay in the batch, having given back table, row and slot."""
+        self.state = state
+        self.row = NO_ROW
+        self.slot = NO_SLOT
+        self.cached_len = self.computed_len = 0
+
+    def check(self) -> None:
+        """Assert the algebra of the lengths."""
+        assert 0 <= self.cached_len <= self.computed_len <= self.total_len <= self.limit
+        assert self.state is RequestState.RUNNING or self.computed_len == 0
+        if self.state is RequestState.RUNNING:
+            assert self.table.named_len <= self.computed_len < self.total_len, "nothing left to compute"
+            assert self.computed_len <= self.table.capacity

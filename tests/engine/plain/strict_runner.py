@@ -1,0 +1,118 @@
+"""A runner that believes nothing: it simulates the KV cache and checks the scheduler's every word.
+
+Each cached position holds a hash of the adapter and all tokens up to it, chained through the block table
+exactly as attention would read it. A wrong block, a stale one, one of another adapter, one written by two
+rows: the hash, and so the tokens drawn, would differ from those of the request alone; mostly an assertion
+fails first.
+"""
+
+from __future__ import annotations
+
+from engine.batch import NO_SLOT, Batch, NewRow, StepResult
+from engine.null_runner import NullRunner, begin_history, extend_history
+
+
+class StrictRow:
+    def __init__(self, new: NewRow, digest: str) -> None:
+        self.new = new
+        self.digest = digest
+        self.token_ids = list(new.token_ids)
+        self.block_ids = list(new.block_ids)
+        self.computed_len = new.computed_len
+        self.salt = 0 if new.sampling.temperature == 0 else new.seed
+
+
+class StrictRunner(NullRunner):
+    def __init__(
+        self, choices: list[int], max_rows: int, num_blocks: int, block_size: int, budget: int
+    ) -> None:
+        super().__init__(choices, max_rows)
+        self.block_size = block_size
+        self.budget = budget
+        self.kv: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.live: dict[int, StrictRow] = {}
+        self.max_rows = max_rows
+        self.num_steps = 0
+        self.fail_prompts: set[tuple[int, ...]] = set()
+        """Requests whose logits are not finite."""
+        self.distinct_slots = 0
+        """Most adapters seen in one batch."""
+
+    def execute(self, batch: Batch) -> StepResult:
+        assert batch.step == self.num_steps
+        self.num_steps += 1
+        self._apply(batch)
+        assert batch.scheduled, "an empty batch"
+        assert batch.num_tokens <= self.budget, "over the token budget"
+        rows = [share.row for share in batch.scheduled]
+        assert len(set(rows)) == len(rows), "a row twice in one step"
+        assert set(rows) == self.live.keys(), "a row left out"
+        widths = [share.num_tokens > 1 for share in batch.scheduled]
+        assert widths == sorted(widths), "decoding rows come first"
+        self.distinct_slots = max(
+            self.distinct_slots, len({row.new.slot for row in self.live.values()} - {NO_SLOT})
+        )
+        result = StepResult([])
+        for share in batch.scheduled:
+            state = self.live[share.row]
+            self._compute(state, share.num_tokens)
+            assert share.samples == (state.computed_len == len(state.token_ids))
+            if share.samples:
+                self._sample(state, result)
+        return result
+
+    def _apply(self, batch: Batch) -> None:
+        for row in batch.freed_rows:
+            del self.live[row]
+        for new in batch.new_rows:
+            assert 0 <= new.row < self.max_rows
+            assert new.row not in self.live, "a row handed out twice"
+            state = StrictRow(new, self._digests[new.slot])
+            self.live[new.row] = state
+            assert 0 <= new.computed_len < len(new.token_ids)
+            assert new.computed_len % self.block_size == 0
+            assert 1 <= new.prompt_len <= len(new.token_ids)
+            history = begin_history(state.digest)
+            for position in range(new.computed_len):
+                history = extend_history(history, new.token_ids[position : position + 1])
+                assert self._cell(state, position)[0] == history, "a cached block has other contents"
+        grown = dict(batch.grown)
+        assert len(grown) == len(batch.grown)
+        assert grown.keys().isdisjoint(new.row for new in batch.new_rows)
+        for row, block_ids in grown.items():
+            self.live[row].block_ids += block_ids
+        for state in self.live.values():
+            assert 0 not in state.block_ids, "the null block was handed out"
+            assert len(set(state.block_ids)) == len(state.block_ids), "a block twice in one table"
+
+    def _cell(self, state: StrictRow, position: int) -> tuple[int | None, list[int | None], int]:
+        block = self.kv[state.block_ids[position // self.block_size]]
+        return block[position % self.block_size], block, position % self.block_size
+
+    def _compute(self, state: StrictRow, num_tokens: int) -> None:
+        assert num_tokens >= 1
+        for position in range(state.computed_len, state.computed_len + num_tokens):
+            if position:
+                history, _, _ = self._cell(state, position - 1)
+                assert history is not None
+            else:
+                history = begin_history(state.digest)
+            block_id = state.block_ids[position // self.block_size]
+            holders = [row for row in self.live.values() if block_id in row.block_ids]
+            assert holders == [state], "a block written by one row is held by another"
+            _, block, offset = self._cell(state, position)
+            block[offset] = extend_history(history, state.token_ids[position : position + 1])
+        state.computed_len += num_tokens
+
+    def _sample(self, state: StrictRow, result: StepResult) -> None:
+        history, _, _ = self._cell(state, state.computed_len - 1)
+        assert history == extend_history(begin_history(state.digest), state.token_ids), (
+            "the KV cache is wrong"
+        )
+        token_id = self.draw(history, state.salt)
+        if tuple(state.new.token_ids[: state.new.prompt_len]) in self.fail_prompts:
+            result.failed.append(len(result.token_ids))
+        if state.new.sampling.logprobs is not None:
+            result.logprobs[len(result.token_ids)] = self._logprob(token_id, state.new.sampling.logprobs)
+        state.token_ids.append(token_id)
+        result.token_ids.append(token_id)
