@@ -1,0 +1,103 @@
+"""The worker process: Celery's consumer with a pool of forked children, and the schedule.
+
+The schedule ("beat") runs in a thread of the worker instead of a process of its own: it keeps no state worth
+a file, a worker killed with SIGKILL cannot leave it behind sending tasks for ever, and one process fewer is
+one fewer to supervise. Large deployments run beat in some workers only (ROOTSTOCK_WORKER_BEAT). SIGTERM:
+finish the running tasks, then exit 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import signal
+import sys
+from typing import Any
+
+from celery import Celery, signals
+from celery.beat import EmbeddedService, Scheduler
+
+from db.schema import assert_schema_current
+from db.session import Database
+from db.settings import DatabaseSettings
+from worker.app import QUEUE, create_app
+from worker.runtime import Runtime
+from worker.settings import WorkerSettings
+from worker.tasks import register
+
+logger = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+
+
+def run() -> int:
+    """Run until SIGTERM. Returns the exit status. Raises SchemaMismatch before anything starts."""
+    settings = WorkerSettings()  # type: ignore[call-arg]
+    database = DatabaseSettings()  # type: ignore[call-arg]
+    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # Celery announces every periodic task twice a second at INFO.
+    for chatty in ("celery.beat", "celery.app.trace", "celery.worker.strategy"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    asyncio.run(_check_schema(database))
+    app = create_app(settings)
+    runtime = Runtime(settings, database)
+    register(app, runtime)
+    signals.worker_process_init.connect(_die_with_parent, weak=False)
+    signals.worker_process_shutdown.connect(lambda **_: runtime.close(), weak=False)
+    if settings.beat:
+        _run_beat_with_the_worker(app)
+    worker = app.Worker(
+        concurrency=settings.concurrency,
+        pool="prefork",
+        queues=[QUEUE],
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        loglevel=settings.log_level,
+        quiet=True,
+    )
+    worker.start()
+    return worker.exitcode or 0
+
+
+async def _check_schema(settings: DatabaseSettings) -> None:
+    database = Database(settings.url, pool_size=1)
+    try:
+        await assert_schema_current(database)
+    finally:
+        await database.close()
+
+
+def _run_beat_with_the_worker(app: Celery) -> None:
+    beat = EmbeddedService(app, thread=True, scheduler_cls=_EagerScheduler)
+
+    def start(**_: Any) -> None:
+        beat.daemon = True
+        beat.start()
+
+    signals.worker_ready.connect(start, weak=False)
+    signals.worker_shutting_down.connect(lambda **_: beat.service.stop(wait=False), weak=False)
+
+
+class _EagerScheduler(Scheduler):
+    """Remembers nothing between runs and sends everything once at the start, so no partition is late."""
+
+    def setup_schedule(self) -> None:
+        super().setup_schedule()
+        long_ago = self.app.now().replace(year=2000)
+        for entry in self.schedule.values():
+            entry.last_run_at = long_ago
+
+
+def _die_with_parent(**_: Any) -> None:
+    """Pool children of a worker killed with SIGKILL would wait for tasks for ever."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == 1:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(run())
