@@ -18,8 +18,11 @@ import structlog
 import uvicorn
 
 from adapters.resolver import ModelResolver
+from admin.app import ConsoleServices, create_console
+from admin.pages.overview import OverviewPage
 from api.app import create_app
 from api.deps import Limits, Services
+from api.edge import AsgiApp
 from api.settings import ApiSettings
 from api.text import TextCodec
 from billing.service import UsageReports
@@ -28,7 +31,9 @@ from db.session import Database
 from db.settings import DatabaseSettings
 from engine.client import EngineClient
 from telemetry import logs
+from tenants.accounts import UserAccounts
 from tenants.resolver import KeyResolver
+from tenants.service import TenantService
 from tenants.settings import TenantSettings
 
 log = structlog.get_logger(__name__)
@@ -48,9 +53,9 @@ def _uvloop() -> asyncio.AbstractEventLoop:
 
 
 async def _serve(settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings) -> None:
-    async with open_services(settings, database, tenants) as services:
+    async with open_services(settings, database, tenants) as (services, console):
         config = uvicorn.Config(
-            create_app(services),
+            create_app(services, console),
             host=settings.host,
             port=settings.port,
             fd=settings.fd,
@@ -66,14 +71,15 @@ async def _serve(settings: ApiSettings, database: DatabaseSettings, tenants: Ten
             timeout_keep_alive=settings.keep_alive,
             timeout_graceful_shutdown=settings.drain_timeout,
         )
-        await DrainingServer(config).serve()
+        inherited = None if settings.listen_fd is None else [socket.socket(fileno=settings.listen_fd)]
+        await DrainingServer(config).serve(inherited)
 
 
 @contextlib.asynccontextmanager
 async def open_services(
     settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings
-) -> AsyncIterator[Services]:
-    """All that routes use, started; closed at the end of the block."""
+) -> AsyncIterator[tuple[Services, AsgiApp]]:
+    """All that routes use, started, and the console over the same; closed at the end of the block."""
     text = await asyncio.to_thread(TextCodec.load, settings.base_path)
     rows = Database(
         database.url,
@@ -83,7 +89,8 @@ async def open_services(
         statement_timeout=database.statement_timeout,
     )
     cache = redis.asyncio.Redis.from_url(settings.redis_url)
-    keys = KeyResolver(rows, cache, tenants.key_secret.get_secret_value(), ttl=tenants.cache_seconds)
+    secret = tenants.key_secret.get_secret_value()
+    keys = KeyResolver(rows, cache, secret, ttl=tenants.cache_seconds)
     models = ModelResolver(rows, cache, settings.base_name, ttl=tenants.cache_seconds)
     engine = EngineClient(settings.engine_endpoint, settings.name)
     async with contextlib.AsyncExitStack() as opened:
@@ -92,12 +99,14 @@ async def open_services(
         for part in (keys, models, engine):
             await part.start()
             opened.push_async_callback(part.close)
-        yield Services(
+        usage = UsageReports(rows)
+        overview = OverviewPage(TenantService(rows, cache, secret), models, usage)
+        services = Services(
             engine=engine,
             text=text,
             keys=keys,
             models=models,
-            usage=UsageReports(rows),
+            usage=usage,
             checks={
                 "postgres": rows.ping,
                 "redis": _Pinging(cache).check,
@@ -106,6 +115,7 @@ async def open_services(
             },
             limits=Limits(settings.max_body_bytes, settings.body_timeout, settings.ping_interval),
         )
+        yield services, create_console(ConsoleServices(cache, UserAccounts(rows), overview))
 
 
 class _Pinging:

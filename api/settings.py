@@ -17,6 +17,9 @@ class ApiSettings(BaseSettings):
     """0 picks a free one."""
     fd: int | None = None
     """A listening socket that the parent process has bound: used instead of host and port."""
+    listen_fd: int | None = Field(default=None, ge=3)
+    """A listening socket inherited from the process that started this one, used instead of host and port: its
+    connections wait while this process is started again."""
     engine_endpoint: str
     """Where the engine listens, `ipc://...` or `tcp://...`."""
     base_path: Path

@@ -35,9 +35,10 @@ class Welcome:
 
     def curl(self) -> str:
         """A request to paste into a shell."""
+        key = self.api_key or "$ROOTSTOCK_API_KEY"
         return (
             f"curl {self.base_url}/chat/completions \\\n"
-            f"  -H 'Authorization: Bearer {self.api_key or '$ROOTSTOCK_API_KEY'}' \\\n"
+            f'  -H "Authorization: Bearer {key}" \\\n'
             f"  -H 'Content-Type: application/json' \\\n"
             f'''  -d '{{"model": "{self.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''''
         )

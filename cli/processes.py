@@ -1,14 +1,59 @@
-"""Mains of the three processes: settings from the environment in, an exit out. Each imports only its own
-world.
+"""Mains of the three processes: settings from the environment in, an exit out.
+
+Each imports only its own world: the API never loads torch. Refuses to know in which order they start.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING, TypeVar
+
+from cli.errors import CliError
+
+if TYPE_CHECKING:
+    from pydantic_settings import BaseSettings
+
+S = TypeVar("S", bound="BaseSettings")
+
+
+def settings_from_environment(kind: type[S]) -> S:
+    """The settings of a process. Raises `CliError` naming every variable that is missing or wrong."""
+    from pydantic import ValidationError
+
+    try:
+        return kind()
+    except ValidationError as error:
+        prefix = kind.model_config.get("env_prefix", "")
+        faults = (f"{prefix}{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in error.errors())
+        raise CliError("; ".join(faults)) from None
+
+
+def serve_api() -> None:
+    from api.main import run
+    from api.settings import ApiSettings
+    from db.settings import DatabaseSettings
+    from tenants.settings import TenantSettings
+
+    run(
+        settings_from_environment(ApiSettings),
+        settings_from_environment(DatabaseSettings),
+        settings_from_environment(TenantSettings),
+    )
 
 
 def serve_engine() -> None:
     from engine.main import run
     from engine.settings import EngineSettings
 
-    sys.exit(run(EngineSettings()))
+    sys.exit(run(settings_from_environment(EngineSettings)))
+
+
+def work() -> None:
+    from db.settings import DatabaseSettings
+    from worker.main import run
+    from worker.settings import WorkerSettings
+
+    # Checked here for a clear message; the worker builds its own.
+    for kind in (WorkerSettings, DatabaseSettings):
+        settings_from_environment(kind)
+    sys.exit(run())

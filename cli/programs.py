@@ -43,6 +43,11 @@ class Service:
             "ROOTSTOCK_DB_URL": self.db_url,
             "ROOTSTOCK_REDIS_URL": self.redis_url,
             "ROOTSTOCK_TENANTS_KEY_SECRET": self.data.secret("key_secret"),
+            "ROOTSTOCK_API_REDIS_URL": self.redis_url,
+            "ROOTSTOCK_API_BASE_PATH": str(self.base),
+            "ROOTSTOCK_API_BASE_NAME": self.base_name,
+            "ROOTSTOCK_API_ENGINE_ENDPOINT": self.engine_endpoint,
+            "ROOTSTOCK_WORKER_REDIS_URL": self.redis_url,
             "ROOTSTOCK_ENGINE_BASE": str(self.base),
             "ROOTSTOCK_ENGINE_BASE_NAME": self.base_name,
             "ROOTSTOCK_ENGINE_QUANTIZATION": self.quantization,
@@ -69,7 +74,7 @@ class Service:
         # One thread of arithmetic unless the operator says otherwise: more only slows small matrices down.
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **self.environment()}
         if pass_fds:
-            environment["ROOTSTOCK_API_FD"] = str(pass_fds[0])
+            environment["ROOTSTOCK_API_LISTEN_FD"] = str(pass_fds[0])
         return Program(
             name=name,
             argv=(sys.executable, "-m", "cli.main", command),

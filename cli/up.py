@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import os
 import signal
 import socket
@@ -18,6 +19,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
+
+import structlog
 
 from cli import health
 from cli.datadir import DataDir, write_private_json
@@ -76,6 +79,8 @@ def run_up(options: UpOptions) -> int:
         raise UsageError(
             f"--quantization {options.quantization} needs a GPU engine; on a CPU there are none and int8"
         )
+    # The engine's client logs every connection; here the display says what matters.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     with DataDir(options.data.absolute()) as data, closing_display(open_display()) as display:
         return asyncio.run(_Up(options, data, display, base, base_name).run())
 
