@@ -1,0 +1,114 @@
+"""The application over stand-ins: in process, and behind a real uvicorn in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+
+from api.app import create_app
+from api.deps import Limits, Services
+from api.text import TextCodec
+from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakeUsage, write_base
+
+
+@pytest.fixture(scope="session")
+def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="session")
+def codec(base_dir: Path) -> TextCodec:
+    return TextCodec.load(base_dir)
+
+
+@dataclass
+class World:
+    """What a test may look at and change."""
+
+    engine: FakeEngine
+    keys: FakeKeys
+    models: FakeModels
+    usage: FakeUsage
+    services: Services
+
+
+def build(text: TextCodec, limits: Limits | None = None) -> World:
+    engine, keys, models, usage = FakeEngine(text), FakeKeys(), FakeModels(), FakeUsage()
+    services = Services(
+        engine=engine,  # type: ignore[arg-type]
+        text=text,
+        keys=keys,  # type: ignore[arg-type]
+        models=models,  # type: ignore[arg-type]
+        usage=usage,  # type: ignore[arg-type]
+        limits=limits or Limits(max_body_bytes=1024 * 1024, body_timeout=0.5, ping_interval=0.1),
+    )
+    return World(engine, keys, models, usage, services)
+
+
+@pytest.fixture
+def world(codec: TextCodec) -> World:
+    return build(codec)
+
+
+@pytest.fixture
+async def client(world: World) -> AsyncIterator[httpx.AsyncClient]:
+    """In process: no sockets, no disconnects."""
+    transport = httpx.ASGITransport(create_app(world.services), raise_app_exceptions=False)
+    headers = {"authorization": f"Bearer {KEY}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as opened:
+        yield opened
+
+
+@dataclass
+class Served:
+    """The application behind a real server."""
+
+    world: World
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+
+@pytest.fixture
+def served(codec: TextCodec) -> Iterator[Served]:
+    """The same over real sockets, on an event loop of its own thread."""
+    world = build(codec)
+    config = uvicorn.Config(
+        create_app(world.services),
+        host="127.0.0.1",
+        port=0,
+        http="httptools",
+        loop="uvloop",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    wait_until(lambda: server.started)
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    yield Served(world, host, port)
+    server.should_exit = True
+    thread.join(10)
+
+
+def wait_until(condition: object, timeout: float = 5.0) -> None:
+    """Poll from outside the event loop."""
+    import time
+
+    end = time.monotonic() + timeout
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)

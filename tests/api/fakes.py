@@ -1,0 +1,306 @@
+"""Stand-ins for what the API is given: an engine that plays a script, keys, models and reports from memory.
+
+The engine hands out the real `Generation`, so what the API sees of it is the client's own behaviour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from adapters.errors import ModelNotFound, ModelNotReady
+from adapters.resolver import ModelCard, ResolvedModel
+from api.text import TextCodec
+from engine.client import EngineGone, Generation, RequestRejected
+from engine.protocol import (
+    AdapterRef,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    RejectCode,
+    Submit,
+    TokenChunk,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from tenants.context import TenantContext
+from tenants.errors import InvalidApiKey
+
+CONTEXT = 512
+BASE_DIGEST = "b" * 64
+KEY = "sk-rs-0123456789abcdefABCDEFkey-one"
+RESTRICTED_KEY = "sk-rs-0123456789abcdefABCDEFrestricted"
+OTHER_KEY = "sk-rs-0123456789abcdefABCDEFkey-two"
+ADMIN_KEY = "sk-rs-0123456789abcdefABCDEFadmin-key"
+
+SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role') }}{% endif %}"
+    "<|{{ message.role }}|>{{ message.content }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_CORPUS = [
+    "The quick brown fox jumps over the lazy dog. Hello world, hello there.",
+    "Answer the question. What is the capital of France? Paris is the capital of France.",
+    "one two three four five six seven eight nine ten STOP here and END there",
+    "naïve café, 日本語のテキスト, emoji 🙂🚀, ünïcödé",
+]
+
+
+def write_base(folder: Path, template: str | None = TEMPLATE) -> Path:
+    """A base model's directory without a model: a byte-level BPE tokenizer of some 500 tokens and its template."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=480,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", tokenizer.token_to_id("<|bos|>"))]
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config: dict[str, Any] = {"bos_token": "<|bos|>", "eos_token": {"content": "<|end|>", "special": True}}
+    if template is not None:
+        config["chat_template"] = template
+    import json
+
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@dataclass
+class Step:
+    """What the engine says at one moment, and how long it thinks before."""
+
+    chunks: list[TokenChunk] = field(default_factory=list)
+    delay: float = 0.0
+
+
+@dataclass
+class Script:
+    """How the engine treats one request."""
+
+    steps: list[Step] = field(default_factory=list)
+    reject: tuple[RejectCode, str] | None = None
+    gone_after: int | None = None
+    """Number of steps after which the engine dies."""
+    hang_after: int | None = None
+    """Number of steps after which nothing more comes, until an abort."""
+    cached_tokens: int = 0
+
+
+class FakeEngine:
+    """Plays `script(submit)` for every request."""
+
+    def __init__(self, text: TextCodec) -> None:
+        self.text = text
+        self.info: EngineInfo | None = EngineInfo(
+            engine_id="engine-0",
+            incarnation="i1",
+            base="sapling",
+            base_digest=BASE_DIGEST,
+            quantization="none",
+            device="cpu",
+            context_length=CONTEXT,
+            max_prompt_tokens=CONTEXT - 1,
+            vocab_size=len(text.vocabulary.token_bytes),
+            build="test",
+        )
+        self.stats: EngineStats | None = None
+        self.ready = True
+        self.submitted: list[Submit] = []
+        self.aborted: list[str] = []
+        self.script: Callable[[Submit], Script] = lambda submit: self.says(submit, "Hello world")
+        self._open: dict[str, asyncio.Task[None]] = {}
+
+    # What EngineClient offers -------------------------------------------------------------------------------
+
+    def submit(self, request: Submit) -> Generation:
+        if not self.ready:
+            raise EngineGone("not connected")
+        self.submitted.append(request)
+        generation = Generation(self, request.request_id)  # type: ignore[arg-type]
+        self._open[request.request_id] = asyncio.create_task(self._play(request, generation))
+        return generation
+
+    def _abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        task = self._open.get(request_id)
+        if task is not None:
+            task.cancel()
+
+    # Scripts ------------------------------------------------------------------------------------------------
+
+    def tokens(self, text: str) -> list[int]:
+        return self.text._plain.encode(text, add_special_tokens=False).ids
+
+    def says(
+        self,
+        submit: Submit,
+        text: str,
+        finish: FinishReason = "stop",
+        stop: str | int | None = None,
+        delay: float = 0.0,
+        per_step: int = 1,
+        **options: Any,
+    ) -> Script:
+        """Every choice says `text`, `per_step` tokens at a time; an end of sequence follows a stop of none."""
+        token_ids = self.tokens(text)
+        if finish == "stop" and stop is None:
+            token_ids = [*token_ids, SPECIAL.index("<|end|>")]
+        return self.emits(submit, token_ids, finish, stop, delay, per_step, **options)
+
+    def emits(
+        self,
+        submit: Submit,
+        token_ids: list[int],
+        finish: FinishReason = "stop",
+        stop: str | int | None = None,
+        delay: float = 0.0,
+        per_step: int = 1,
+        **options: Any,
+    ) -> Script:
+        steps = []
+        for begin in range(0, len(token_ids), per_step):
+            last = begin + per_step >= len(token_ids)
+            part = token_ids[begin : begin + per_step]
+            steps.append(
+                Step(
+                    [
+                        TokenChunk(
+                            submit.request_id,
+                            index,
+                            part,
+                            _logprobs(part, submit.sampling.logprobs),
+                            finish if last else None,
+                            stop if last else None,
+                        )
+                        for index in range(submit.n)
+                    ],
+                    delay,
+                )
+            )
+        return Script(steps, **options)
+
+    async def _play(self, request: Submit, generation: Generation) -> None:
+        completion_tokens = 0
+        script = self.script(request)
+        usage = lambda: Usage(len(request.prompt_ids), script.cached_tokens, completion_tokens)  # noqa: E731
+        try:
+            await asyncio.sleep(0)
+            if script.reject is not None:
+                generation._close(None, RequestRejected(*script.reject))
+                return
+            for number, step in enumerate(script.steps):
+                if number == script.gone_after:
+                    generation._close(None, EngineGone("engine at ipc:///secret/path is gone"))
+                    return
+                if number == script.hang_after:
+                    await asyncio.sleep(3600)
+                await asyncio.sleep(step.delay)
+                for chunk in step.chunks:
+                    generation._receive(chunk)
+                    completion_tokens += len(chunk.token_ids)
+                generation._wake()
+            generation._close(usage(), None)
+        except asyncio.CancelledError:
+            generation._close(usage(), None)
+
+
+def _logprobs(token_ids: Iterable[int], wanted: int | None) -> list[TokenLogprob] | None:
+    if wanted is None:
+        return None
+    return [
+        TokenLogprob(token_id, -0.5, [TopLogprob((token_id + rank) % 400, -0.5 - rank) for rank in range(wanted)])
+        for token_id in token_ids
+    ]
+
+
+class FakeKeys:
+    """Keys by plaintext."""
+
+    def __init__(self) -> None:
+        self.callers = {
+            KEY: TenantContext("ten_one", "One", "key_one", "inference"),
+            OTHER_KEY: TenantContext("ten_two", "Two", "key_two", "inference"),
+            RESTRICTED_KEY: TenantContext("ten_one", "One", "key_r", "inference", frozenset({"models.read"})),
+            ADMIN_KEY: TenantContext("ten_one", "One", "key_admin", "admin"),
+        }
+        self.error: Exception | None = None
+
+    async def resolve(self, plaintext: str) -> TenantContext:
+        if self.error is not None:
+            raise self.error
+        if plaintext not in self.callers:
+            raise InvalidApiKey
+        return self.callers[plaintext]
+
+
+ADAPTER = AdapterRef("a" * 64, 16)
+
+
+class FakeModels:
+    """The base for all; the adapter "pirate" of tenant one; "baking" is not ready."""
+
+    async def resolve(self, tenant_id: str, model: str) -> ResolvedModel:
+        if model == "sapling":
+            return ResolvedModel("sapling")
+        if tenant_id == "ten_one" and model in ("sapling:pirate", "sapling:pirate@3", "adp_1"):
+            return ResolvedModel("sapling:pirate@3", ADAPTER, "adp_1", 3)
+        if tenant_id == "ten_one" and model == "sapling:baking":
+            raise ModelNotReady(model, "packing")
+        raise ModelNotFound(model)
+
+    async def card(self, tenant_id: str, model: str) -> ModelCard:
+        resolved = await self.resolve(tenant_id, model)
+        return ModelCard(model, "sapling", 1_700_000_000, "rootstock", resolved.adapter_id, resolved.version)
+
+    async def list(self, tenant_id: str) -> list[ModelCard]:
+        cards = [ModelCard("sapling", "sapling", 1_700_000_000, "rootstock")]
+        if tenant_id == "ten_one":
+            cards.append(
+                ModelCard("sapling:pirate", "sapling", 1_700_000_001, "ten_one", "adp_1", 3, 16, ADAPTER.digest)
+            )
+        return cards
+
+
+class FakeUsage:
+    """Remembers what it was asked, answers with one bucket."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+
+    async def completions(self, tenant_id: str, **query: Any) -> dict[str, Any]:
+        self.asked.append((tenant_id, query))
+        return {
+            "object": "page",
+            "data": [
+                {
+                    "object": "bucket",
+                    "start_time": query["start_time"],
+                    "end_time": query["start_time"] + 86400,
+                    "results": [
+                        {
+                            "object": "organization.usage.completions.result",
+                            "input_tokens": 10,
+                            "output_tokens": 5,
+                            "num_model_requests": 1,
+                        }
+                    ],
+                }
+            ],
+            "has_more": False,
+            "next_page": None,
+        }
