@@ -1,0 +1,90 @@
+"""A whole engine without its process, on a real model: what the equivalence tests turn the knobs of."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.admission import Limits
+from engine.core import EngineCore
+from engine.kv_cache import BlockPool
+from engine.lora.artifact import PackedAdapter, artifact_path
+from engine.lora.pool import AdapterPool
+from engine.lora.slots import SlotTable
+from engine.model.model import Model
+from engine.protocol import AdapterRef, Submit, TokenLogprob, UsageEvent
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
+
+
+@dataclass
+class Answer:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass
+class Run:
+    answers: dict[tuple[str, int], Answer]
+    usage: dict[str, UsageEvent]
+    core: EngineCore
+
+    def tokens(self) -> dict[tuple[str, int], list[int]]:
+        return {key: answer.token_ids for key, answer in self.answers.items()}
+
+
+def make_core(
+    model: Model,
+    artifact_dir: Path,
+    *,
+    num_blocks: int = 128,
+    block_size: int = 16,
+    max_rows: int = 16,
+    max_batch_tokens: int = 512,
+    num_slots: int = 8,
+    context_length: int = 128,
+) -> EngineCore:
+    """Adapters load at once, on the caller's thread: no test waits."""
+    pool = AdapterPool(model.config, num_slots)
+    core: EngineCore
+
+    def start_load(slot: int, ref: AdapterRef) -> None:
+        pool.load(slot, PackedAdapter.read(artifact_path(artifact_dir, ref.digest), ref.digest))
+        core.adapter_loaded(slot, ref.digest)
+
+    scheduler = Scheduler(
+        Limits(context_length, model.config.vocab_size, max_batch_tokens, max_rows),
+        BlockPool(num_blocks, block_size),
+        SlotTable(num_slots, start_load),
+        model.config.eos_ids,
+        [b"x"] * model.config.vocab_size,
+        "engine-0",
+        "test",
+        draw_seed=lambda: 7,
+    )
+    core = EngineCore(scheduler, ModelRunner(model, pool, num_blocks, block_size, max_rows, context_length))
+    return core
+
+
+def run(core: EngineCore, submits: Iterable[Submit], *, every: int = 0) -> Run:
+    """Run to the end; with `every`, a request is submitted only that many steps after the one before."""
+    waiting = list(submits)
+    result = Run({}, {}, core)
+    steps = 0
+    while waiting or core.has_work:
+        while waiting and (not every or steps % every == 0 or not core.has_work):
+            assert core.submit(waiting.pop(0)) is None
+            if every:
+                break
+        outputs = core.step()
+        steps += 1
+        assert steps < 10_000, "no progress"
+        assert not outputs.rejected
+        for chunk in outputs.chunks:
+            answer = result.answers.setdefault((chunk.request_id, chunk.index), Answer())
+            answer.token_ids += chunk.token_ids
+            answer.logprobs += chunk.logprobs or []
+            answer.finish_reason = chunk.finish_reason
+        result.usage |= {finished.request_id: event for finished, event in outputs.finished}
+    core.check_integrity()
+    return result

@@ -1,0 +1,82 @@
+"""Greedy tokens are those of transformers and PEFT in fp32, for mixed adapters in one batch."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.model.model import load_model
+from engine.protocol import SamplingParams, Submit
+from tests.engine.runner.bases import ARCHITECTURES, VOCAB_SIZE, write_adapters, write_base
+from tests.engine.runner.rig import make_core, run
+
+NUM_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def peft():
+    """Imported here because it takes ten seconds."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import peft
+        import transformers
+
+        transformers.utils.logging.disable_progress_bar()
+        yield peft
+    torch.set_num_threads(before)
+
+
+def oracle(peft, base_dir: Path, adapters: dict[str, Path]):
+    """(prompt, adapter name) -> greedy tokens of PEFT."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    first, *others = adapters
+    wrapped = peft.PeftModel.from_pretrained(model, adapters[first], adapter_name=first).eval()
+    for name in others:
+        wrapped.load_adapter(adapters[name], adapter_name=name)
+
+    @torch.inference_mode()
+    def generate(prompt: list[int], name: str | None) -> list[int]:
+        ids = torch.tensor([prompt])
+        asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": NUM_TOKENS}
+        if name is None:
+            with wrapped.disable_adapter():
+                out = wrapped.generate(**asked, do_sample=False)
+        else:
+            wrapped.set_adapter(name)
+            out = wrapped.generate(**asked, do_sample=False)
+        return out[0, len(prompt) :].tolist()
+
+    return generate
+
+
+@pytest.mark.parametrize("architecture", list(ARCHITECTURES))
+def test_mixed_adapters_answer_as_under_peft(peft, tmp_path, architecture):
+    write_base(tmp_path / "base", architecture, seed=3)
+    adapters = write_adapters(tmp_path / "base", tmp_path / "adapters")
+    generate = oracle(peft, tmp_path / "base", {name: adapter.peft_dir for name, adapter in adapters.items()})
+    generator = torch.Generator().manual_seed(4)
+    sampling = SamplingParams(NUM_TOKENS, temperature=0.0, ignore_eos=True)
+    asked = []
+    for index in range(10):
+        name = [None, *adapters][index % 5]
+        length = int(torch.randint(1, 50, (), generator=generator))
+        prompt = torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist()
+        asked.append((prompt, name))
+    submits = [
+        Submit(f"r{i}", "t", prompt, sampling, adapters[name].ref if name else None)
+        for i, (prompt, name) in enumerate(asked)
+    ]
+    core = make_core(load_model(tmp_path / "base"), tmp_path / "adapters" / "packed", max_batch_tokens=64)
+    found = run(core, submits).tokens()
+    expected = {(f"r{i}", 0): generate(*question) for i, question in enumerate(asked)}
+    assert found == expected
+    # Every adapter changes the answer: serving the base under its name would not pass.
+    for prompt, name in asked[:5]:
+        assert name is None or generate(prompt, name) != generate(prompt, None)
