@@ -71,8 +71,10 @@ async def test_it_meters_every_second_and_ends_on_sigterm(
 async def test_killed_in_the_middle_it_loses_nothing_and_doubles_nothing(
     database: Database, database_url: str, redis_url: str, redis_client: redis.asyncio.Redis, tmp_path: Path
 ) -> None:
-    """kill -9 at whatever instant comes up; every request has several events, a third of them arrive twice. The
-    instants between two particular steps are made to happen in tests/billing/test_kill.py."""
+    """kill -9 at whatever instant comes up; every request has several events, a third of them arrive twice.
+
+    The instants between two particular steps are made to happen in tests/billing/test_kill.py.
+    """
     settings = {"meter_interval": "0.1", "meter_batch": "7", "meter_stale_after": "1"}
     num_requests = 100
     process = start_worker(database_url, redis_url, tmp_path / "log", **settings)

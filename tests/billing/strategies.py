@@ -1,0 +1,68 @@
+"""Journals as engines write them: some requests, each with growing counts and at most one end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from engine.protocol import UsageEvent
+from tests.support.journal import NOW, usage_event
+
+
+@st.composite
+def requests(draw: st.DrawFn, serial: int) -> list[UsageEvent]:
+    """Checkpoints of one request, then its end, or the loss of it."""
+    tenant = draw(st.sampled_from(["tnt_a", "tnt_b"]))
+    submitted_at = NOW + draw(st.integers(0, 300)) + draw(st.sampled_from([0.0, 0.25, 0.123456]))
+    same: dict[str, Any] = {
+        "tenant": tenant,
+        "submitted_at": submitted_at,
+        "labels": {
+            "key_id": f"key_{draw(st.integers(0, 2))}",
+            "model": draw(st.sampled_from(["sapling", "sapling:pirate@1"])),
+            "service_tier": draw(st.sampled_from(["default", "flex"])),
+        },
+    }
+    prompt = draw(st.integers(1, 1000))
+    cached = draw(st.integers(0, prompt))
+    completion = 0
+    events = []
+    for step in range(draw(st.integers(1, 4))):
+        completion += draw(st.integers(0, 256))
+        at = submitted_at + 1 + step
+        events.append(
+            usage_event(
+                f"req-{serial}",
+                prompt,
+                completion,
+                cached,
+                recorded_at=at,
+                scheduled_at=submitted_at + 0.5,
+                first_token_at=submitted_at + 1 if step else None,
+                **same,
+            )
+        )
+    if draw(st.booleans()):
+        reason = draw(st.sampled_from(["stop", "length", "abort", "error", "stop,length"]))
+        events.append(
+            usage_event(
+                f"req-{serial}",
+                prompt,
+                completion + draw(st.integers(0, 5)),
+                cached,
+                recorded_at=submitted_at + 9,
+                scheduled_at=submitted_at + 0.5,
+                first_token_at=submitted_at + 1,
+                finished_at=submitted_at + 9,
+                finish_reason=reason,
+                **same,
+            )
+        )
+    return events
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[UsageEvent]:
+    num_requests = draw(st.integers(1, 6))
+    return [event for serial in range(num_requests) for event in draw(requests(serial))]
