@@ -234,6 +234,7 @@ class EngineClient:
         if self._connection is not None:
             if self._connection.connected:
                 self._connection.socket.send(_encoder.encode(Goodbye()), zmq.NOBLOCK)
+            self._ready.clear()
             self._disconnect("the client is closing", linger=200)
         await asyncio.to_thread(self._context.term)
 

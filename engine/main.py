@@ -55,12 +55,7 @@ def run(settings: EngineSettings) -> int:
         return 1
 
     def build() -> tuple[EngineCore, EngineInfo]:
-        # Imported here: only one of the two is needed, and the model's half takes seconds to load torch.
-        if settings.null:
-            from engine.null_runner import build_null_engine as build_engine
-        else:
-            from engine.assembly import build_engine
-        core, info = build_engine(settings, server, build_name())
+        core, info = _build(settings, server)
         log.info(
             "engine ready",
             seconds=round(time.monotonic() - began, 2),
@@ -110,12 +105,20 @@ def serve_until_stopped(server: EngineServer, build: Callable[[], tuple[EngineCo
     return code
 
 
-def build_name() -> str:
-    """Version of what is running, for clients to see."""
+def _build(settings: EngineSettings, server: EngineServer) -> tuple[EngineCore, EngineInfo]:
     try:
-        return version("rootstock")
+        build = version("rootstock")
     except PackageNotFoundError:  # a bare checkout
-        return "unknown"
+        build = "unknown"
+    # Imported here: only one of the two is needed, and the model's half takes seconds to load torch.
+    if settings.null:
+        from engine.null_runner import build_null_engine
+
+        return build_null_engine(settings, server, build)
+    log.info("loading torch")
+    from engine.assembly import build_engine
+
+    return build_engine(settings, server, build)
 
 
 def _end_process(failure: threading.ExceptHookArgs) -> None:

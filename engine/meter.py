@@ -8,6 +8,8 @@ counts of a request are right. Refuses to know clients, sockets and steps.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +49,7 @@ class Meter:
         self._engine_id = engine_id
         self._incarnation = incarnation
         self._on_settled = on_settled
+        self._lock_fd = _lock(state_dir)
         self._table = InflightTable(state_dir / "inflight.bin")
         self._journal = UsageJournal(redis_url, Spool(state_dir / "usage.spool"), self._on_written, on_failed)
         self._entries: list[JournalEntry] = []
@@ -129,6 +132,7 @@ class Meter:
             self._table.clear()
         self._journal.release()
         self._table.close()
+        os.close(self._lock_fd)
 
     def _on_written(self, entries: list[JournalEntry]) -> None:
         receipts: list[object] = []
@@ -139,6 +143,21 @@ class Meter:
                 receipts.append(receipt)
         if receipts:
             self._on_settled(receipts)
+
+
+def _lock(folder: Path) -> int:
+    """Take the folder for this process, until it ends however it ends.
+
+    Raises BlockingIOError when another has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise BlockingIOError(error.errno, "state folder is in use by another engine", str(folder)) from error
+    return fd
 
 
 def _owed_at_death(event: UsageEvent) -> UsageEvent:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
+import zmq
 
 from engine.core import EngineCore
 from engine.meter import Meter
@@ -127,7 +128,11 @@ class EngineServer:
             on_settled=self._say_last_words,
             on_failed=lambda error: self._inbox.put(_JournalFailed(error)),
         )
-        self._transport = Transport(endpoint, self._inbox.put, self._heartbeat)
+        try:
+            self._transport = Transport(endpoint, self._inbox.put, self._heartbeat)
+        except zmq.ZMQError:
+            self._meter.close()
+            raise
         self.endpoint = self._transport.endpoint
         """As bound."""
 

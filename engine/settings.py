@@ -6,7 +6,7 @@ Built by process mains only; everything else receives values.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -19,14 +19,14 @@ class EngineSettings(BaseSettings):
 
     base: Path | None = None
     """Folder of the base model in Hugging Face layout. A null engine speaks its vocabulary, if given."""
-    base_name: str = Field("base", pattern=r"^[a-z0-9._-]{1,64}$")
+    base_name: Annotated[str, Field(pattern=r"^[a-z0-9._-]{1,64}$")] = "base"
     """Name the base is sold under."""
     quantization: Literal["none", "int8"] = "none"
     null: bool = False
     """No model: made-up tokens at full speed, for tests and benchmarks of everything around the model."""
-    null_step_seconds: float = Field(0.0, ge=0)
+    null_step_seconds: Annotated[float, Field(ge=0)] = 0.0
     """How long a null engine's step takes."""
-    engine_id: str = Field("engine-0", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    engine_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "engine-0"
     """Names this deployment slot, across restarts."""
     endpoint: str = "tcp://127.0.0.1:5700"
     """ZMQ address to listen on: tcp://HOST:PORT or ipc:///PATH. Whoever can connect can use the engine."""
@@ -36,23 +36,23 @@ class EngineSettings(BaseSettings):
     """Holds `engine/ENGINE_ID`: in-flight table and usage spool. Must outlive the process."""
     artifacts_dir: Path = Path("var/artifacts")
     """Packed adapters, by digest."""
-    num_blocks: int | None = Field(None, ge=2)
+    num_blocks: Annotated[int | None, Field(ge=2)] = None
     """KV blocks of 16 tokens. Unset: as many as fit `kv_bytes`."""
-    kv_bytes: int = Field(1 << 30, ge=1 << 20)
+    kv_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
     """Memory for keys and values."""
-    max_rows: int = Field(256, ge=1, le=4096)
+    max_rows: Annotated[int, Field(ge=1, le=4096)] = 256
     """Sequences that may run at once."""
-    max_batch_tokens: int = Field(2048, ge=16)
+    max_batch_tokens: Annotated[int, Field(ge=16)] = 2048
     """Tokens of one step, over all rows: longer prompts are prefilled in several."""
-    num_slots: int = Field(64, ge=1, le=4096)
+    num_slots: Annotated[int, Field(ge=1, le=4096)] = 64
     """Adapters that may be in memory at once."""
-    threads: int = Field(1, ge=1)
+    threads: Annotated[int, Field(ge=1)] = 1
     """Of the CPU's arithmetic."""
-    context_length: int | None = Field(None, ge=16)
+    context_length: Annotated[int | None, Field(ge=16)] = None
     """Prompt and completion together. Unset: what the base was trained for."""
-    queue_limit: int = Field(1024, ge=1)
+    queue_limit: Annotated[int, Field(ge=1)] = 1024
     """Requests that may wait; past it they are rejected as overloaded."""
-    drain_seconds: float = Field(30.0, ge=0)
+    drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     """How long running requests have to finish after SIGTERM."""
 
     @field_validator("endpoint")

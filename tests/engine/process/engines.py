@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import redis
 
-from engine.protocol import JOURNAL_STREAM, SamplingParams, Submit, UsageEvent
+from engine.client import Generation
+from engine.protocol import JOURNAL_STREAM, SamplingParams, Submit, TokenChunk, UsageEvent
 
 SUBMITTED_AT = 1_763_700_000.25
 
@@ -43,8 +45,7 @@ class EngineProcess:
     def state_dir(self) -> Path:
         return self.folder / "engine" / "engine-0"
 
-    @property
-    def log(self) -> str:
+    def read_log(self) -> str:
         return (self.folder / "engine.log").read_text()
 
     def start(self) -> None:
@@ -71,6 +72,22 @@ class EngineProcess:
     def end(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill()
+
+
+async def read(generation: Generation) -> list[TokenChunk]:
+    """Every chunk of a generation, to its end."""
+    return [chunk async for chunks in generation for chunk in chunks]
+
+
+def tokens_of(chunks: list[TokenChunk], index: int = 0) -> list[int]:
+    return [token_id for chunk in chunks if chunk.index == index for token_id in chunk.token_ids]
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    """Wait for something another process does."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 - no event of ours tells
+            await asyncio.sleep(0.01)
 
 
 def journal_events(redis_url: str) -> list[UsageEvent]:

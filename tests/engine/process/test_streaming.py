@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from cli.local.server import LocalServer
-from engine.client import EngineClient, Generation, ReaderStalled, RequestRejected
+from engine.client import EngineClient, ReaderStalled, RequestRejected
 from engine.protocol import Abort, AdapterRef, Outputs, TokenChunk
 from tests.engine.process.conftest import Connect
 from tests.engine.process.engines import (
@@ -22,7 +22,10 @@ from tests.engine.process.engines import (
     billed,
     engine_process,
     journal_events,
+    read,
     submission,
+    tokens_of,
+    until,
 )
 
 
@@ -34,20 +37,6 @@ def engine(redis_server: LocalServer) -> Iterator[EngineProcess]:
         process.start()
         yield process
     shutil.rmtree(folder)
-
-
-async def read(generation: Generation) -> list[TokenChunk]:
-    return [chunk async for chunks in generation for chunk in chunks]
-
-
-def tokens_of(chunks: list[TokenChunk], index: int = 0) -> list[int]:
-    return [token_id for chunk in chunks if chunk.index == index for token_id in chunk.token_ids]
-
-
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_request_streams_ends_and_is_in_the_journal_when_it_has_ended(
@@ -180,11 +169,10 @@ async def test_a_reader_that_does_not_read_is_cut_off(engine: EngineProcess, con
     stalled = client.submit(submission("r1", 5000))
     reading = client.submit(submission("r2", 60))
     assert len(tokens_of(await read(reading))) == 60
-    chunks: list[TokenChunk] = []
-    with pytest.raises(ReaderStalled):
-        async for item in stalled:
-            chunks += item
-    assert len(tokens_of(chunks)) == 21, "what was kept is still given"
+    kept = await anext(stalled)
+    assert len(tokens_of(kept)) == 21, "what came before the limit is still given"
+    with pytest.raises(ReaderStalled, match="20 tokens"):
+        await anext(stalled)
     await until(lambda: client.stats is not None and client.stats.running == 0, 2.0)
 
 

@@ -1,0 +1,274 @@
+"""The usage journal against a real Redis that comes and goes, and disks that fill."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from engine.protocol import JOURNAL_STREAM, PriorityClass, Usage, UsageEvent
+from engine.spool import Spool
+from engine.usage import JournalEntry, JournalError, UsageJournal
+from tests.engine.process.engines import SUBMITTED_AT, journal_events
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+def event(number: int) -> UsageEvent:
+    return UsageEvent(
+        request_id=f"r{number}",
+        engine_id="engine-0",
+        incarnation="i",
+        tenant="t",
+        submitted_at=SUBMITTED_AT,
+        recorded_at=SUBMITTED_AT + 1,
+        priority=PriorityClass.DEFAULT,
+        usage=Usage(3, 0, number),
+    )
+
+
+class Recorder:
+    """What a journal reports."""
+
+    def __init__(self) -> None:
+        self.written: list[str] = []
+        self.failures: list[JournalError] = []
+        self._changed = threading.Condition()
+
+    def on_written(self, entries: list[JournalEntry]) -> None:
+        with self._changed:
+            self.written += [entry.event.request_id for entry in entries]
+            self._changed.notify_all()
+
+    def on_failed(self, error: JournalError) -> None:
+        with self._changed:
+            self.failures.append(error)
+            self._changed.notify_all()
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, seconds)
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()
+
+
+Open = Callable[[str], UsageJournal]
+
+
+@pytest.fixture
+def open_journal(tmp_path: Path, recorder: Recorder) -> Iterator[Open]:
+    """Opens journals on one spool; closed at the end."""
+    journals: list[UsageJournal] = []
+
+    def open_at(url: str) -> UsageJournal:
+        spool = Spool(tmp_path / "usage.spool")
+        journals.append(UsageJournal(url, spool, recorder.on_written, recorder.on_failed))
+        return journals[-1]
+
+    yield open_at
+    for journal in journals:
+        journal.close(5)
+        journal.release()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Outage:
+    """Redis refuses writes, as on a replica or out of memory, until lifted."""
+
+    def __init__(self, url: str) -> None:
+        self._client = redis.Redis.from_url(url)
+
+    def __enter__(self) -> None:
+        self._client.config_set("maxmemory-policy", "noeviction")
+        self._client.config_set("maxmemory", 1)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._client.config_set("maxmemory", 0)
+        self._client.close()
+
+
+def test_events_reach_the_stream_in_order_and_are_reported_once_there(
+    open_journal: Open, recorder: Recorder, redis_url: str
+) -> None:
+    journal = open_journal(redis_url)
+    journal.start()
+    for first in range(0, 3000, 3):
+        journal.put([JournalEntry(event(number)) for number in range(first, first + 3)])
+    recorder.wait(lambda: len(recorder.written) == 3000)
+    assert [e.usage.completion_tokens for e in journal_events(redis_url)] == list(range(3000))
+    assert journal_events(redis_url)[7] == event(7)
+
+
+def test_while_redis_refuses_events_wait_on_disk_and_follow_in_order(
+    open_journal: Open, recorder: Recorder, redis_url: str, tmp_path: Path
+) -> None:
+    journal = open_journal(redis_url)
+    journal.start()
+    journal.put([JournalEntry(event(0))])
+    recorder.wait(lambda: len(recorder.written) == 1)
+    with Outage(redis_url):
+        for number in range(1, 1200):
+            journal.put([JournalEntry(event(number))])
+        recorder.wait(lambda: len(recorder.written) == 1200)
+        assert journal.num_spooled == 1199
+        assert len(journal_events(redis_url)) == 1
+    journal.put([JournalEntry(event(1200))])
+    wait_until(lambda: journal.num_spooled == 0)
+    journal.put([JournalEntry(event(1201))])
+    recorder.wait(lambda: len(recorder.written) == 1202)
+    # At least once: what Redis had taken before it refused may come again, yet never out of order.
+    seen = [e.usage.completion_tokens for e in journal_events(redis_url)]
+    assert list(dict.fromkeys(seen)) == list(range(1202))
+    assert (tmp_path / "usage.spool").stat().st_size == 0
+
+
+def test_what_was_spooled_is_replayed_by_the_next_process(
+    open_journal: Open, recorder: Recorder, redis_url: str
+) -> None:
+    lost = open_journal(NOWHERE)
+    lost.start()
+    lost.put([JournalEntry(event(number)) for number in range(700)])
+    recorder.wait(lambda: len(recorder.written) == 700)
+    assert lost.close(5)
+    journal = open_journal(redis_url)
+    assert journal.num_spooled == 700
+    journal.write_now([event(700)])
+    journal.start()
+    wait_until(lambda: journal.num_spooled == 0)
+    assert [e.usage.completion_tokens for e in journal_events(redis_url)] == list(range(701))
+
+
+def test_a_full_disk_without_redis_is_a_failure_that_says_so(
+    open_journal: Open, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = open_journal(NOWHERE)
+    journal.start()
+    journal.put([JournalEntry(event(0))])
+    recorder.wait(lambda: len(recorder.written) == 1)
+
+    def no_space(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", no_space)
+    journal.put([JournalEntry(event(1))])
+    recorder.wait(lambda: len(recorder.failures) == 1)
+    assert "No space left" in str(recorder.failures[0])
+    with pytest.raises(JournalError):
+        journal.put([JournalEntry(event(2))])
+    assert not journal.close(1)
+    assert recorder.written == ["r0"]
+    assert journal.num_spooled == 1
+
+
+def test_a_full_queue_makes_the_giver_wait_instead_of_losing_events(
+    open_journal: Open, recorder: Recorder, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.usage.MAX_QUEUED", 4)
+    journal = open_journal(redis_url)
+    giver = threading.Thread(target=lambda: [journal.put([JournalEntry(event(n))]) for n in range(20)])
+    giver.start()
+    giver.join(0.2)
+    assert giver.is_alive(), "nobody writes yet: the queue is full"
+    journal.start()
+    giver.join(5)
+    recorder.wait(lambda: len(recorder.written) == 20)
+    assert len(journal_events(redis_url)) == 20
+
+
+# The spool
+
+
+def test_a_spool_gives_back_what_was_appended_across_openings(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "s")
+    spool.append([b"a", b"", b"c" * 10_000])
+    spool.consume(1)
+    spool.append([b"d"])
+    assert spool.peek(10) == [b"", b"c" * 10_000, b"d"]
+    assert spool.peek(2) == [b"", b"c" * 10_000]
+    spool.close()
+    again = Spool(tmp_path / "s")
+    assert again.peek(10) == [b"a", b"", b"c" * 10_000, b"d"], "consumed in part: all come again"
+    again.consume(4)
+    assert len(again) == 0
+    again.append([b"e"])
+    assert again.peek(10) == [b"e"]
+    again.close()
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_torn_last_record_is_ignored_and_later_ones_are_readable(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "s"
+    spool = Spool(path)
+    spool.append([b"first", b"torn"])
+    spool.close()
+    os.truncate(path, path.stat().st_size - cut)
+    spool = Spool(path)
+    assert spool.peek(10) == [b"first"]
+    spool.append([b"next"])
+    spool.close()
+    spool = Spool(path)
+    assert spool.peek(10) == [b"first", b"next"]
+    spool.close()
+
+
+def test_damage_ends_reading_and_what_follows_is_kept_aside(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    spool = Spool(path)
+    spool.append([b"first", b"second", b"third"])
+    spool.close()
+    data = bytearray(path.read_bytes())
+    data[data.index(b"second")] ^= 1
+    path.write_bytes(data)
+    spool = Spool(path)
+    assert spool.peek(10) == [b"first"]
+    spool.close()
+    (aside,) = tmp_path.glob("s.tail-*")
+    assert b"third" in aside.read_bytes()
+
+
+def test_an_append_that_fails_half_way_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path / "s")
+    spool.append([b"first"])
+    pwrite = os.pwrite
+
+    def runs_out(fd: int, data: memoryview, at: int) -> int:
+        if at > 30:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return pwrite(fd, data[:9], at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", runs_out)
+        with pytest.raises(OSError, match="No space"):
+            spool.append([b"x" * 100])
+    spool.append([b"second"])
+    assert spool.peek(10) == [b"first", b"second"]
+    spool.close()
+
+
+def test_the_stream_carries_what_the_protocol_says(
+    open_journal: Open, recorder: Recorder, redis_url: str
+) -> None:
+    journal = open_journal(redis_url)
+    journal.write_now([event(5)])
+    with redis.Redis.from_url(redis_url) as client:
+        ((_, fields),) = client.xrange(JOURNAL_STREAM)
+    assert list(fields) == [b"e"]
+    assert msgspec.msgpack.decode(fields[b"e"])["request_id"] == "r5"
