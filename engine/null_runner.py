@@ -8,6 +8,7 @@ parameters other than temperature (0 ignores the seed), seed and logprobs change
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _SPREAD = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
+_LOG_2 = math.log(2)
 
 _DEFAULT_VOCAB_SIZE = 32_000
 _DEFAULT_CONTEXT_LENGTH = 8192
@@ -84,7 +86,7 @@ class NullRunner:
                 assert state is not None
                 token_id = self.draw(state.history, state.salt)
                 if state.num_logprobs is not None:
-                    result.logprobs[len(token_ids)] = self._logprob(token_id, state.num_logprobs)
+                    result.logprobs[len(token_ids)] = self.logprob(token_id, state.num_logprobs)
                 state.history = crc32(token_id.to_bytes(4, "little"), state.history)
                 token_ids.append(token_id)
         if self._step_seconds:
@@ -95,14 +97,12 @@ class NullRunner:
         """The next token after a history."""
         return self._choices[(((history ^ salt) * _SPREAD & _MASK) >> 32) % len(self._choices)]
 
-    def _logprob(self, token_id: int, num_top: int) -> TokenLogprob:
-        """As if the drawn token had half of the probability, the next choices half of the rest, and so on."""
-        first = self._choices.index(token_id)
-        top = [
-            TopLogprob(self._choices[(first + place) % len(self._choices)], -0.6931471805599453 * (place + 1))
-            for place in range(min(num_top, len(self._choices)))
-        ]
-        return TokenLogprob(token_id, -0.6931471805599453, top)
+    def logprob(self, token_id: int, num_top: int) -> TokenLogprob:
+        """As if the drawn token had half of the probability, the next half of the rest, and so on."""
+        others = [choice for choice in self._choices[:num_top] if choice != token_id]
+        likeliest = [token_id, *others][:num_top]
+        top = [TopLogprob(choice, -_LOG_2 * (place + 1)) for place, choice in enumerate(likeliest)]
+        return TokenLogprob(token_id, -_LOG_2, top)
 
 
 def build_null_engine(

@@ -198,7 +198,14 @@ class Scheduler:
             if group.first_token_at is None:
                 group.first_token_at = now
                 self._queue_siblings(group)
-            reason, stop = self._stop(request, token_id)
+            if (
+                request.matcher is None
+                and token_id not in request.stop_ids
+                and len(request.token_ids) < request.limit
+            ):
+                reason, stop = None, None
+            else:
+                reason, stop = self._stop(request, token_id)
             logprob = [logprobs[position]] if position in logprobs else None
             chunks.append(TokenChunk(request.request_id, request.index, [token_id], logprob, reason, stop))
             if reason is not None:

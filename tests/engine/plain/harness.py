@@ -1,4 +1,4 @@
-"""A whole engine around the strict runner, with a clock of its own, and the record of all that came out of it."""
+"""A whole engine around the strict runner, with a clock of its own, and a record of what came out of it."""
 
 from __future__ import annotations
 

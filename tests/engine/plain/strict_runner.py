@@ -113,6 +113,6 @@ class StrictRunner(NullRunner):
         if tuple(state.new.token_ids[: state.new.prompt_len]) in self.fail_prompts:
             result.failed.append(len(result.token_ids))
         if state.new.sampling.logprobs is not None:
-            result.logprobs[len(result.token_ids)] = self._logprob(token_id, state.new.sampling.logprobs)
+            result.logprobs[len(result.token_ids)] = self.logprob(token_id, state.new.sampling.logprobs)
         state.token_ids.append(token_id)
         result.token_ids.append(token_id)

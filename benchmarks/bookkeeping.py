@@ -1,0 +1,138 @@
+"""What the engine costs besides the model: schedule, commit and a null runner's batch state, per step.
+
+Keeps all rows running: requests that end are replaced, so that admissions, ends, block growth and prefix names
+are in the figures. The budget is 1 ms for schedule and commit at 256 rows. Besides the time on the clock,
+the thread's own: on a machine that does other things too, the two differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import write_report
+from engine.admission import Limits
+from engine.kv_cache import BlockPool
+from engine.lora.slots import SlotTable
+from engine.null_runner import NullRunner
+from engine.protocol import AdapterRef, SamplingParams, Submit
+from engine.scheduler import Scheduler
+
+VOCAB_SIZE = 32_000
+PROMPT_LEN = 128
+MAX_TOKENS = 512
+NUM_TENANTS = 40
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stop strings and logprobs": {"logprobs": 5, "stop": ("\n\nUser:", "###", "</answer>")},
+}
+
+
+class Load:
+    """A scheduler kept full: as many requests in it as there are rows."""
+
+    def __init__(self, num_rows: int, num_adapters: int, sampling: dict[str, Any]) -> None:
+        self._sampling = sampling
+        self._num_adapters = num_adapters
+        self._num_submitted = 0
+        self.num_rows = num_rows
+        self.runner = NullRunner(range(VOCAB_SIZE), num_rows)
+        slots = SlotTable(num_adapters, self.runner.load)
+        self.scheduler = Scheduler(
+            limits=Limits(context_length=8192, vocab_size=VOCAB_SIZE, max_rows=num_rows),
+            pool=BlockPool(num_rows * ((PROMPT_LEN + MAX_TOKENS) // 16 + 2)),
+            slots=slots,
+            eos_ids=(0,),
+            token_bytes=[f" {token_id:x}".encode() for token_id in range(VOCAB_SIZE)],
+            engine_id="bench",
+            incarnation="bench",
+        )
+        for number in range(num_adapters):
+            ref = self._adapter(number)
+            self.scheduler.prefetch(ref)
+            slot = slots.find(ref.digest)
+            assert slot is not None
+            self.scheduler.adapter_loaded(slot.index, ref.digest, None)
+
+    def fill(self) -> None:
+        """Submit until every row has a request; the first are of all lengths, so that ends are spread."""
+        while self.scheduler.num_running + len(self.scheduler.queue) < self.num_rows:
+            number = self._num_submitted
+            self._num_submitted += 1
+            max_tokens = MAX_TOKENS if number >= self.num_rows else 1 + number * MAX_TOKENS // self.num_rows
+            rejected = self.scheduler.submit(
+                Submit(
+                    request_id=f"r{number}",
+                    tenant=f"t{number % NUM_TENANTS}",
+                    prompt_ids=[(number * 31 + place) % VOCAB_SIZE for place in range(PROMPT_LEN)],
+                    sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True, **self._sampling),
+                    adapter=self._adapter(number) if self._num_adapters else None,
+                )
+            )
+            assert rejected is None, rejected
+
+    def _adapter(self, number: int) -> AdapterRef:
+        return AdapterRef(f"{number % self._num_adapters:064x}", 16)
+
+
+def measure(load: Load, num_steps: int) -> dict[str, dict[str, float]]:
+    """Milliseconds per step of each part, over `num_steps` steps with all rows running."""
+    scheduler, runner = load.scheduler, load.runner
+    seconds: dict[str, list[float]] = {
+        "schedule_commit_ms": [],
+        "schedule_commit_cpu_ms": [],
+        "runner_ms": [],
+    }
+    for step in range(-MAX_TOKENS, num_steps):  # as long as a request lives: by then ends are spread
+        load.fill()
+        times = [(time.perf_counter(), time.thread_time())]
+        batch = scheduler.schedule()
+        times.append((time.perf_counter(), time.thread_time()))
+        assert batch is not None
+        result = runner.execute(batch)
+        times.append((time.perf_counter(), time.thread_time()))
+        scheduler.commit(batch, result)
+        times.append((time.perf_counter(), time.thread_time()))
+        if step >= 0:
+            clock, cpu = (
+                [after - before for before, after in pairwise(of)] for of in zip(*times, strict=True)
+            )
+            seconds["schedule_commit_ms"].append(clock[0] + clock[2])
+            seconds["schedule_commit_cpu_ms"].append(cpu[0] + cpu[2])
+            seconds["runner_ms"].append(clock[1])
+    return {part: percentiles(values) for part, values in seconds.items()}
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    """p50 and p99, milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        name: round(1e3 * ordered[min(len(ordered) - 1, int(share * len(ordered)))], 4)
+        for name, share in (("p50", 0.5), ("p99", 0.99))
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=2000)
+    arguments = parser.parse_args()
+    rows = []
+    for case, sampling in CASES.items():
+        for num_adapters in (0, 64):
+            load = Load(arguments.rows, num_adapters, sampling)
+            gc.collect()
+            figures = measure(load, arguments.steps)
+            rows.append({"case": case, "running": arguments.rows, "adapters": num_adapters, **figures})
+            print(rows[-1])
+    write_report(arguments.out, {"rows": rows})
+
+
+if __name__ == "__main__":
+    main()
