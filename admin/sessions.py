@@ -72,9 +72,10 @@ class SessionStore:
         """The session of a request, its idle time started over; rotated when it is due."""
         if not session_id or len(session_id) > 64:
             return None
-        raw: bytes | None = await self._redis.get(_key(session_id))
+        raw = await self._redis.get(_key(session_id))
         if raw is None:
             return None
+        assert isinstance(raw, bytes), "the client must not decode answers"
         session = msgspec.msgpack.decode(raw, type=Session)
         if session.user_id is None or session.superseded:
             return Opened(session_id, session, fresh=False)

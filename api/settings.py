@@ -15,8 +15,6 @@ class ApiSettings(BaseSettings):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     """0 picks a free one."""
-    fd: int | None = None
-    """A listening socket that the parent process has bound: used instead of host and port."""
     listen_fd: int | None = Field(default=None, ge=3)
     """A listening socket inherited from the process that started this one, used instead of host and port: its
     connections wait while this process is started again."""

@@ -67,7 +67,8 @@ class Welcome:
 class Display(Protocol):
     """Where progress goes."""
 
-    def step(self, title: str) -> _Step: ...
+    def step(self, title: str, done: str = "ready") -> _Step:
+        """A step to enter; `done` is what it is when it ended well and has no detail of its own."""
 
     def note(self, text: str) -> None:
         """Something the operator should know; one line."""
@@ -105,8 +106,8 @@ class PlainDisplay:
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
-    def step(self, title: str) -> _Step:
-        return _PlainStep(title, self._say)
+    def step(self, title: str, done: str = "ready") -> _Step:
+        return _PlainStep(title, done, self._say)
 
     def note(self, text: str) -> None:
         self._say(text)
@@ -127,8 +128,8 @@ class PlainDisplay:
 
 
 class _PlainStep:
-    def __init__(self, title: str, say: _Say) -> None:
-        self._title, self._say, self._detail = title, say, ""
+    def __init__(self, title: str, done: str, say: _Say) -> None:
+        self._title, self._say, self._detail = title, say, done
 
     def __enter__(self) -> _PlainStep:
         self._started = time.monotonic()
@@ -137,7 +138,7 @@ class _PlainStep:
     def __exit__(self, *problem: object) -> None:
         seconds = f"{time.monotonic() - self._started:.1f} s"
         if problem[0] is None:
-            self._say(f"{self._title}: {self._detail or 'ready'} ({seconds})")
+            self._say(f"{self._title}: {self._detail} ({seconds})")
         else:
             self._say(f"{self._title}: failed after {seconds}")
 
@@ -159,7 +160,7 @@ class LiveDisplay:
         self._steps: list[_LiveStep] = []
         self._live: object | None = None
 
-    def step(self, title: str) -> _Step:
+    def step(self, title: str, done: str = "ready") -> _Step:
         return _LiveStep(title, self)
 
     def note(self, text: str) -> None:

@@ -34,11 +34,10 @@ def serve_api() -> None:
     from db.settings import DatabaseSettings
     from tenants.settings import TenantSettings
 
-    run(
-        settings_from_environment(ApiSettings),
-        settings_from_environment(DatabaseSettings),
-        settings_from_environment(TenantSettings),
-    )
+    # Checked here for a clear message; the process builds its own.
+    for kind in (DatabaseSettings, TenantSettings):
+        settings_from_environment(kind)
+    sys.exit(run(settings_from_environment(ApiSettings)))
 
 
 def serve_engine() -> None:

@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import structlog
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
 
 from cli import health
 from cli.datadir import DataDir, write_private_json
-from cli.demo import DEMO_BASE, Demo
+from cli.demo import DEMO_BASE, SAPLING, Demo
 from cli.display import Display, Welcome, closing_display, open_display
 from cli.errors import CliError, UsageError
 from cli.listener import listen, visiting_url
@@ -33,8 +35,10 @@ from cli.programs import CHECKOUT, Service
 from cli.servers import Stores
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from engine.client import EngineClient
+from engine.protocol import JOURNAL_STREAM
 
 T = TypeVar("T")
+_METERING_S = 15.0
 _START_S = 600.0
 """A large base model on a slow disk takes minutes to load."""
 
@@ -130,6 +134,8 @@ class _Up:
         self._url = visiting_url(self._listener)
         demo = Demo(self._data, self._base_name) if self._options.demo else None
         if demo is not None:
+            if not demo.adapters:
+                raise CliError(f"the checkout has no adapters under {SAPLING}: --demo needs them")
             demo.set_aside()
         await self._until_stopped(self._start(demo))
         if self._options.showcase:
@@ -284,11 +290,32 @@ class _Up:
             self._listener.close()
         for name in ("api", "engine", "worker"):
             if name in self._supervisor.children:
-                with self._display.step(f"stopping {name}") as step:
+                with self._display.step(f"stopping {name}", done="stopped") as step:
+                    if name == "worker":
+                        step.detail(await self._finish_metering())
                     await self._supervisor.stop(name)
-                    step.detail("drained")
         await self._supervisor.stop_all()
         await self._stores.stop()
+
+    async def _finish_metering(self) -> str:
+        """Wait, not for ever, until the worker has moved the engine's last words from the journal to the
+        ledger.
+
+        What is left is no loss: the journal is on disk and the next start goes on with it.
+        """
+        redis = Redis.from_url(self._stores.redis.url)
+        left = 0
+        try:
+            async with asyncio.timeout(_METERING_S):
+                while left := await redis.xlen(JOURNAL_STREAM):
+                    if self._supervisor.children["worker"].pid is None:
+                        break
+                    await asyncio.sleep(0.05)
+        except (TimeoutError, RedisError):
+            pass
+        finally:
+            await redis.aclose()
+        return f"{left} usage events wait in the journal" if left else "all usage is in the ledger"
 
 
 async def _all(*work: Coroutine[None, None, None]) -> None:

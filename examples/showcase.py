@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -46,6 +45,17 @@ class Totals:
         details = usage.prompt_tokens_details
         self.cached += (details.cached_tokens or 0) if details else 0
 
+    def plus(self, other: Totals) -> Totals:
+        return Totals(
+            self.requests + other.requests,
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+        )
+
+    def minus(self, other: Totals) -> Totals:
+        return self.plus(Totals(-other.requests, -other.prompt, -other.cached, -other.completion))
+
 
 @dataclass
 class Answer:
@@ -72,14 +82,14 @@ class Showcase:
             api_key=self.demo["api_key"],
             admin_api_key=self.demo["admin_api_key"],
         )
-        # The ledger is asked for whole seconds: begin with one, so that nothing earlier is counted.
-        since = math.ceil(time.time())
+        # The usage API answers by the minute, so what this minute already holds is taken off.
+        since = int(time.time())
         async with client:
             await self.list_models(client)
-            await asyncio.sleep(max(0.0, since - time.time()))
+            earlier = await self.settled_usage(client, since)
             await self.one_batch(client)
             await self.stream(client)
-            await self.reconcile(client, since)
+            await self.reconcile(client, since, earlier)
         return self.problems
 
     async def list_models(self, client: AsyncOpenAI) -> None:
@@ -160,10 +170,25 @@ class Showcase:
         rate = usage.completion_tokens / (time.perf_counter() - started)
         self.out.print(f"[dim]first token after {first * 1000:.0f} ms, {rate:.0f} tokens a second[/]\n")
 
-    async def reconcile(self, client: AsyncOpenAI, since: int) -> None:
+    async def settled_usage(self, client: AsyncOpenAI, since: int) -> dict[str, Totals]:
+        """What the ledger holds before we ask for anything: read until two readings agree."""
+        earlier = await self.read_usage(client, since)
+        while earlier:
+            await asyncio.sleep(1.5)
+            again = await self.read_usage(client, since)
+            if again == earlier:
+                break
+            earlier = again
+        return earlier
+
+    async def reconcile(self, client: AsyncOpenAI, since: int, earlier: dict[str, Totals]) -> None:
         deadline = time.monotonic() + USAGE_PATIENCE_S
         while True:
-            billed, by_model = await self.read_usage(client, since)
+            now = await self.read_usage(client, since)
+            by_model = {model: one.minus(earlier.get(model, Totals())) for model, one in now.items()}
+            billed = Totals()
+            for one in by_model.values():
+                billed = billed.plus(one)
             if billed == self.spent or time.monotonic() > deadline or billed.requests > self.spent.requests:
                 break
             await asyncio.sleep(0.25)
@@ -172,6 +197,8 @@ class Showcase:
         for column in ("requests", "prompt", "cached", "completion"):
             table.add_column(column, justify="right")
         for model, one in sorted(by_model.items()):
+            if not one.requests:
+                continue
             table.add_row(model, *map(str, (one.requests, one.prompt, one.cached, one.completion)))
         table.add_section()
         table.add_row("ledger", *map(str, (billed.requests, billed.prompt, billed.cached, billed.completion)))
@@ -183,8 +210,10 @@ class Showcase:
         else:
             self.problems.append(f"the ledger counts {billed}, the answers reported {spent}")
 
-    async def read_usage(self, client: AsyncOpenAI, since: int) -> tuple[Totals, dict[str, Totals]]:
-        total, by_model, page = Totals(), dict[str, Totals](), None
+    async def read_usage(self, client: AsyncOpenAI, since: int) -> dict[str, Totals]:
+        """What the ledger holds, by model, from the minute of `since` on."""
+        by_model: dict[str, Totals] = {}
+        page: str | None = None
         while True:
             extra: dict[str, Any] = {"page": page} if page else {}
             answer = await client.admin.organization.usage.completions(
@@ -192,14 +221,15 @@ class Showcase:
             )
             for bucket in answer.data:
                 for result in bucket.results:
-                    model = str(getattr(result, "model", None))
-                    for sums in (total, by_model.setdefault(model, Totals())):
-                        sums.requests += int(getattr(result, "num_model_requests", 0))
-                        sums.prompt += int(getattr(result, "input_tokens", 0))
-                        sums.cached += int(getattr(result, "input_cached_tokens", 0) or 0)
-                        sums.completion += int(getattr(result, "output_tokens", 0))
+                    if result.object != "organization.usage.completions.result":
+                        continue
+                    sums = by_model.setdefault(str(result.model), Totals())
+                    sums.requests += result.num_model_requests
+                    sums.prompt += result.input_tokens
+                    sums.cached += result.input_cached_tokens or 0
+                    sums.completion += result.output_tokens
             if not answer.has_more or not answer.next_page:
-                return total, by_model
+                return by_model
             page = answer.next_page
 
 

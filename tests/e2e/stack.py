@@ -1,0 +1,218 @@
+"""`rootstock up --demo` as a subprocess, its processes, its ledger and its counters."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import redis
+from openai import AsyncOpenAI
+from sqlalchemy import make_url
+
+from cli.programs import CHECKOUT
+from engine.protocol import JOURNAL_STREAM
+
+ROOTSTOCK = (sys.executable, "-m", "cli.main")
+COMMANDS = {"api": "serve-api", "engine": "serve-engine", "worker": "work"}
+START_S = 120.0
+
+
+def eventually(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Wait for a truthy answer and return it."""
+    deadline = time.monotonic() + seconds
+    while not (answer := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
+        time.sleep(0.05)
+    return answer
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below `pid`, its children first."""
+    try:
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except FileNotFoundError:
+        return []
+    children = [int(child) for child in listed.split()]
+    return children + [below for child in children for below in descendants(child)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One ledger row."""
+
+    request_id: str
+    model: str
+    prompt: int
+    cached: int
+    completion: int
+    finish_reason: str | None
+
+
+class Stack:
+    """The demo of one data directory, through all its restarts."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        self.demo: dict[str, Any] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    @property
+    def output(self) -> str:
+        """What `up` has printed."""
+        return (self.data.parent / "up.log").read_text(errors="replace")
+
+    def start(self) -> None:
+        """Start `up` and wait for demo.json."""
+        with (self.data.parent / "up.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*ROOTSTOCK, "up", "--demo", "--port", "0", "--data", str(self.data)],
+                cwd=CHECKOUT,
+                stdout=log,
+                stderr=log,
+            )
+        # serving.json appears before demo.json, and neither may be the last run's.
+        eventually(lambda: self.process.poll() is not None or self._is_published(), START_S, "demo.json")
+        assert self.process.poll() is None, self.output
+        self.demo = json.loads((self.data / "demo.json").read_text())
+
+    def _is_published(self) -> bool:
+        try:
+            serving = json.loads((self.data / "serving.json").read_text())
+        except FileNotFoundError:
+            return False
+        return serving["pid"] == self.process.pid and (self.data / "demo.json").exists()
+
+    def finish(self) -> None:
+        """Stop at the end of the tests, whatever state they left."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(60)
+            finally:
+                self.process.kill()
+                self.process.wait()
+
+    # Looking at it ------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        return str(self.demo["base_url"]).removesuffix("/v1")
+
+    def client(self, key: str = "api_key", max_retries: int = 0) -> AsyncOpenAI:
+        return AsyncOpenAI(
+            base_url=self.demo["base_url"],
+            api_key=self.demo[key],
+            admin_api_key=self.demo["admin_api_key"],
+            max_retries=max_retries,
+            timeout=60,
+        )
+
+    def model(self, adapter: str) -> str:
+        return f"{self.demo['base']}:{adapter}"
+
+    @property
+    def models(self) -> list[str]:
+        """The base and every adapter."""
+        return [self.demo["base"], *(self.model(name) for name in self.demo["adapters"])]
+
+    def pid_of(self, name: str) -> int | None:
+        """The process `up` runs under this name now."""
+        for pid in descendants(self.process.pid):
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if COMMANDS[name].encode() in words and parent == self.process.pid:
+                return pid
+        return None
+
+    def kill(self, name: str) -> int:
+        """kill -9; the pid that died."""
+        pid = self.pid_of(name)
+        assert pid is not None, f"{name} is not running"
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait_until_replaced(self, name: str, dead: int, seconds: float = 60.0) -> None:
+        eventually(lambda: self.pid_of(name) not in (None, dead), seconds, f"a new {name}")
+
+    def wait_until_ready(self, seconds: float = 60.0) -> None:
+        def ready() -> bool:
+            try:
+                return httpx.get(f"{self.url}/readyz", timeout=5).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        eventually(ready, seconds, "/readyz")
+
+    def setting(self, name: str) -> str:
+        """A setting of the running processes."""
+        serving = json.loads((self.data / "serving.json").read_text())
+        return str(serving["environment"][name])
+
+    def wait_until_metered(self, seconds: float = 30.0) -> None:
+        """Return once the engine runs nothing and the journal is empty, and both stay so.
+
+        The engine's gauges are up to half a second old: one look could fall between its last token and the journal.
+        """
+        client = redis.Redis.from_url(self.setting("ROOTSTOCK_REDIS_URL"))
+
+        def settled() -> bool:
+            return self.counter("rootstock_requests_running") == 0 and client.xlen(JOURNAL_STREAM) == 0
+
+        def stays_settled() -> bool:
+            if not settled():
+                return False
+            time.sleep(0.7)
+            return settled()
+
+        try:
+            eventually(stays_settled, seconds, "an idle engine and an empty journal")
+        finally:
+            client.close()
+
+    def counter(self, name: str) -> float:
+        """One figure of /metrics."""
+        text = httpx.get(f"{self.url}/metrics", timeout=5).text
+        found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
+        assert found is not None, f"/metrics has no {name}"
+        return float(found[1])
+
+    def ledger(self) -> dict[str, Row]:
+        """Every row of usage_records, by request id; fails when a request has two."""
+        url = make_url(self.setting("ROOTSTOCK_DB_URL")).set(drivername="postgresql")
+        columns = "request_id, model, prompt_tokens, cached_tokens, completion_tokens, finish_reason"
+        with psycopg.connect(url.render_as_string(hide_password=False)) as connection:
+            rows = [Row(*row) for row in connection.execute(f"SELECT {columns} FROM usage_records")]
+        by_id = {row.request_id: row for row in rows}
+        assert len(by_id) == len(rows), "a request has more than one row"
+        return by_id
+
+    def operate(self, *arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Run an operator's command against this stack."""
+        command = [*ROOTSTOCK, *arguments, "--data", str(self.data)]
+        return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, input=stdin, timeout=60)

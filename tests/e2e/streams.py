@@ -1,0 +1,74 @@
+"""Streams as a client sees them: text, tokens received, usage, and how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from openai import APIError, AsyncOpenAI
+
+
+@dataclass
+class Stream:
+    """One streamed answer, complete or broken off."""
+
+    model: str
+    prompt: str
+    id: str = ""
+    text: str = ""
+    num_received: int = 0
+    finish_reason: str | None = None
+    usage: Any = None
+    error: Exception | None = None
+
+
+async def read_stream(client: AsyncOpenAI, stream: Stream, **options: Any) -> Stream:
+    """Ask and read into `stream` until it ends, whichever way."""
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 64} | options
+    try:
+        answer = await client.chat.completions.create(
+            model=stream.model,
+            messages=[{"role": "user", "content": stream.prompt}],
+            stream=True,
+            stream_options={"include_usage": True},
+            logprobs=True,  # a chunk may carry several tokens: their log-probabilities count them
+            **asked,
+        )
+        async for chunk in answer:
+            stream.id = chunk.id
+            stream.usage = chunk.usage or stream.usage
+            for choice in chunk.choices:
+                stream.text += choice.delta.content or ""
+                stream.finish_reason = choice.finish_reason or stream.finish_reason
+                if choice.logprobs is not None and choice.logprobs.content:
+                    stream.num_received += len(choice.logprobs.content)
+    except (APIError, httpx2.HTTPError) as error:
+        stream.error = error
+    return stream
+
+
+class Crowd:
+    """Long streams running at once, for something to happen to."""
+
+    def __init__(self, client: AsyncOpenAI, models: list[str], count: int, max_tokens: int = 160) -> None:
+        self.streams = [
+            Stream(models[index % len(models)], f"Tell me about number {index}.") for index in range(count)
+        ]
+        options: dict[str, Any] = {"max_tokens": max_tokens, "extra_body": {"ignore_eos": True}}
+        self._tasks = [asyncio.create_task(read_stream(client, one, **options)) for one in self.streams]
+
+    async def all_generating(self, num_tokens: int = 8, seconds: float = 30.0) -> None:
+        """Return once every stream has received `num_tokens`; none may have ended."""
+        async with asyncio.timeout(seconds):
+            while any(one.num_received < num_tokens for one in self.streams):
+                for one in self.streams:
+                    assert one.error is None, one.error
+                await asyncio.sleep(0.005)
+        assert not any(task.done() for task in self._tasks), (
+            "a stream ended before anything could happen to it"
+        )
+
+    async def ended(self) -> list[Stream]:
+        return list(await asyncio.gather(*self._tasks))
