@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Iterator
 from types import FrameType
 
 import redis.asyncio
 import structlog
 import uvicorn
+import uvloop
 
 from adapters.resolver import ModelResolver
 from admin.app import ConsoleServices, create_console
@@ -39,17 +41,20 @@ from tenants.settings import TenantSettings
 log = structlog.get_logger(__name__)
 
 
-def run(settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings) -> None:
-    """Serve until SIGTERM or SIGINT. Returns after the drain; raises when it cannot start."""
+def run(settings: ApiSettings) -> int:
+    """Serve until SIGTERM or SIGINT; the process's exit code: 0 after the drain.
+
+    The database's and the keys' settings are read from the environment too, under their own prefixes.
+    """
     logs.configure(settings.name, settings.log_level, settings.log_format)
-    with asyncio.Runner(loop_factory=_uvloop) as runner:
-        runner.run(_serve(settings, database, tenants))
-
-
-def _uvloop() -> asyncio.AbstractEventLoop:
-    import uvloop
-
-    return uvloop.new_event_loop()
+    database, tenants = DatabaseSettings(), TenantSettings()  # type: ignore[call-arg]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_serve(settings, database, tenants))
+        except (OSError, ValueError) as error:
+            log.critical("api cannot start", reason=str(error))
+            return 1
+    return 0
 
 
 async def _serve(settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings) -> None:
@@ -58,7 +63,6 @@ async def _serve(settings: ApiSettings, database: DatabaseSettings, tenants: Ten
             create_app(services, console),
             host=settings.host,
             port=settings.port,
-            fd=settings.fd,
             http="httptools",
             ws="none",
             lifespan="off",
@@ -71,6 +75,7 @@ async def _serve(settings: ApiSettings, database: DatabaseSettings, tenants: Ten
             timeout_keep_alive=settings.keep_alive,
             timeout_graceful_shutdown=settings.drain_timeout,
         )
+        # Not uvicorn's own `fd`: it takes the socket for a Unix one, and TCP_NODELAY would be missing.
         inherited = None if settings.listen_fd is None else [socket.socket(fileno=settings.listen_fd)]
         await DrainingServer(config).serve(inherited)
 
@@ -175,3 +180,7 @@ class DrainingServer(uvicorn.Server):
             for bound in server.sockets:
                 host, port = bound.getsockname()[:2]
                 log.info("listening", address=f"http://{host}:{port}")
+
+
+if __name__ == "__main__":
+    sys.exit(run(ApiSettings()))  # type: ignore[call-arg]
