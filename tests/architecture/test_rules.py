@@ -49,6 +49,16 @@ def test_only_repositories_build_queries() -> None:
     assert not offenders
 
 
+def test_only_the_gateway_talks_to_stripe() -> None:
+    offenders = [
+        str(path)
+        for path, tree in modules()
+        for module, _ in imported_names(tree)
+        if module.split(".")[0] == "stripe" and path != Path("billing/stripe_gateway.py")
+    ]
+    assert not offenders
+
+
 def test_no_junk_drawer_folders() -> None:
     found = [
         str(folder.relative_to(ROOT))
