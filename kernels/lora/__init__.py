@@ -15,10 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.lora.reference import add_items, add_segment
+from kernels.lora.reference import Items, ItemScratch, add_items, add_segment
 from kernels.lora.stack import Residents, StackedGroup
 from kernels.lora_work import LoraPool, LoraWork
-from kernels.workspace import Workspace
 
 
 class LoraContext:
@@ -26,34 +25,51 @@ class LoraContext:
 
     def __init__(self, pool: LoraPool, device: torch.device | str = "cpu") -> None:
         self._pool = pool
+        self._device = torch.device(device)
         self._work = LoraWork()
-        self._workspace = Workspace(device)
         self._residents = Residents()
         self._stacks: dict[tuple[int, str], StackedGroup] = {}
-        self._gather = self._rows = torch.empty(0, dtype=torch.int64)
-        self._kept: Tensor | None = None
         self._segments: list[tuple[int, slice | Tensor]] = []
+        """(position in the stacks, rows)."""
+        self._items: Items | None = None
+        self._scratch: ItemScratch | None = None
 
     @property
     def active(self) -> bool:
+        """Whether any row of the step has an adapter."""
         return self._work.active
 
     def begin(self, row_slots: npt.NDArray[np.integer]) -> None:
         """Before each step: the slot of every token of the flattened batch, `NO_SLOT` for the base alone."""
-        self._work.build(np.asarray(row_slots))
-        work, device = self._work, self._workspace.device
-        self._segments = [(segment.slot, _as_index(segment.rows, device)) for segment in work.segments]
-        if not work.item_slots:
+        work = self._work
+        work.build(np.asarray(row_slots))
+        if not work.active:
             return
         versions = self._pool.versions
-        positions = self._residents.place([(slot, versions[slot]) for slot in work.item_slots])
+        slots = work.item_slots + [segment.slot for segment in work.segments]
+        positions = self._residents.place([(slot, versions[slot]) for slot in slots])
+        num_items = len(work.item_slots)
+        self._segments = [
+            (position, _as_index(segment.rows, self._device))
+            for position, segment in zip(positions[num_items:], work.segments, strict=True)
+        ]
+        self._items = self._place_items(positions[:num_items]) if num_items else None
+
+    def _place_items(self, positions: list[int]) -> Items:
+        work = self._work
         # A resident that sits this step out still takes part in the product: it reads row 0, and is dropped.
         gather = np.zeros((self._residents.size, work.item_rows), dtype=np.int64)
         valid = np.zeros(gather.shape, dtype=np.bool_)
         gather[positions], valid[positions] = work.item_gather, work.item_valid
-        self._gather = torch.from_numpy(gather.reshape(-1)).to(device)
-        self._rows = torch.from_numpy(gather[valid]).to(device)
-        self._kept = None if valid.all() else torch.from_numpy(np.flatnonzero(valid)).to(device)
+        # Decoding rows come first, so the rows up to the last one that has an item are few.
+        rows = gather[valid]
+        inverse = np.full(int(rows.max()) + 1, gather.size, dtype=np.int64)
+        inverse[rows] = np.flatnonzero(valid)
+        return Items(
+            num_positions=self._residents.size,
+            gather=torch.from_numpy(gather.reshape(-1)).to(self._device),
+            inverse=torch.from_numpy(inverse).to(self._device),
+        )
 
     def apply(self, layer: int, group: str, x_TK: Tensor, out_TN: Tensor, widths: Sequence[int]) -> None:
         """Adds every row's adapter to `out_TN`, in place.
@@ -72,18 +88,24 @@ class LoraContext:
             )
         if x_TK.shape[0] < self._work.num_tokens:
             raise ValueError(f"lora: {x_TK.shape[0]} rows, but the step began with {self._work.num_tokens}")
-        slots = self._pool.group(layer, group)
-        for slot, rows in self._segments:
-            weights = slots[slot]
-            if weights is not None and weights.a is not None:
-                add_segment(x_TK, weights, rows, out_TN, widths)
-        if self._work.item_slots:
-            stack = self._stacks.get((layer, group))
-            if stack is None:
-                stack = self._stacks[layer, group] = StackedGroup(widths)
-            stack.refresh(self._residents, slots, x_TK)
-            if any(stack.ranks):
-                add_items(x_TK, stack, self._gather, self._rows, self._kept, out_TN, self._workspace)
+        stack = self._stacks.get((layer, group))
+        if stack is None:
+            stack = self._stacks[layer, group] = StackedGroup(widths)
+        if stack.generation != self._residents.generation:
+            stack.refresh(self._residents, self._pool.group(layer, group), x_TK)
+        if not any(stack.ranks):
+            return
+        for position, rows in self._segments:
+            if stack.holds[position]:
+                add_segment(x_TK, stack, position, rows, out_TN)
+        if self._items is not None:
+            add_items(x_TK, stack, self._items, out_TN, self._scratch_for(self._items, x_TK))
+
+    def _scratch_for(self, items: Items, like: Tensor) -> ItemScratch:
+        shape = (items.num_positions, len(items.gather))
+        if self._scratch is None or self._scratch.shape != shape:
+            self._scratch = ItemScratch(*shape, like)
+        return self._scratch
 
 
 def _as_index(rows: npt.NDArray[np.int64], device: torch.device) -> slice | Tensor:

@@ -1,69 +1,92 @@
 """LoRA in torch: the CPU engine's two paths. `cases.naive_lora` is the plain statement of the same thing.
 
-Both do the same sums in the same order for a row: which path a slot takes depends on its batch mates, its bits do not.
+Both read the padded stacks and do the same sums in the same order for a row: which path a slot takes depends on its
+batch mates, its bits do not (README).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels.lora.stack import StackedGroup
-from kernels.lora_work import SlotGroup
-from kernels.workspace import Workspace
 
 
 def add_segment(
-    x_TK: Tensor, weights: SlotGroup, rows: slice | Tensor, out_TN: Tensor, widths: Sequence[int]
+    x_TK: Tensor, stack: StackedGroup, position: int, rows: slice | Tensor, out_TN: Tensor
 ) -> None:
-    """Semantics: out[rows, columns of m] += scale[m] * (x[rows] A^T)[ranks of m] B[m], one slot."""
-    assert weights.a is not None
-    shrunk = torch.mm(x_TK[rows], weights.a.t())
+    """Semantics: out[rows, columns of m] += (scale * x[rows] A^T)[ranks of m] B[m], one slot's rows."""
+    shrunk = torch.mm(x_TK[rows], stack.a_PKR[position]).mul_(stack.scale_P1R[position])
     rank_start, column = 0, 0
-    for rank, scale, b, width in zip(weights.ranks, weights.scales, weights.b, widths, strict=True):
+    for rank, width, b_PrN in zip(stack.ranks, stack.widths, stack.b_PrN, strict=True):
         if rank:
-            assert b is not None
-            delta = torch.mm(shrunk[:, rank_start : rank_start + rank].mul_(scale), b)
+            delta = torch.mm(shrunk[:, rank_start : rank_start + rank], b_PrN[position])
             target = out_TN[:, column : column + width]
             if isinstance(rows, slice):
                 target[rows].add_(delta)
             else:
-                target.index_add_(0, rows, delta)
+                # index_add_ on a slice of columns is four times slower than this.
+                target.index_put_((rows,), delta, accumulate=True)
         rank_start += rank
         column += width
 
 
-def add_items(
-    x_TK: Tensor,
-    stack: StackedGroup,
-    gather: Tensor,
-    rows: Tensor,
-    kept: Tensor | None,
-    out_TN: Tensor,
-    workspace: Workspace,
-) -> None:
-    """Semantics: as `add_segment`, for P slots at once with the same number of (padded) rows each.
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Slots with few rows each, as one batched problem: P positions of the stacks with M padded rows each."""
 
-    Args:
-        gather: [P * M] row of the batch that each padded row reads.
-        rows: the batch rows of the padded rows that count.
-        kept: which padded rows those are; None when all.
-    """
-    num_positions, width_in, total_rank = stack.a_PKR.shape
-    x = torch.index_select(x_TK, 0, gather, out=workspace.take("x", (len(gather), width_in), x_TK.dtype))
-    x_PMK = x.view(num_positions, -1, width_in)
-    shrunk = workspace.take("shrunk", (num_positions, x_PMK.shape[1], total_rank), x_TK.dtype)
+    num_positions: int
+    gather: Tensor
+    """[P * M] row of the batch that each padded row reads."""
+    inverse: Tensor
+    """For the first rows of the batch, which padded row holds their result; P * M, a row of zeros, for none."""
+
+
+class ItemScratch:
+    """Buffers and views for one number of positions and padded rows, kept while steps look alike."""
+
+    def __init__(self, num_positions: int, num_padded: int, like: Tensor) -> None:
+        self.shape = (num_positions, num_padded)
+        self._like = like
+        self._inputs: dict[int, tuple[Tensor, Tensor]] = {}
+        self._shrunk: dict[tuple[int, ...], tuple[Tensor, list[Tensor]]] = {}
+        self._deltas: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def inputs(self, width: int) -> tuple[Tensor, Tensor]:
+        """[P * M, K] and the same memory as [P, M, K]."""
+        if width not in self._inputs:
+            flat = self._like.new_empty(self.shape[1], width)
+            self._inputs[width] = flat, flat.view(self.shape[0], -1, width)
+        return self._inputs[width]
+
+    def shrunk(self, ranks: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
+        """[P, M, R] and its slice of each module."""
+        if ranks not in self._shrunk:
+            whole = self._like.new_empty(self.shape[0], self.shape[1] // self.shape[0], sum(ranks))
+            self._shrunk[ranks] = whole, list(whole.split(ranks, dim=-1))
+        return self._shrunk[ranks]
+
+    def delta(self, width: int) -> tuple[Tensor, Tensor]:
+        """[P * M + 1, N], whose last row is zero, and the others as [P, M, N]."""
+        if width not in self._deltas:
+            flat = self._like.new_zeros(self.shape[1] + 1, width)
+            self._deltas[width] = flat, flat[:-1].view(self.shape[0], -1, width)
+        return self._deltas[width]
+
+
+def add_items(x_TK: Tensor, stack: StackedGroup, items: Items, out_TN: Tensor, scratch: ItemScratch) -> None:
+    """Semantics: as `add_segment`, for P slots at once."""
+    x, x_PMK = scratch.inputs(x_TK.shape[1])
+    torch.index_select(x_TK, 0, items.gather, out=x)
+    shrunk, of_module = scratch.shrunk(stack.ranks)
     torch.bmm(x_PMK, stack.a_PKR, out=shrunk).mul_(stack.scale_P1R)
-    rank_start, column = 0, 0
-    for rank, width, b_PrN in zip(stack.ranks, stack.widths, stack.b_PrN, strict=True):
+    target = out_TN[: len(items.inverse)]
+    column = 0
+    for rank, width, part, b_PrN in zip(stack.ranks, stack.widths, of_module, stack.b_PrN, strict=True):
         if rank:
-            delta = workspace.take("delta", (num_positions, x_PMK.shape[1], width), x_TK.dtype)
-            torch.bmm(shrunk[:, :, rank_start : rank_start + rank], b_PrN, out=delta)
-            flat = delta.view(-1, width)
-            if kept is not None:
-                flat = flat.index_select(0, kept)
-            out_TN[:, column : column + width].index_add_(0, rows, flat)
-        rank_start += rank
+            delta, delta_PMN = scratch.delta(width)
+            torch.bmm(part, b_PrN, out=delta_PMN)
+            target.narrow(1, column, width).add_(delta.index_select(0, items.inverse))
         column += width

@@ -21,6 +21,9 @@ SPARE = 4
 PATIENCE = 64
 """Steps in a row with more idle residents than used ones before they are dropped."""
 
+MIN_RANK, RANK_STEP = 16, 8
+"""Padding of ranks: products narrower than 12 go through BLAS kernels that sum in another order."""
+
 
 class Residents:
     """Which slot's weights stand at which position of every stack; the same for all layers and groups."""
@@ -70,7 +73,7 @@ class Residents:
 
 
 class StackedGroup:
-    """One layer's group: the residents' weights padded with zeros to the largest rank among them."""
+    """One layer's group: the residents' weights, ranks padded with zeros to a common size."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         self.widths = tuple(widths)
@@ -80,19 +83,17 @@ class StackedGroup:
         """Shrink weights, transposed; R is the sum of `ranks`."""
         self.b_PrN: list[Tensor] = []
         self.scale_P1R = torch.empty(0)
+        self.holds: list[bool] = []
+        """By position, whether the resident has any module of the group."""
+        self.generation = -1
+        """Of the residents, at the last refresh."""
         self._entries: list[Resident | None] = []
-        self._generation = -1
 
     def refresh(self, residents: Residents, slots: Sequence[SlotGroup | None], like: Tensor) -> None:
         """Makes the stack hold the residents; copies only what changed."""
-        if self._generation == residents.generation:
-            return
-        held = [
-            None if entry is None or slots[entry[0]] is None else slots[entry[0]]
-            for entry in residents.entries
-        ]
+        held = [None if entry is None else slots[entry[0]] for entry in residents.entries]
         ranks = tuple(
-            max((group.ranks[module] for group in held if group is not None), default=0)
+            _padded(max((group.ranks[module] for group in held if group is not None), default=0))
             for module in range(len(self.widths))
         )
         fits = all(have >= need for have, need in zip(self.ranks, ranks, strict=True))
@@ -102,7 +103,7 @@ class StackedGroup:
             if entry != self._entries[position]:
                 self._fill(position, group)
         self._entries = list(residents.entries)
-        self._generation = residents.generation
+        self.generation = residents.generation
 
     def _allocate(self, num_positions: int, ranks: tuple[int, ...], like: Tensor) -> None:
         self.ranks = ranks
@@ -112,6 +113,7 @@ class StackedGroup:
             like.new_zeros(num_positions, rank, width) for rank, width in zip(ranks, self.widths, strict=True)
         ]
         self.scale_P1R = torch.zeros(num_positions, 1, total, device=like.device)
+        self.holds = [False] * num_positions
         self._entries = [None] * num_positions
 
     def _fill(self, position: int, group: SlotGroup | None) -> None:
@@ -119,6 +121,7 @@ class StackedGroup:
         self.scale_P1R[position].zero_()
         for b_PrN in self.b_PrN:
             b_PrN[position].zero_()
+        self.holds[position] = group is not None and group.a is not None
         if group is None or group.a is None:
             return
         source, target = 0, 0
@@ -132,3 +135,7 @@ class StackedGroup:
                 self.scale_P1R[position, 0, columns].fill_(group.scales[module])
             source += rank
             target += self.ranks[module]
+
+
+def _padded(rank: int) -> int:
+    return max(MIN_RANK, -(-rank // RANK_STEP) * RANK_STEP) if rank else 0
