@@ -11,7 +11,6 @@ from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.names import InvalidModelName, ModelName, checked_part, parse
 from adapters.repository import AdapterRepository
 from db.cache import RowCache
-from db.errors import unavailable_when_unreachable
 from db.session import Database
 from engine.protocol import AdapterRef
 
@@ -106,9 +105,8 @@ class ModelResolver:
 
     async def list(self, tenant_id: str) -> list[ModelCard]:
         """The base, then the tenant's adapters that serve, by name. Raises DatabaseUnavailable."""
-        with unavailable_when_unreachable():
-            async with self._database.read() as session:
-                rows = await AdapterRepository(session, tenant_id).all_active(self.base)
+        async with self._database.read() as session:
+            rows = await AdapterRepository(session, tenant_id).all_active(self.base)
         serving = [row for row in rows if row[1].state == VersionState.READY]
         return [self._base_card, *(self._card(ModelName(self.base, a.name), a, v) for a, v in serving)]
 
@@ -129,9 +127,8 @@ class ModelResolver:
 
     async def _load(self, tenant_id: str, model: str) -> _Found | None:
         name = parse(model)
-        with unavailable_when_unreachable():
-            async with self._database.read() as session:
-                row = await AdapterRepository(session, tenant_id).find_with_version(self.base, name)
+        async with self._database.read() as session:
+            row = await AdapterRepository(session, tenant_id).find_with_version(self.base, name)
         if row is None or row[0].disabled_at is not None or (name.version is not None and row[1] is None):
             return None
         adapter, version = row

@@ -20,7 +20,6 @@ from sqlalchemy.exc import DataError, IntegrityError
 from billing.errors import MalformedEvent
 from billing.folding import Measured, decode, fold
 from billing.repository import LedgerWriter
-from db.errors import unavailable_when_unreachable
 from db.session import Database
 from engine.protocol import JOURNAL_STREAM
 
@@ -160,9 +159,8 @@ class JournalMeter:
         if not good:
             return {}
         try:
-            with unavailable_when_unreachable():
-                async with self._database.write() as session:
-                    await LedgerWriter(session).upsert(fold(good.values()))
+            async with self._database.write() as session:
+                await LedgerWriter(session).upsert(fold(good.values()))
         except (DataError, IntegrityError) as error:
             if len(good) == 1:
                 return dict.fromkeys(good, f"refused by the ledger: {error.orig}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from billing.repository import LedgerWriter
-from db.errors import unavailable_when_unreachable
 from db.session import Database
 
 MONTHS_AHEAD = 3
@@ -16,6 +15,5 @@ async def make_partitions_ahead(database: Database, now: datetime | None = None)
     also when the ledger is too busy to change.
     """
     today = (now or datetime.now(UTC)).date()
-    with unavailable_when_unreachable():
-        async with database.write() as session:
-            return await LedgerWriter(session).ensure_partitions(today, MONTHS_AHEAD + 1)
+    async with database.write() as session:
+        return await LedgerWriter(session).ensure_partitions(today, MONTHS_AHEAD + 1)

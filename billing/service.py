@@ -15,7 +15,6 @@ from typing import Any, Literal, get_args
 from billing.errors import InvalidReportQuery
 from billing.models import UsageRecord
 from billing.repository import UsageRepository
-from db.errors import unavailable_when_unreachable
 from db.session import Database
 
 BucketWidth = Literal["1m", "1h", "1d"]
@@ -95,16 +94,15 @@ class UsageReports:
         nothing = bool(project_ids) or bool(user_ids) or batch is True or not spans
         rows: Sequence[Any] = []
         if not nothing:
-            with unavailable_when_unreachable():
-                async with self._database.read() as session:
-                    rows = await UsageRepository(session, tenant_id).sums(
-                        _instant(spans[0][0]),
-                        _instant(spans[-1][1]),
-                        unit=width.unit,
-                        group_by=columns,
-                        key_ids=api_key_ids,
-                        models=models,
-                    )
+            async with self._database.read() as session:
+                rows = await UsageRepository(session, tenant_id).sums(
+                    _instant(spans[0][0]),
+                    _instant(spans[-1][1]),
+                    unit=width.unit,
+                    group_by=columns,
+                    key_ids=api_key_ids,
+                    models=models,
+                )
         results: dict[int, list[dict[str, Any]]] = {}
         for row in rows:
             bucket = int(row.bucket.timestamp())
@@ -127,21 +125,17 @@ class UsageReports:
 
     async def record(self, tenant_id: str, request_id: str, *, submitted_at: float) -> UsageRecord | None:
         """The ledger's row of one request, submitted within a second of `submitted_at` (Unix seconds)."""
-        with unavailable_when_unreachable():
-            async with self._database.read() as session:
-                repository = UsageRepository(session, tenant_id)
-                return await repository.record(
-                    request_id, _instant(submitted_at - 1), _instant(submitted_at + 1)
-                )
+        async with self._database.read() as session:
+            repository = UsageRepository(session, tenant_id)
+            return await repository.record(request_id, _instant(submitted_at - 1), _instant(submitted_at + 1))
 
     async def records(
         self, tenant_id: str, *, start: float, end: float, limit: int = 1000
     ) -> list[UsageRecord]:
         """Ledger rows submitted in [start, end), Unix seconds, oldest first, at most `limit`."""
-        with unavailable_when_unreachable():
-            async with self._database.read() as session:
-                repository = UsageRepository(session, tenant_id)
-                return await repository.records(_instant(start), _instant(end), limit=limit)
+        async with self._database.read() as session:
+            repository = UsageRepository(session, tenant_id)
+            return await repository.records(_instant(start), _instant(end), limit=limit)
 
 
 def _spans(

@@ -10,15 +10,14 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 
 class DatabaseUnavailable(RuntimeError):
-    """PostgreSQL cannot be reached, or has no connection to spare: the same call may succeed later."""
+    """PostgreSQL cannot be reached, is too busy, or took too long: the same call may succeed later."""
 
 
 @contextmanager
 def unavailable_when_unreachable() -> Iterator[None]:
-    """Turn the driver's many words for "not there" into DatabaseUnavailable; errors in the query pass as they
-    are.
-    """
+    """Turn the driver's words for "not now" into DatabaseUnavailable; errors of queries pass as they are."""
     try:
         yield
-    except (OperationalError, InterfaceError, PoolTimeout, OSError) as error:
-        raise DatabaseUnavailable(f"database unavailable: {type(error).__name__}") from error
+    except (OperationalError, InterfaceError, PoolTimeout) as error:
+        reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
+        raise DatabaseUnavailable(f"database unavailable: {reason}") from error

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
+from db.errors import unavailable_when_unreachable
+
 logger = logging.getLogger(__name__)
 
 AfterCommit = Callable[[], Awaitable[None]]
@@ -35,7 +37,10 @@ class WriteSession(AsyncSession):
 
 
 class Database:
-    """Connections to one PostgreSQL, made at first use. `close` it at the end of the process."""
+    """Connections to one PostgreSQL, made at first use. `close` it at the end of the process.
+
+    Every use raises `db.errors.DatabaseUnavailable` when the server is away, too busy, or took too long.
+    """
 
     def __init__(
         self,
@@ -61,17 +66,19 @@ class Database:
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadSession]:
         """A read-only transaction; its rows stay readable after it ends."""
-        async with ReadSession(self.engine, expire_on_commit=False) as session:
-            await session.execute(text("SET TRANSACTION READ ONLY"))
-            yield session
+        with unavailable_when_unreachable():
+            async with ReadSession(self.engine, expire_on_commit=False) as session:
+                await session.execute(text("SET TRANSACTION READ ONLY"))
+                yield session
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[WriteSession]:
         """A transaction, committed when the block ends, after which its jobs are sent; rolled back when it
         raises.
         """
-        async with WriteSession(self.engine, expire_on_commit=False) as session, session.begin():
-            yield session
+        with unavailable_when_unreachable():
+            async with WriteSession(self.engine, expire_on_commit=False) as session, session.begin():
+                yield session
         for job in session.info.pop("after_commit", []):
             try:
                 await job()
@@ -84,9 +91,9 @@ class Database:
         return self.engine.pool.checkedout()  # type: ignore[attr-defined]
 
     async def ping(self) -> None:
-        """Raise unless PostgreSQL answers."""
-        async with self.engine.connect() as connection:
-            await connection.execute(text("SELECT 1"))
+        """Raise DatabaseUnavailable unless PostgreSQL answers."""
+        async with self.read():
+            pass
 
     async def close(self) -> None:
         await self.engine.dispose()

@@ -31,5 +31,5 @@ def verify_password(password_hash: str | None, password: str) -> bool:
 
 
 def rehash(password_hash: str, password: str) -> str | None:
-    """A fresh hash of a password just verified, when the stored one's parameters are of another day; else None."""
+    """A fresh hash of a password just verified, when the stored one's parameters are outdated; else None."""
     return _hasher.hash(password) if _hasher.check_needs_rehash(password_hash) else None

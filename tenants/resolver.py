@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import redis.asyncio
 
 from db.cache import EVERYTHING, RowCache
-from db.errors import DatabaseUnavailable, unavailable_when_unreachable
+from db.errors import DatabaseUnavailable
 from db.session import Database
 from tenants.context import TenantContext
 from tenants.errors import InvalidApiKey
@@ -65,9 +65,8 @@ class KeyResolver:
 
     async def _load(self, digest_hex: str, _: str) -> _KnownKey | None:
         digest = bytes.fromhex(digest_hex)
-        with unavailable_when_unreachable():
-            async with self._database.read() as session:
-                found = await TenantDirectory(session).key_by_digest(digest)
+        async with self._database.read() as session:
+            found = await TenantDirectory(session).key_by_digest(digest)
         if found is None:
             return None
         key, tenant = found
@@ -89,9 +88,8 @@ class KeyResolver:
 
     async def _note_used(self, tenant_id: str, key_id: str) -> None:
         try:
-            with unavailable_when_unreachable():
-                async with self._database.write() as session:
-                    await TenantAccounts(session, tenant_id).note_key_used(key_id)
+            async with self._database.write() as session:
+                await TenantAccounts(session, tenant_id).note_key_used(key_id)
         except DatabaseUnavailable:
             logger.warning("last use of %s not noted: database unavailable", key_id)
 

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError
 
+from db.errors import DatabaseUnavailable
 from db.session import Database
 
 
@@ -89,7 +90,7 @@ async def test_connections_go_back_to_the_pool(table: Database) -> None:
 
 async def test_a_statement_past_its_timeout_is_ended(database_url: str) -> None:
     database = Database(database_url, statement_timeout=0.05)
-    with pytest.raises(OperationalError, match="statement timeout"):
+    with pytest.raises(DatabaseUnavailable, match="statement timeout"):
         async with database.read() as session:
             await session.execute(text("SELECT pg_sleep(5)"))
     await database.close()
@@ -98,7 +99,23 @@ async def test_a_statement_past_its_timeout_is_ended(database_url: str) -> None:
 async def test_a_pool_that_is_empty_gives_up_after_its_timeout(database_url: str) -> None:
     database = Database(database_url, pool_size=1, pool_overflow=0, pool_timeout=0.05)
     async with database.read():
-        with pytest.raises(Exception, match="QueuePool limit"):
+        with pytest.raises(DatabaseUnavailable, match="QueuePool limit"):
             async with asyncio.timeout(5), database.read():
                 pass
     await database.close()
+
+
+async def test_a_server_that_is_away_is_said_to_be() -> None:
+    away = Database("postgresql+psycopg://nobody@/nothing?host=/nonexistent")
+    with pytest.raises(DatabaseUnavailable, match="connection"):
+        await away.ping()
+    with pytest.raises(DatabaseUnavailable):
+        async with away.write() as session:
+            await session.execute(text("SELECT 1"))
+    await away.close()
+
+
+async def test_an_error_in_the_query_is_not_the_servers_absence(table: Database) -> None:
+    with pytest.raises(DBAPIError, match="does not exist"):
+        async with table.read() as session:
+            await session.execute(text("SELECT nonsense FROM t"))

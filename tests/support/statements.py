@@ -1,0 +1,31 @@
+"""What a block of a test sends to PostgreSQL."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy import event
+
+from db.session import Database
+
+
+class Statements:
+    """Statements sent through one pool while the block runs, but for the start of read-only transactions."""
+
+    def __init__(self, database: Database) -> None:
+        self.seen: list[str] = []
+        self._engine = database.engine.sync_engine
+
+    def __enter__(self) -> Statements:
+        event.listen(self._engine, "before_cursor_execute", self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        event.remove(self._engine, "before_cursor_execute", self._note)
+
+    def _note(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if not statement.startswith("SET TRANSACTION"):
+            self.seen.append(statement)
