@@ -1,8 +1,8 @@
 """What the engine costs besides the model: schedule, commit and a null runner's batch state, per step.
 
-Keeps all rows running: requests that end are replaced, so that admissions, ends, block growth and prefix names
-are in the figures. The budget is 1 ms for schedule and commit at 256 rows. Besides the time on the clock,
-the thread's own: on a machine that does other things too, the two differ.
+Keeps all rows running: requests that end are replaced, so that admissions, ends, block growth and prefix
+names are in the figures. The budget is 1 ms for schedule and commit at 256 rows. Besides the time on the
+clock, the thread's own: on a machine that does other things too, the two differ.
 """
 
 from __future__ import annotations

@@ -156,7 +156,13 @@ class _Lane:
         return None
 
     def _prune(self) -> None:
-        """Drop tenants whose past the lift would erase anyway, so that the table does not grow for ever."""
+        """Drop the less served half of the idle tenants, so that the table does not grow for ever.
+
+        The floor rises with them: were they to return, the lift would bring them about where they were.
+        """
+        idle = sorted(tenant.served for tenant in self.tenants.values() if not tenant.in_heap)
+        if idle:
+            self._floor = max(self._floor, idle[len(idle) // 2])
         self.tenants = {
             name: tenant
             for name, tenant in self.tenants.items()

@@ -39,7 +39,9 @@ class Residency:
         """A request on the adapter waits. Loading starts at once if there is a slot for it."""
         digest = ref.digest
         self._waiting[digest] = self._waiting.get(digest, 0) + 1
-        if self.slots.want(ref, spare=self._waiting) is SlotState.EMPTY and digest not in self._missing:
+        if self.slots.want(ref, spare=self._waiting) is not SlotState.EMPTY:
+            self._found(digest)
+        elif digest not in self._missing:
             self._missing[digest] = (ref, self._clock())
 
     def dismiss(self, ref: AdapterRef) -> None:
