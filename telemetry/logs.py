@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, Literal, TextIO
 
 import structlog
@@ -21,7 +21,7 @@ _SECRET_NAME = re.compile(
 )
 _SECRET_TEXT = re.compile(
     r"""
-    \b(?:sk|rk|whsec)[-_][A-Za-z0-9_\-]{12,}   # our keys, and the usual shapes of others'
+    \b(?:rs|sk|rk|whsec)[-_][A-Za-z0-9_\-]{12,}   # our keys, and the usual shapes of others'
     | (?<=Bearer\ )[^\s'",}]+                  # whatever stands in an Authorization header
     | (?<=://)[^\s:/@]+:[^\s/@]+(?=@)          # user and password of a database URL
     """,
@@ -41,8 +41,12 @@ def configure(process: str, level: str = "info", form: Format = "auto", stream: 
     stream = stream or sys.stderr
     threshold = logging.getLevelNamesMapping()[level.upper()]
     console = form == "console" or (form == "auto" and stream.isatty())
-    renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=stream.isatty())
+    renderer = _Scrubbed(
+        structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(),
+            # The prettier one prints local variables: keys among them.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
         if console
         else structlog.processors.JSONRenderer(sort_keys=False)
     )
@@ -66,7 +70,7 @@ def configure(process: str, level: str = "info", form: Format = "auto", stream: 
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, redact, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
         )
     )
     root = logging.getLogger()
@@ -90,7 +94,7 @@ class _Name:
 
 
 def redact(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """structlog processor: no secret leaves in a log line, by the name of a field or the look of its text."""
+    """structlog processor: what stands under a secret's name is not written, however deep it is nested."""
     for name, value in event.items():
         event[name] = _clean(name, value)
     return event
@@ -101,12 +105,18 @@ def _clean(name: str, value: Any) -> Any:
         return value
     if _SECRET_NAME.search(name):
         return REDACTED
-    if isinstance(value, str):
-        return _SECRET_TEXT.sub(REDACTED, value)
     if isinstance(value, dict):
         return {key: _clean(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_clean("", inner) for inner in value]
-    if isinstance(value, BaseException):
-        return _SECRET_TEXT.sub(REDACTED, repr(value))
     return value
+
+
+class _Scrubbed:
+    """Renders a line, then takes out what looks like a secret: messages and tracebacks included."""
+
+    def __init__(self, renderer: Callable[..., str | bytes]) -> None:
+        self._renderer = renderer
+
+    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+        return _SECRET_TEXT.sub(REDACTED, str(self._renderer(logger, method, event)))

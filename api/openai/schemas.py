@@ -233,17 +233,16 @@ def _named(text: str) -> ApiError:
     located = _WHERE.match(text)
     assert located is not None
     what, path = located["what"], (located["path"] or "").replace("[...]", "")
+    refused = next((step for step in _ROOT.findall(path) if step in NOT_OFFERED), None)
+    if refused is not None:
+        name = path[: path.index(refused) + len(refused)]
+        return UnsupportedParameter(f"'{name}' is not supported with this value by this server.", name)
     field = _FIELD.match(what)
     if field is not None:
         name = f"{path}.{field['field']}" if path else field["field"]
         if field["problem"] == "missing required":
             return InvalidValue(f"Missing required parameter: '{name}'.", name)
         return UnsupportedParameter(f"Unsupported parameter: '{name[:200]}'.", name[:200])
-    steps = _ROOT.findall(path)
-    refused = next((step for step in steps if step in NOT_OFFERED), None)
-    if refused is not None:
-        name = path[: path.index(refused) + len(refused)]
-        return UnsupportedParameter(f"'{name}' is not supported with this value by this server.", name)
     if not path:
         return InvalidValue(f"The body is not what it must be: {what[:300]}.")
     return InvalidValue(f"Invalid value for '{path[:200]}': {what[:300]}.", path[:200])

@@ -6,6 +6,7 @@ The engine hands out the real `Generation`, so what the API sees of it is the cl
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,7 @@ ADMIN_KEY = "sk-rs-0123456789abcdefABCDEFadmin-key"
 SPECIAL = ["<|bos|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role') }}{% endif %}"
+    "{% if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('who?') }}{% endif %}"
     "<|{{ message.role }}|>{{ message.content }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -55,7 +56,9 @@ _CORPUS = [
 
 
 def write_base(folder: Path, template: str | None = TEMPLATE) -> Path:
-    """A base model's directory without a model: a byte-level BPE tokenizer of some 500 tokens and its template."""
+    """A base model's directory without a model: a byte-level BPE tokenizer of some 500 tokens and its
+    template.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -74,8 +77,6 @@ def write_base(folder: Path, template: str | None = TEMPLATE) -> Path:
     config: dict[str, Any] = {"bos_token": "<|bos|>", "eos_token": {"content": "<|end|>", "special": True}}
     if template is not None:
         config["chat_template"] = template
-    import json
-
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 
@@ -156,7 +157,9 @@ class FakeEngine:
         per_step: int = 1,
         **options: Any,
     ) -> Script:
-        """Every choice says `text`, `per_step` tokens at a time; an end of sequence follows a stop of none."""
+        """Every choice says `text`, `per_step` tokens at a time, and an end of sequence if nothing else stops
+        it.
+        """
         token_ids = self.tokens(text)
         if finish == "stop" and stop is None:
             token_ids = [*token_ids, SPECIAL.index("<|end|>")]
@@ -223,7 +226,9 @@ def _logprobs(token_ids: Iterable[int], wanted: int | None) -> list[TokenLogprob
     if wanted is None:
         return None
     return [
-        TokenLogprob(token_id, -0.5, [TopLogprob((token_id + rank) % 400, -0.5 - rank) for rank in range(wanted)])
+        TokenLogprob(
+            token_id, -0.5, [TopLogprob((token_id + rank) % 400, -0.5 - rank) for rank in range(wanted)]
+        )
         for token_id in token_ids
     ]
 
@@ -271,7 +276,9 @@ class FakeModels:
         cards = [ModelCard("sapling", "sapling", 1_700_000_000, "rootstock")]
         if tenant_id == "ten_one":
             cards.append(
-                ModelCard("sapling:pirate", "sapling", 1_700_000_001, "ten_one", "adp_1", 3, 16, ADAPTER.digest)
+                ModelCard(
+                    "sapling:pirate", "sapling", 1_700_000_001, "ten_one", "adp_1", 3, 16, ADAPTER.digest
+                )
             )
         return cards
 

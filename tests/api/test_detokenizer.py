@@ -15,7 +15,9 @@ BYTES = Vocabulary([bytes([value]) for value in range(256)] + [b""], frozenset({
 EOS = 256
 
 
-def chunk(data: bytes, finish: str | None = None, stop: str | int | None = None, extra: list[int] | None = None):
+def chunk(
+    data: bytes, finish: str | None = None, stop: str | int | None = None, extra: list[int] | None = None
+):
     return TokenChunk("r", 0, [*data, *(extra or [])], None, finish, stop)
 
 
@@ -71,7 +73,7 @@ def test_the_leading_space_of_a_sentencepiece_answer_goes() -> None:
 def test_any_cut_into_tokens_shows_the_text_up_to_the_first_stop(
     text: str, stops: list[str], cuts: list[int]
 ) -> None:
-    """Against the definition: the text before the stop that ends first, of those the one that begins first."""
+    """Against the definition: the text before the stop that ends first, of those the longest."""
     data = text.encode()
     ends = [
         (end, position, stop)

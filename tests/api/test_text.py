@@ -139,7 +139,8 @@ def test_saved_truncation_and_padding_are_ignored(base_dir: Path) -> None:
     assert len(asyncio.run(codec.encode_prompt("one two three four five six seven"))) > 6
 
 
-# Templates ----------------------------------------------------------------------------------------------------
+# Templates
+# ----------------------------------------------------------------------------------------------------
 
 
 def render(source: str, **special: str) -> str:
@@ -180,7 +181,9 @@ def test_templates_are_found(tmp_path: Path) -> None:
     loaded = ChatTemplate.load(base)
     assert loaded is not None
     assert loaded.render([]) == "<|bos|>FILE<|end|>"
-    config = {"chat_template": [{"name": "tools", "template": "T"}, {"name": "default", "template": TEMPLATE}]}
+    config = {
+        "chat_template": [{"name": "tools", "template": "T"}, {"name": "default", "template": TEMPLATE}]
+    }
     listed = tmp_path / "listed"
     listed.mkdir()
     (listed / "tokenizer_config.json").write_text(json.dumps(config))

@@ -1,0 +1,131 @@
+"""The table of errors: complete, and what it says of each class."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import adapters
+import api
+import billing
+import tenants
+from adapters.errors import ModelNotFound, ModelNotReady
+from api.errors import FACES, REJECTIONS, ApiError, InvalidValue, MissingApiKey, envelope, face_of, headers_of
+from billing.errors import InvalidReportQuery
+from engine.client import EngineError, EngineGone, RequestRejected
+from engine.protocol import RejectCode
+from tenants.errors import InvalidApiKey
+
+BASES = {"ApiError", "AdapterError", "TenantError", "EngineError", "BillingError"}
+"""Never raised themselves."""
+ELSEWHERE = {
+    # At the file's own parsing, before there is a service: the API turns it into InvalidValue itself.
+    "api.chat_template.TemplateRefusal",
+}
+
+
+def domain_errors() -> list[tuple[str, type[Exception]]]:
+    """Every exception class of the domains' modules, but those of modules that the API may not load."""
+    found = []
+    for package in (adapters, api, billing, tenants):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            source = Path(module.module_finder.find_spec(module.name).origin).read_text()  # type: ignore[union-attr]
+            names = [
+                node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.bases
+            ]
+            imports_torch = "import torch" in source
+            if not names or imports_torch:
+                continue
+            loaded = importlib.import_module(module.name)
+            for name in names:
+                value = getattr(loaded, name)
+                if isinstance(value, type) and issubclass(value, Exception):
+                    found.append((f"{module.name}.{name}", value))
+    import engine.client
+
+    for name, value in vars(engine.client).items():
+        if isinstance(value, type) and issubclass(value, EngineError):
+            found.append((f"engine.client.{name}", value))
+    return found
+
+
+def test_the_table_names_every_domain_error() -> None:
+    errors = domain_errors()
+    assert len(errors) > 20  # the search itself works
+    missing = [
+        name
+        for name, value in errors
+        if value not in FACES and value.__name__ not in BASES and name not in ELSEWHERE
+    ]
+    assert missing == []
+
+
+def test_every_engine_verdict_has_a_face() -> None:
+    assert set(REJECTIONS) == set(get_args(RejectCode))
+    for code in get_args(RejectCode):
+        assert face_of(RequestRejected(code, "why")) is REJECTIONS[code]
+
+
+@pytest.mark.parametrize("face", [*FACES.values(), *REJECTIONS.values()], ids=lambda face: face.code)
+def test_faces_keep_to_the_conventions(face: object) -> None:
+    types = {
+        400: "invalid_request_error",
+        401: "invalid_request_error",
+        403: "permission_error",
+        404: "invalid_request_error",
+        405: "invalid_request_error",
+        408: "invalid_request_error",
+        409: "conflict_error",
+        413: "invalid_request_error",
+        415: "invalid_request_error",
+        422: "invalid_request_error",
+        429: "rate_limit_error",
+        499: "invalid_request_error",
+        500: "server_error",
+        503: "service_unavailable_error",
+    }
+    assert face.type == types[face.status]
+    if face.status == 503:
+        assert face.retry
+        assert face.retry_after
+    if face.status < 500 and face.status != 408:
+        assert not face.retry
+
+
+def test_one_body_for_every_bad_key() -> None:
+    assert envelope(MissingApiKey("no header")) == envelope(InvalidApiKey())
+    assert headers_of(InvalidApiKey())["www-authenticate"] == "Bearer"
+
+
+def test_envelopes_carry_the_data_of_the_error() -> None:
+    assert envelope(InvalidValue("n is bad", "n")) == {
+        "error": {
+            "message": "n is bad",
+            "type": "invalid_request_error",
+            "param": "n",
+            "code": "invalid_value",
+        }
+    }
+    assert envelope(ModelNotFound("x"))["error"]["param"] == "model"
+    assert envelope(ModelNotReady("x", "packing"))["error"]["code"] == "not_ready"
+    assert envelope(InvalidReportQuery("limit", "too many"))["error"]["param"] == "limit"
+
+
+def test_addresses_and_unknown_errors_stay_inside() -> None:
+    assert "ipc" not in str(envelope(EngineGone("engine at ipc:///run/x is gone")))
+    unknown = envelope(RuntimeError("password=hunter2"))
+    assert unknown["error"]["code"] == "internal_error"
+    assert "hunter2" not in str(unknown)
+
+
+def test_a_subclass_is_shown_as_its_parent() -> None:
+    class TooOdd(InvalidValue):
+        pass
+
+    assert face_of(TooOdd("odd")) is FACES[InvalidValue]
+    assert issubclass(TooOdd, ApiError)

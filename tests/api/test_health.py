@@ -1,0 +1,126 @@
+"""Probes and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import replace
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from api import health
+from api.app import create_app
+from engine.protocol import EngineStats
+from tests.api.conftest import World
+from tests.api.fakes import KEY, RESTRICTED_KEY
+
+STATS = EngineStats(
+    engine_id="engine-0",
+    incarnation="i1",
+    running=3,
+    waiting={"default": 2, "flex": 5},
+    blocks_total=100,
+    blocks_used=25,
+    slots_total=8,
+    slots_resident=6,
+    preemptions=4,
+    prompt_tokens=1000,
+    cached_tokens=250,
+    admitted={"default": 10},
+    queue_seconds={"default": 1.5},
+)
+
+
+async def metrics_of(client: httpx.AsyncClient) -> dict[str, float]:
+    text = (await client.get("/metrics")).text
+    return {
+        sample.name + "".join(f"|{value}" for _, value in sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_livez_needs_nothing(client: httpx.AsyncClient, world: World) -> None:
+    world.engine.ready = False
+    response = await client.get("/livez", headers={"authorization": ""})
+    assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
+
+async def test_readyz_names_what_is_not_ready(world: World, monkeypatch: object) -> None:
+    async def fine() -> None:
+        pass
+
+    async def broken() -> None:
+        raise ConnectionError("redis://user:password@host is away")
+
+    async def stuck() -> None:
+        await asyncio.sleep(60)
+
+    async def ask(**checks: object) -> httpx.Response:
+        app = create_app(replace(world.services, checks=checks, metrics=type(world.services.metrics)()))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.get("/readyz")
+
+    ready = await ask(postgres=fine, redis=fine)
+    assert ready.status_code == 200
+    assert ready.json()["checks"] == {"engine": "ok", "postgres": "ok", "redis": "ok"}
+    monkeypatch.setattr(health, "CHECK_TIMEOUT", 0.05)
+    world.engine.ready = False
+    response = await ask(postgres=stuck, redis=broken, schema=fine)
+    assert response.status_code == 503
+    assert response.json()["not_ready"] == ["engine", "postgres", "redis"]
+    assert response.json()["checks"]["redis"] == "ConnectionError"
+    assert "password" not in response.text
+
+
+async def test_serving_is_measured(client: httpx.AsyncClient, world: World) -> None:
+    engine = world.engine
+    engine.script = lambda submit: engine.says(submit, "one two three", delay=0.002, cached_tokens=2)
+    body = {"model": "sapling", "messages": [{"role": "user", "content": "hi"}], "service_tier": "flex"}
+    answer = (await client.post("/v1/chat/completions", json=body)).json()
+    await client.post("/v1/chat/completions", json={**body, "stream": True})
+    await client.post("/v1/chat/completions", json={**body, "n": 0})
+    await client.get("/v1/secret-path")
+    seen = await metrics_of(client)
+    assert seen["rootstock_tokens_total|prompt|flex"] == 2 * answer["usage"]["prompt_tokens"]
+    assert seen["rootstock_tokens_total|completion|flex"] == 2 * answer["usage"]["completion_tokens"]
+    assert seen["rootstock_tokens_total|cached|flex"] == 4
+    assert seen["rootstock_time_to_first_token_seconds_count|flex"] == 2
+    assert 0.002 <= seen["rootstock_time_to_first_token_seconds_sum|flex"] / 2 < 0.5
+    assert 0.001 < seen["rootstock_time_per_output_token_seconds_sum|flex"] / 2 < 0.1
+    assert seen["rootstock_request_duration_seconds_count|flex"] == 2
+    assert seen["rootstock_errors_total|invalid_value"] == 1
+    assert seen["rootstock_http_requests_total|POST|/v1/chat/completions|200"] == 2
+    assert seen["rootstock_http_requests_total|POST|/v1/chat/completions|400"] == 1
+    assert seen["rootstock_http_requests_total|GET|unmatched|404"] == 1
+    assert seen["rootstock_open_streams"] == 0
+    assert seen["rootstock_engine_up"] == 1
+
+
+async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -> None:
+    assert "rootstock_requests_running" not in await metrics_of(client)
+    world.engine.stats = STATS
+    seen = await metrics_of(client)
+    assert seen["rootstock_requests_running"] == 3
+    assert seen["rootstock_requests_waiting|flex"] == 5
+    assert seen["rootstock_kv_occupancy_ratio"] == 0.25
+    assert seen["rootstock_adapter_slot_residency_ratio"] == 0.75
+    assert seen["rootstock_prefix_hit_ratio"] == 0.25
+    assert seen["rootstock_preemptions_total"] == 4
+    assert seen["rootstock_queue_wait_seconds_count|default"] == 10
+    assert seen["rootstock_queue_wait_seconds_sum|default"] == 1.5
+    world.engine.ready = False
+    assert (await metrics_of(client))["rootstock_engine_up"] == 0
+
+
+async def test_no_label_names_a_key_a_tenant_or_an_adapter(client: httpx.AsyncClient, world: World) -> None:
+    world.engine.stats = STATS
+    body = {"model": "sapling:pirate", "messages": [{"role": "user", "content": "hi"}]}
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    await client.get("/v1/models/sapling:pirate@3")
+    text = (await client.get("/metrics")).text
+    for name in (KEY, RESTRICTED_KEY, "key_one", "ten_one", "pirate", "adp_1", "a" * 10):
+        assert name not in text
+    labels = set(re.findall(r'(\w+)="', "\n".join(line for line in text.split("\n") if "rootstock_" in line)))
+    assert labels <= {"service_tier", "kind", "code", "method", "route", "status", "le"}

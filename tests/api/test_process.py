@@ -1,0 +1,220 @@
+"""The real API process, wired to a real PostgreSQL, Redis and (null) engine process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import httpx2
+import openai
+import pytest
+import redis.asyncio
+from openai.types.chat import ChatCompletionChunk
+
+from adapters.service import AdapterService
+from db.session import Database
+from engine.protocol import AdapterRef
+from tenants.service import TenantService
+from tests.api.conftest import wait_until
+
+SECRET = "a secret of at least thirty-two characters"
+HELLO = [{"role": "user", "content": "Hello there"}]
+
+
+@dataclass
+class Processes:
+    """Engine and API as a supervisor would start them."""
+
+    folder: Path
+    base_dir: Path
+    database_url: str
+    redis_url: str
+    port: int
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def start(self, module: str, *arguments: str, **settings: str) -> subprocess.Popen[bytes]:
+        environment = {
+            "ROOTSTOCK_ENGINE_BASE": str(self.base_dir),
+            "ROOTSTOCK_ENGINE_BASE_NAME": "sapling",
+            "ROOTSTOCK_ENGINE_ENDPOINT": f"ipc://{self.folder}/e.sock",
+            "ROOTSTOCK_ENGINE_REDIS_URL": self.redis_url,
+            "ROOTSTOCK_ENGINE_DATA_DIR": str(self.folder),
+            "ROOTSTOCK_ENGINE_CONTEXT_LENGTH": "2048",
+            "ROOTSTOCK_API_ENGINE_ENDPOINT": f"ipc://{self.folder}/e.sock",
+            "ROOTSTOCK_API_BASE_PATH": str(self.base_dir),
+            "ROOTSTOCK_API_BASE_NAME": "sapling",
+            "ROOTSTOCK_API_REDIS_URL": self.redis_url,
+            "ROOTSTOCK_API_PORT": str(self.port),
+            "ROOTSTOCK_DB_URL": self.database_url,
+            "ROOTSTOCK_TENANTS_KEY_SECRET": SECRET,
+        }
+        with (self.folder / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                env={**os.environ, **environment, **settings},
+                stderr=log,
+                stdout=log,
+            )
+        self.started.append(process)
+        return process
+
+    def wait_for(self, path: str, status: int) -> httpx.Response:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                response = httpx.get(f"{self.url}{path}")
+                if response.status_code == status:
+                    return response
+            except httpx.TransportError:
+                pass
+            assert time.monotonic() < end, self.log
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def processes(
+    servers_dir: Path, base_dir: Path, database_url: str, redis_url: str, tmp_path: Path
+) -> Iterator[Processes]:
+    folder = servers_dir / f"api-{os.getpid()}-{time.monotonic_ns() % 10**6}"
+    folder.mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    made = Processes(folder, base_dir, database_url, redis_url, port)
+    yield made
+    for process in made.started:
+        if process.poll() is None:
+            process.kill()
+            process.wait(10)
+
+
+@dataclass
+class Account:
+    key: str
+    admin_key: str
+
+
+@pytest.fixture
+async def account(database: Database, redis_client: redis.asyncio.Redis) -> Account:
+    service = TenantService(database, redis_client, SECRET)
+    tenant = await service.create_tenant("acme")
+    key = await service.create_key(tenant.id, "main")
+    admin = await service.create_key(tenant.id, "admin", kind="admin")
+    adapters = AdapterService(database, redis_client, "sapling")
+    await adapters.register_version(tenant.id, "pirate", AdapterRef("d" * 64, 8), base_digest="0" * 64)
+    return Account(key.plaintext, admin.plaintext)
+
+
+async def test_the_service_from_start_to_drain(processes: Processes, account: Account) -> None:
+    api = processes.start("api.main")
+    assert processes.wait_for("/livez", 200).json() == {"status": "ok"}
+    waiting = processes.wait_for("/readyz", 503)
+    assert waiting.json()["not_ready"] == ["engine"], processes.log
+    engine = processes.start("engine.main", "--null", ROOTSTOCK_ENGINE_NULL_STEP_SECONDS="0.01")
+    processes.wait_for("/readyz", 200)
+    sdk = openai.OpenAI(base_url=f"{processes.url}/v1", api_key=account.key, max_retries=0)
+    assert [model.id for model in sdk.models.list()] == ["sapling", "sapling:pirate"]
+    first = sdk.chat.completions.create(model="sapling:pirate", messages=HELLO, max_tokens=20, seed=1)
+    assert first.model == "sapling:pirate@1"
+    assert first.usage.completion_tokens == 20
+    assert first.system_fingerprint.endswith("_" + "d" * 10)
+    again = sdk.chat.completions.create(
+        model="sapling:pirate@1", messages=HELLO, max_tokens=20, seed=1, stream=True
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in again)
+    assert text == first.choices[0].message.content
+    base = sdk.chat.completions.create(model="sapling", messages=HELLO, max_tokens=20, seed=1)
+    assert base.choices[0].message.content != text
+    with pytest.raises(openai.NotFoundError):
+        sdk.chat.completions.create(model="sapling:other", messages=HELLO)
+    with pytest.raises(openai.AuthenticationError):
+        sdk.with_options(api_key=account.key[:-1] + "x").models.list()
+    admin = openai.OpenAI(
+        base_url=f"{processes.url}/v1", api_key=account.key, admin_api_key=account.admin_key, max_retries=0
+    )
+    page = admin.admin.organization.usage.completions(start_time=int(time.time()) - 60, bucket_width="1m")
+    assert page.object == "page"
+    processes.wait_for("/console/sign-in", 200)
+
+    # A client that leaves stops the engine's work on its request.
+    long = sdk.chat.completions.create(
+        model="sapling", messages=HELLO, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
+    )
+    next(iter(long))
+    long.close()
+    wait_until(lambda: "rootstock_engine_aborted_total 1.0" in httpx.get(f"{processes.url}/metrics").text)
+
+    # SIGTERM: nothing new is taken, what is open is finished, the exit is in order.
+    open_stream = iter(
+        sdk.chat.completions.create(model="sapling", messages=HELLO, stream=True, max_tokens=60)
+    )
+    pieces = [next(open_stream)]
+    api.send_signal(signal.SIGTERM)
+    wait_until(lambda: "draining" in processes.log)
+    await asyncio.sleep(0.1)
+    with pytest.raises(openai.APIConnectionError):
+        sdk.models.list()
+    pieces += list(open_stream)
+    assert pieces[-1].choices[0].finish_reason == "length"
+    assert api.wait(30) == 0
+    engine.send_signal(signal.SIGTERM)
+    assert engine.wait(30) == 0
+    assert account.key not in processes.log
+    assert account.key[-20:] not in processes.log
+
+
+async def test_a_killed_engine_and_a_drain_that_lasts_too_long(
+    processes: Processes, account: Account
+) -> None:
+    api = processes.start("api.main", ROOTSTOCK_API_DRAIN_TIMEOUT="1")
+    engine = processes.start("engine.main", "--null", ROOTSTOCK_ENGINE_NULL_STEP_SECONDS="0.01")
+    processes.wait_for("/readyz", 200)
+    sdk = openai.OpenAI(base_url=f"{processes.url}/v1", api_key=account.key, max_retries=0)
+
+    def long_stream() -> Iterator[ChatCompletionChunk]:
+        stream = sdk.chat.completions.create(model="sapling", messages=HELLO, stream=True, max_tokens=1500)
+        next(iter(stream))
+        return iter(stream)
+
+    stream = long_stream()
+    engine.kill()
+    with pytest.raises(openai.APIError) as broken:
+        list(stream)
+    assert broken.value.code == "engine_unavailable"
+    assert processes.wait_for("/readyz", 503).json()["not_ready"] == ["engine"]
+    with pytest.raises(openai.InternalServerError) as absent:
+        sdk.chat.completions.create(model="sapling", messages=HELLO)
+    assert absent.value.status_code == 503
+
+    processes.start("engine.main", "--null", ROOTSTOCK_ENGINE_NULL_STEP_SECONDS="0.05")
+    processes.wait_for("/readyz", 200)
+    stream = long_stream()
+    began = time.monotonic()
+    api.send_signal(signal.SIGTERM)
+    assert api.wait(30) == 0
+    assert 0.9 < time.monotonic() - began < 15
+    # What the client had is not passed off as a whole answer.
+    with pytest.raises((openai.APIError, httpx2.TransportError)):
+        list(stream)
+
+
+def test_a_missing_tokenizer_is_a_clear_failure(processes: Processes) -> None:
+    api = processes.start("api.main", ROOTSTOCK_API_BASE_PATH=str(processes.folder))
+    assert api.wait(60) == 1
+    assert "has no tokenizer.json" in processes.log

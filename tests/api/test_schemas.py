@@ -1,0 +1,200 @@
+"""What is taken, what is refused and as what; and that OpenAI's own list of fields is accounted for."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import openai.types.chat.completion_create_params as chat_params
+import openai.types.completion_create_params as completion_params
+import pytest
+
+from api.errors import ApiError, InvalidValue, UnsupportedParameter
+from api.openai.schemas import (
+    NOT_OFFERED,
+    ChatCompletionRequest,
+    CompletionRequest,
+    decode_chat,
+    decode_completion,
+)
+
+USER = {"role": "user", "content": "x"}
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "messages": [USER], **fields}).encode()
+
+
+def completion(**fields: Any) -> bytes:
+    return json.dumps({"model": "m", "prompt": "x", **fields}).encode()
+
+
+def refusal(decode: Any, body: bytes) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        decode(body)
+    return caught.value
+
+
+def test_every_field_of_the_stock_client_is_known() -> None:
+    for params, request in (
+        (chat_params.CompletionCreateParamsBase, ChatCompletionRequest),
+        (completion_params.CompletionCreateParamsBase, CompletionRequest),
+    ):
+        missing = set(params.__annotations__) - set(request.__struct_fields__)
+        assert missing == set()
+
+
+@pytest.mark.parametrize(
+    "field", sorted(NOT_OFFERED - {"best_of", "suffix", "tool_calls", "refusal", "annotations"})
+)
+@pytest.mark.parametrize("value", [{"x": 1}, [{"type": "function"}], "high", True, 7])
+def test_what_is_not_offered_is_refused_by_name(field: str, value: Any) -> None:
+    error = refusal(decode_chat, chat(**{field: value}))
+    assert isinstance(error, UnsupportedParameter)
+    assert error.param == field
+
+
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        {"tools": []},
+        {"tool_choice": "none"},
+        {"functions": []},
+        {"function_call": "auto"},
+        {"response_format": {"type": "text"}},
+        {"modalities": ["text"]},
+        {"store": False},
+        {"parallel_tool_calls": True},
+        {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k"},
+        {"prompt_cache_retention": "24h"},
+        dict.fromkeys(sorted(NOT_OFFERED & set(ChatCompletionRequest.__struct_fields__))),
+    ],
+)
+def test_what_changes_nothing_is_taken(neutral: dict[str, Any]) -> None:
+    decode_chat(chat(**neutral))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": True}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"n": "1"}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 10**6}, "n"),
+        ({"n": 10**40}, "n"),
+        ({"temperature": False}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": 3}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"service_tier": "scale"}, "service_tier"),
+        ({"messages": []}, "messages"),
+        ({"messages": [USER] * 2049}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [USER, {"role": "user", "content": []}]}, "messages[1].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content[0].type",
+        ),
+        ({"model": ""}, "model"),
+        ({"model": 3}, "model"),
+        ({"top_k": -1}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"ignore_eos": 1}, "ignore_eos"),
+    ],
+)
+def test_wrong_values_are_named(fields: dict[str, Any], param: str) -> None:
+    error = refusal(decode_chat, chat(**fields))
+    assert isinstance(error, InvalidValue)
+    assert error.param == param
+    assert param.split("[")[0].split(".")[0] in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "kind"),
+    [
+        ({"prompt": []}, "prompt", InvalidValue),
+        ({"prompt": [True]}, "prompt[0]", InvalidValue),
+        ({"prompt": [[]]}, "prompt[0]", InvalidValue),
+        ({"prompt": [-1]}, "prompt[0]", InvalidValue),
+        ({"prompt": None}, "prompt", InvalidValue),
+        ({"logprobs": True}, "logprobs", InvalidValue),
+        ({"suffix": "x"}, "suffix", UnsupportedParameter),
+        ({"best_of": 2}, "best_of", UnsupportedParameter),
+        ({"best_of": "x"}, "best_of", UnsupportedParameter),
+        ({"echo": True, "logprobs": 1}, "echo", UnsupportedParameter),
+        ({"messages": []}, "messages", UnsupportedParameter),
+    ],
+)
+def test_completions_refuse_by_name(fields: dict[str, Any], param: str, kind: type[ApiError]) -> None:
+    error = refusal(decode_completion, completion(**fields))
+    assert type(error) is kind
+    assert error.param == param
+
+
+def test_best_of_as_a_synonym() -> None:
+    assert decode_completion(completion(best_of=3, n=3)).n == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (chat(foo=1), "foo"),
+        (chat(messages=[{**USER, "mood": "glad"}]), "messages[0].mood"),
+        (chat(stream=True, stream_options={"pace": 1}), "stream_options.pace"),
+        (chat(**{"x" * 100_000: 1}), None),
+        (chat(**{"` - at `$" * 50_000: 1}), None),
+    ],
+)
+def test_unknown_fields_are_refused_by_name(body: bytes, param: str | None) -> None:
+    began = time.perf_counter()
+    error = refusal(decode_chat, body)
+    assert time.perf_counter() - began < 0.05
+    assert len(error.message) < 1000
+    if param is not None:
+        assert isinstance(error, UnsupportedParameter)
+        assert error.param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"model": NaN}',
+        b'{"model":"\xff"}',
+        b'{"model":"\\ud800"}',
+        b'{"model":"m","messages":[],"temperature":1e999}',
+        b'{"model":"m","tools":' + b"[" * 1_000_000,
+        b'{"model":"m","messages":[{"content":' + b"[" * 100_000,
+        b"\x00" * 1000,
+    ],
+)
+def test_what_is_no_request_is_refused_quickly(body: bytes) -> None:
+    began = time.perf_counter()
+    assert isinstance(refusal(decode_chat, body), InvalidValue)
+    assert time.perf_counter() - began < 0.05

@@ -1,0 +1,84 @@
+"""Logs: lines a machine and a person can read, and no key in any."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from telemetry import logs
+
+KEY = "sk-rs-0123456789abcdefABCDEFkey-one"
+
+
+@pytest.fixture
+def written() -> Iterator[io.StringIO]:
+    """Where configured logs go; the process's own configuration comes back afterwards."""
+    root = logging.getLogger()
+    before, level = root.handlers, root.level
+    yield io.StringIO()
+    structlog.reset_defaults()
+    root.handlers = before
+    root.setLevel(level)
+
+
+def test_json_lines_name_process_level_and_time(written: io.StringIO) -> None:
+    logs.configure("api-3", form="json", stream=written)
+    structlog.get_logger("x").info("hello", count=3)
+    logging.getLogger("library").warning("careful with %s", "that")
+    structlog.get_logger("x").debug("unseen")
+    first, second = (json.loads(line) for line in written.getvalue().splitlines())
+    assert (first["event"], first["count"], first["level"], first["process"]) == ("hello", 3, "info", "api-3")
+    assert first["timestamp"].endswith("Z")
+    assert (second["event"], second["level"]) == ("careful with that", "warning")
+
+
+def test_auto_is_json_where_nobody_watches(written: io.StringIO) -> None:
+    logs.configure("api", stream=written)
+    structlog.get_logger().info("hello")
+    assert json.loads(written.getvalue())["event"] == "hello"
+
+
+def test_console_lines_are_for_reading(written: io.StringIO) -> None:
+    logs.configure("api", form="console", stream=written)
+    structlog.get_logger().info("hello", count=3)
+    assert "hello" in written.getvalue()
+    assert "count=3" in written.getvalue()
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(written.getvalue())
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_no_key_in_any_line(written: io.StringIO, form: logs.Format) -> None:
+    logs.configure("api", level="debug", form=form, stream=written)
+    log = structlog.get_logger()
+    log.info("plain", text=f"tried {KEY} twice")
+    log.info(f"in the event {KEY}")
+    log.info("header", authorization=f"Bearer {KEY}", headers={"Authorization": "Bearer opaque-thing-1"})
+    log.info("nested", items=[f"x {KEY}", {"api_key": "anything-else-2"}], pair=(KEY,))
+    log.info("url", url="postgresql://rootstock:opensesame3@db/x")
+    log.info("object", error=ValueError(f"bad key {KEY}"))
+    secret_local = f"local {KEY}"
+    try:
+        raise RuntimeError(f"failed with Bearer opaque-thing-4 and {secret_local}")
+    except RuntimeError:
+        log.exception("raised")
+    logging.getLogger("library").error("library says %s", KEY)
+    try:
+        raise ValueError(f"library raised {KEY}")
+    except ValueError:
+        logging.getLogger("library").exception("library raised")
+    text = written.getvalue()
+    assert text.count("[redacted]") >= 9
+    for secret in (KEY, KEY[-8:], "opaque-thing", "anything-else-2", "opensesame3"):
+        assert secret not in text
+    assert "@db/x" in text
+
+
+def test_an_unknown_level_is_refused(written: io.StringIO) -> None:
+    with pytest.raises(KeyError):
+        logs.configure("api", level="loud", stream=written)
