@@ -1,11 +1,13 @@
 """An engine whose runner misbehaves on cue: `python -m tests.engine.process.faulty_engine`.
 
-Cues are seeds: RAISES raises in the step that draws its third token, HANGS never returns from it.
+Cues are seeds: RAISES raises in the step that draws its third token, HANGS never returns from it. Or names of
+the base: SLOW takes a minute to load, a thread dies beside THREADLESS.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 import engine.server
@@ -20,6 +22,8 @@ from telemetry import logs
 
 RAISES = 666
 HANGS = 777
+SLOW = "slow"
+THREADLESS = "threadless"
 STALL_SECONDS = 1.0
 
 
@@ -52,6 +56,10 @@ def main() -> int:
     )
 
     def build() -> tuple[EngineCore, EngineInfo]:
+        if settings.base_name == SLOW:
+            time.sleep(60)
+        if settings.base_name == THREADLESS:
+            threading.Thread(target=lambda: 1 / 0, name="loader").start()
         core, info = build_null_engine(settings, server, "test")
         return EngineCore(core.scheduler, FaultyRunner(core._runner)), info
 

@@ -27,7 +27,7 @@ from tests.engine.process.engines import (
     tokens_of,
     until,
 )
-from tests.engine.process.faulty_engine import HANGS, RAISES
+from tests.engine.process.faulty_engine import HANGS, RAISES, SLOW, THREADLESS
 
 
 async def collect(generation: Generation, into: list[TokenChunk]) -> None:
@@ -219,6 +219,28 @@ async def test_a_broken_step_ends_the_engine_and_everything_in_flight_is_billed(
     bill = billed(journal_events(redis_url))["r1"]
     assert len(tokens_of(received)) <= bill.usage.completion_tokens == 2
     assert bill.finish_reason == "error"
+
+
+async def test_sigterm_while_loading_ends_the_engine_at_once(folder: Path, redis_url: str) -> None:
+    module = "tests.engine.process.faulty_engine"
+    for process in engine_process(folder, redis_url, module=module, base_name=SLOW):
+        process.start()
+        client = EngineClient(process.endpoint, "early")
+        await client.start()
+        await until(lambda log=process.read_log: "client connected" in log(), 15)
+        assert not client.ready
+        process.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 5) == 0
+        await client.close()
+
+
+async def test_a_thread_that_dies_takes_the_engine_with_it(folder: Path, redis_url: str) -> None:
+    module = "tests.engine.process.faulty_engine"
+    for process in engine_process(folder, redis_url, module=module, base_name=THREADLESS):
+        process.start()
+        assert await asyncio.to_thread(process.wait, 15) == STALL_EXIT_CODE
+        assert "a thread died" in process.read_log()
+        assert "ZeroDivisionError" in process.read_log()
 
 
 async def test_an_engine_without_a_base_says_so_and_exits_1(folder: Path, redis_url: str) -> None:
