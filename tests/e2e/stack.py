@@ -177,7 +177,8 @@ class Stack:
     def wait_until_metered(self, seconds: float = 30.0) -> None:
         """Return once the engine runs nothing and the journal is empty, and both stay so.
 
-        The engine's gauges are up to half a second old: one look could fall between its last token and the journal.
+        The engine's gauges are up to half a second old: one look could fall between its last token and the
+        journal.
         """
         client = redis.Redis.from_url(self.setting("ROOTSTOCK_REDIS_URL"))
 
@@ -197,10 +198,13 @@ class Stack:
 
     def counter(self, name: str) -> float:
         """One figure of /metrics."""
+        shown = eventually(lambda: self._figure(name), 10, f"{name} in /metrics")
+        return float(shown[1])
+
+    def _figure(self, name: str) -> re.Match[str] | None:
+        """Absent for the half second between the engine's answer and its first heartbeat."""
         text = httpx.get(f"{self.url}/metrics", timeout=5).text
-        found = re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
-        assert found is not None, f"/metrics has no {name}"
-        return float(found[1])
+        return re.search(rf"^{name} (\S+)$", text, re.MULTILINE)
 
     def ledger(self) -> dict[str, Row]:
         """Every row of usage_records, by request id; fails when a request has two."""
