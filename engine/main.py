@@ -95,7 +95,7 @@ def serve_until_stopped(server: EngineServer, build: Callable[[], tuple[EngineCo
     except SystemExit:
         log.info("stopped while loading")
     except Exception as error:
-        log.critical("engine failed", reason=str(error), exc_info=True)
+        log.exception("engine failed", reason=str(error))
         code = 1
     try:
         server.close()
