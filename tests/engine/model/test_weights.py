@@ -1,0 +1,93 @@
+"""Checkpoint files: what is missing, unexplained or misshapen is named; the digest follows every byte."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.model.model import load_model
+from engine.model.weights import INDEX_FILE, SINGLE_FILE, base_digest
+from tests.engine.model.checkpoints import make_reference, save
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save(make_reference("qwen3"), tmp_path)
+
+
+def rewrite(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
+    tensors = load_file(folder / SINGLE_FILE)
+    for name, tensor in change.items():
+        tensors.pop(name, None)
+        if tensor is not None:
+            tensors[name] = tensor
+    save_file(tensors, folder / SINGLE_FILE)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.layers.1.self_attn.q_norm.weight": None}, "lacks .*layers.1.self_attn.q_norm.weight"),
+        ({"lm_head.weight": None}, "lacks .*lm_head.weight"),
+        (
+            {"model.layers.2.mlp.up_proj.weight": torch.zeros(1)},
+            "does not explain: model.layers.2.mlp.up_proj",
+        ),
+        ({"model.layers.0.self_attn.q_proj.bias": torch.zeros(96)}, "does not explain: .*q_proj.bias"),
+        ({"model.norm.weight": torch.ones(63)}, r"model.norm.weight has shape \(63,\), .* implies \(64,\)"),
+        ({"model.norm.weight": torch.ones(64, dtype=torch.int32)}, "model.norm.weight is stored as I32"),
+        ({f"extra.{index}": torch.zeros(1) for index in range(9)}, "extra.0, .* and 4 more"),
+    ],
+)
+def test_refuses_by_name(folder: Path, change: dict[str, torch.Tensor | None], message: str) -> None:
+    rewrite(folder, change)
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)
+
+
+def test_a_tied_head_and_old_buffers_are_not_in_the_way(tmp_path: Path) -> None:
+    folder = save(make_reference("qwen2, tied"), tmp_path)
+    rewrite(folder, {"lm_head.weight": torch.zeros(160, 64), "model.rotary_emb.inv_freq": torch.zeros(8)})
+    model = load_model(folder)
+    assert model.logits(torch.ones(1, 64)).abs().max() > 0  # the embedding's, not the zeros beside it
+
+
+def test_refuses_folders_without_readable_files(folder: Path) -> None:
+    (folder / SINGLE_FILE).write_bytes(b"\x08\x00\x00\x00\x00\x00\x00\x00nonsense")
+    with pytest.raises(ValueError, match=f"{SINGLE_FILE} is no readable safetensors file"):
+        load_model(folder)
+    (folder / SINGLE_FILE).unlink()
+    with pytest.raises(ValueError, match="has neither"):
+        load_model(folder)
+    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": {"lm_head.weight": "gone.safetensors"}}))
+    with pytest.raises(ValueError, match=r"names files that are missing: gone\.safetensors"):
+        load_model(folder)
+    (folder / INDEX_FILE).write_text(json.dumps({"weight_map": []}))
+    with pytest.raises(ValueError, match="no usable weight_map"):
+        load_model(folder)
+
+
+def test_int8_refuses_weights_that_are_not_finite(folder: Path) -> None:
+    rewrite(folder, {"model.layers.0.mlp.down_proj.weight": torch.full((64, 112), float("inf"))})
+    with pytest.raises(ValueError, match="not finite"):
+        load_model(folder, "int8")
+
+
+def test_the_digest_follows_config_and_weights(folder: Path) -> None:
+    first = base_digest(folder)
+    assert len(first) == 64
+    assert base_digest(folder) == first
+    (folder / "README.md").write_text("not part of the model")
+    assert base_digest(folder) == first
+    data = bytearray((folder / SINGLE_FILE).read_bytes())
+    data[-1] ^= 1
+    (folder / SINGLE_FILE).write_bytes(data)
+    second = base_digest(folder)
+    assert second != first
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-5}))
+    assert base_digest(folder) not in (first, second)
