@@ -112,8 +112,6 @@ class Engine:
         self.finished: dict[str, tuple[Finished, UsageEvent]] = {}
         self.checkpoints: list[UsageEvent] = []
         self.rejected: dict[str, Rejected] = {}
-        self.first_seen: dict[str, int] = {}
-        """By request id: the step in which it was first given a token."""
 
     def _start_load(self, slot: int, ref: AdapterRef) -> None:
         assert self.slots.slots[slot].references == 0, "a slot in use was reloaded"
@@ -139,11 +137,13 @@ class Engine:
 
     def step(self) -> StepOutputs:
         outputs = self.core.step()
+        self.record(outputs)
+        return outputs
+
+    def record(self, outputs: StepOutputs) -> None:
         for chunk in outputs.chunks:
             assert chunk.request_id not in self.finished, "a chunk after the last word"
             self.chunks[chunk.request_id][chunk.index].append(chunk)
-            if chunk.token_ids:
-                self.first_seen.setdefault(chunk.request_id, self.runner.num_steps)
         for finished, event in outputs.finished:
             assert finished.request_id not in self.finished
             assert finished.request_id == event.request_id
@@ -155,7 +155,6 @@ class Engine:
             assert rejected.request_id not in self.rejected
             self.rejected[rejected.request_id] = rejected
         self.scheduler.check_integrity()
-        return outputs
 
     def run(self, max_steps: int = 5000, until: Callable[[], bool] | None = None) -> int:
         """Step until there is no work (or `until`); the number of steps. Time passes, a second per step."""

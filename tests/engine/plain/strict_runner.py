@@ -33,6 +33,8 @@ class StrictRunner(NullRunner):
         self.live: dict[int, StrictRow] = {}
         self.max_rows = max_rows
         self.num_steps = 0
+        self.entered: list[str] = []
+        """Request ids, in the order in which they were given rows."""
         self.fail_prompts: set[tuple[int, ...]] = set()
         """Requests whose logits are not finite."""
         self.distinct_slots = 0
@@ -69,6 +71,7 @@ class StrictRunner(NullRunner):
             assert new.row not in self.live, "a row handed out twice"
             state = StrictRow(new, self._digests[new.slot])
             self.live[new.row] = state
+            self.entered.append(new.request_id)
             assert 0 <= new.computed_len < len(new.token_ids)
             assert new.computed_len % self.block_size == 0
             assert 1 <= new.prompt_len <= len(new.token_ids)

@@ -1,0 +1,72 @@
+"""The made-up tokens are those the strict runner derives from its simulated cache."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from engine.admission import Limits
+from engine.core import EngineCore
+from engine.kv_cache import BlockPool
+from engine.lora.slots import SlotTable
+from engine.null_runner import NullRunner
+from engine.protocol import AdapterRef, TokenChunk
+from engine.scheduler import Scheduler
+from tests.engine.plain.harness import TOKEN_BYTES, VOCAB_SIZE, adapter, alone, submission
+
+
+def build_core(runner: NullRunner, num_blocks: int = 40) -> EngineCore:
+    def start_load(slot: int, ref: AdapterRef) -> None:
+        runner.load(slot, ref)
+        core.adapter_loaded(slot, ref.digest)
+
+    limits = Limits(context_length=64, vocab_size=VOCAB_SIZE, max_rows=8)
+    pool, slots = BlockPool(num_blocks, 4), SlotTable(2, start_load)
+    core = EngineCore(Scheduler(limits, pool, slots, (), TOKEN_BYTES, "engine-0", "first"), runner)
+    return core
+
+
+def test_tokens_depend_on_history_adapter_and_seed_alone() -> None:
+    """Few blocks: some are preempted."""
+    core = build_core(NullRunner(range(VOCAB_SIZE), 8), num_blocks=24)
+    submits = [
+        submission(
+            f"r{number}",
+            [number % 2] * 6,
+            25,
+            temperature=float(number % 3),
+            seed=number,
+            adapter=[None, adapter("a"), adapter("b")][number % 3],
+            logprobs=[None, 3][number % 2],
+        )
+        for number in range(9)
+    ]
+    for submit in submits:
+        assert core.submit(submit) is None
+    chunks: list[TokenChunk] = []
+    while core.has_work:
+        chunks += core.step().chunks
+    assert core.stats.preemptions > 0
+    for submit in submits:
+        mine = [chunk for chunk in chunks if chunk.request_id == submit.request_id]
+        assert [token_id for chunk in mine for token_id in chunk.token_ids] == alone(submit)[0]
+        for chunk in mine:
+            assert (chunk.logprobs is None) == (submit.sampling.logprobs is None)
+            if chunk.logprobs is not None:
+                assert chunk.logprobs[0].token_id == chunk.token_ids[0] == chunk.logprobs[0].top[0].token_id
+                assert len(chunk.logprobs[0].top) == 3
+
+
+def test_a_step_takes_the_time_it_is_told() -> None:
+    core = build_core(NullRunner([1], 8, step_seconds=0.02))
+    core.submit(submission("r", [1], 3))
+    began = time.perf_counter()
+    while core.has_work:
+        core.step()
+    assert time.perf_counter() - began >= 0.06
+
+
+def test_a_runner_needs_something_to_say() -> None:
+    with pytest.raises(ValueError, match="choices"):
+        NullRunner([], 1)
