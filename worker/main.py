@@ -44,7 +44,8 @@ def run() -> int:
     app = create_app(settings)
     runtime = Runtime(settings, database)
     register(app, runtime)
-    signals.worker_process_init.connect(_die_with_parent, weak=False)
+    worker_pid = os.getpid()
+    signals.worker_process_init.connect(lambda **_: _die_with_parent(worker_pid), weak=False)
     signals.worker_process_shutdown.connect(lambda **_: runtime.close(), weak=False)
     if settings.beat:
         _run_beat_with_the_worker(app)
@@ -91,11 +92,11 @@ class _EagerScheduler(Scheduler):
             entry.last_run_at = long_ago
 
 
-def _die_with_parent(**_: Any) -> None:
+def _die_with_parent(parent: int) -> None:
     """Pool children of a worker killed with SIGKILL would wait for tasks for ever."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() == 1:
+        if os.getppid() != parent:  # it ended before we asked
             os._exit(1)
 
 

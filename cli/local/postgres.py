@@ -112,7 +112,7 @@ def _start(directory: Path, lock_fd: int, ephemeral: bool) -> LocalServer:
         account=account,
     )
     wait_until_up(process, "PostgreSQL", log, lambda: _answers(sockets), seconds=60)
-    return LocalServer("postgres", postgres_url(sockets), directory, process, STOP, lock_fd)
+    return LocalServer("postgres", postgres_url(sockets), directory, sockets, process, STOP, lock_fd)
 
 
 def postgres_url(sockets: Path, database: str = "rootstock") -> str:

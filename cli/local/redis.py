@@ -85,7 +85,7 @@ def _start(directory: Path, lock_fd: int, ephemeral: bool) -> LocalServer:
     finally:
         client.close()
     url = f"unix://{quote(str(sockets / SOCKET_NAME), safe='/')}?db=0"
-    return LocalServer("redis", url, directory, process, STOP, lock_fd)
+    return LocalServer("redis", url, directory, sockets, process, STOP, lock_fd)
 
 
 def _config(data: Path, sockets: Path, ephemeral: bool) -> str:

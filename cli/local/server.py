@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 CHILD = Path(__file__).with_name("child.py")
@@ -44,11 +44,11 @@ class LocalServer:
     name: str
     url: str
     directory: Path
+    sockets: Path
     process: subprocess.Popen[bytes]
     stop_signal: signal.Signals
     _lock_fd: int
     stop_timeout: float = 20.0
-    _cleanup: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def pid(self) -> int:
@@ -76,9 +76,9 @@ class LocalServer:
         self._release()
 
     def _release(self) -> None:
-        while self._cleanup:
-            self._cleanup.pop()()
         if self._lock_fd >= 0:
+            if not self.sockets.is_relative_to(self.directory):
+                shutil.rmtree(self.sockets, ignore_errors=True)
             os.close(self._lock_fd)
             self._lock_fd = -1
 
