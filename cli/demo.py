@@ -47,6 +47,11 @@ class Demo:
         """Names of sapling's adapters, in the order of their folders."""
         return sorted(path.parent.name for path in (SAPLING / "adapters").glob("*/adapter_config.json"))
 
+    def example(self) -> tuple[str, str]:
+        """A model to try, and what to ask it."""
+        name, prompt = "pirate", "What is the capital of France?"
+        return (f"{self.base_name}:{name}", prompt) if name in self.adapters else (self.base_name, "Hello")
+
     @property
     def _aside(self) -> Path:
         return self.data.path / ".demo.json.last"

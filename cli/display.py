@@ -29,6 +29,7 @@ class Welcome:
     data_dir: str
     took_s: float
     model: str
+    prompt: str = "Hello"
     api_key: str | None = None
     """Shown only for the demo: a real key is shown once, by `rootstock key create`."""
     sign_in: str | None = None
@@ -40,7 +41,8 @@ class Welcome:
             f"curl {self.base_url}/chat/completions \\\n"
             f'  -H "Authorization: Bearer {key}" \\\n'
             f"  -H 'Content-Type: application/json' \\\n"
-            f'''  -d '{{"model": "{self.model}", "messages": [{{"role": "user", "content": "Hello"}}]}}\''''
+            f'''  -d '{{"model": "{self.model}",'''
+            f''' "messages": [{{"role": "user", "content": "{self.prompt}"}}]}}\''''
         )
 
     def python(self) -> str:
@@ -52,7 +54,7 @@ class Welcome:
             f'client = OpenAI(base_url="{self.base_url}",\n'
             f"                api_key={key})\n"
             f'answer = client.chat.completions.create(model="{self.model}",\n'
-            f'    messages=[{{"role": "user", "content": "Hello"}}])\n'
+            f'    messages=[{{"role": "user", "content": "{self.prompt}"}}])\n'
             f"print(answer.choices[0].message.content)"
         )
 
@@ -172,7 +174,6 @@ class LiveDisplay:
             self._console.print(f"  [red]│[/] [dim]{_escaped(line)}[/]")
 
     def welcome(self, welcome: Welcome) -> None:
-        from rich.console import Group
         from rich.panel import Panel
         from rich.syntax import Syntax
         from rich.table import Table
@@ -180,18 +181,14 @@ class LiveDisplay:
         places = Table.grid(padding=(0, 2))
         for label, value in welcome.places():
             places.add_row(f"[dim]{label}[/]", f"[bold]{_escaped(value)}[/]")
-        theme = "ansi_dark"
-        body = Group(
-            places,
-            "",
-            Syntax(welcome.curl(), "bash", theme=theme, background_color="default", word_wrap=True),
-            "",
-            Syntax(welcome.python(), "python", theme=theme, background_color="default", word_wrap=True),
-        )
         title = f"[bold green]rootstock serves[/] [dim]after {welcome.took_s:.1f} s[/]"
         self._console.print(
-            Panel(body, title=title, title_align="left", border_style="green", expand=False, padding=(1, 2))
+            Panel(places, title=title, title_align="left", border_style="green", expand=False, padding=(1, 2))
         )
+        # Outside the frame and unwrapped: what is to be copied must not carry borders along.
+        for code, language in ((welcome.curl(), "bash"), (welcome.python(), "python")):
+            syntax = Syntax("", language, theme="ansi_dark", background_color="default")
+            self._console.print(syntax.highlight(code), soft_wrap=True)
         self._console.print("[dim]Ctrl-C drains and stops.[/]")
 
     def close(self) -> None:

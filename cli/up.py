@@ -239,7 +239,7 @@ class _Up:
         document = {"pid": os.getpid(), "base_url": f"{self._url}/v1", "environment": service.environment()}
         write_private_json(self._data.serving_file, document)
         facts = demo.publish(self._url) if demo is not None else {}
-        model = f"{self._base_name}:{demo.adapters[0]}" if demo is not None else self._base_name
+        model, prompt = demo.example() if demo is not None else (self._base_name, "Hello")
         self._display.welcome(
             Welcome(
                 base_url=f"{self._url}/v1",
@@ -248,6 +248,7 @@ class _Up:
                 data_dir=str(self._options.data),
                 took_s=time.monotonic() - self._started_at,
                 model=model,
+                prompt=prompt,
                 api_key=facts.get("api_key"),
                 sign_in=f"{facts['email']}, password {facts['password']}" if facts else None,
             )
