@@ -7,6 +7,7 @@ per command, and turning their errors into one line. Refuses to know printing an
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+import structlog
 
 from cli.datadir import read_json
 from cli.errors import CliError
@@ -129,11 +132,17 @@ def _first_line(error: Exception) -> str:
     return str(error).split("\n", 1)[0]
 
 
+def silence_logs() -> None:
+    """Keep the services' logs out of what a person or a script reads: what matters comes back as an error."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
 def _call(data: Path | None, work: Callable[[Services], Awaitable[T]]) -> T:
     async def run() -> T:
         async with open_services(environment_of(data)) as services:
             return await work(services)
 
+    silence_logs()
     with plain_errors():
         return asyncio.run(run())
 
@@ -234,9 +243,11 @@ def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]
     """Pack PEFT directories, by adapter name, and serve them; the pinned model names."""
     from adapters.names import PART
 
-    for name in directories:
+    for name, directory in directories.items():
         if PART.fullmatch(name) is None:
             raise CliError(f"{name!r} cannot name an adapter: 1 to 64 of a-z 0-9 . _ -")
+        if not directory.is_dir():
+            raise CliError(f"adapter {name}: there is no directory {directory}")
 
     async def work(services: Services) -> list[str]:
         owner = await services.tenants.find_tenant(tenant)
@@ -286,8 +297,6 @@ def pack_adapters(
     out_dir = Path(setting(environment, "ROOTSTOCK_ENGINE_ARTIFACTS_DIR"))
     refs = {}
     for name, directory in directories.items():
-        if not directory.is_dir():
-            raise CliError(f"adapter {name}: there is no directory {directory}")
         try:
             # Exact whatever the adapter was trained in; the engine converts to the type it computes in.
             refs[name] = pack(directory, config, base_digest, out_dir, dtype="float32")

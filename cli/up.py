@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import os
 import signal
 import socket
@@ -20,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import structlog
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
@@ -30,7 +28,7 @@ from cli.demo import DEMO_BASE, SAPLING, Demo
 from cli.display import Display, Welcome, closing_display, open_display
 from cli.errors import CliError, UsageError
 from cli.listener import listen, visiting_url
-from cli.operator import upgrade_schema
+from cli.operator import silence_logs, upgrade_schema
 from cli.programs import CHECKOUT, Service
 from cli.servers import Stores
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
@@ -83,8 +81,7 @@ def run_up(options: UpOptions) -> int:
         raise UsageError(
             f"--quantization {options.quantization} needs a GPU engine; on a CPU there are none and int8"
         )
-    # The engine's client logs every connection; here the display says what matters.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    silence_logs()
     with DataDir(options.data.absolute()) as data, closing_display(open_display()) as display:
         return asyncio.run(_Up(options, data, display, base, base_name).run())
 
