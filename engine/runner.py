@@ -9,6 +9,7 @@ accounting: a plan is complete.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -105,7 +106,9 @@ class ModelRunner:
 
     def _shares(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(rows, tokens of each, whether each samples) of what is scheduled, checked against the state."""
-        table = np.array(batch.scheduled, np.int64)
+        num_rows = len(batch.scheduled)
+        flat = np.fromiter(chain.from_iterable(batch.scheduled), np.int64, count=3 * num_rows)
+        table = flat.reshape(num_rows, 3)
         rows, query_lens, samples = table[:, 0], table[:, 1], table[:, 2].astype(bool)
         ends = self._computed_len[rows] + query_lens
         assert (query_lens > 0).all(), "a row without tokens is scheduled"
