@@ -25,6 +25,7 @@ from api.errors import (
     headers_of,
 )
 from api.openai import routes as openai_routes
+from api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from api.v1 import usage as usage_routes
 
 VERSION = "0.1.0"
@@ -52,7 +53,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     if console is not None:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)
-    openapi.install(app)
+    openapi.install(app, (ChatCompletionRequest, CompletionRequest))
     for error_class in FACES:
         app.add_exception_handler(error_class, _show)
     app.add_exception_handler(HTTPException, _show_http)

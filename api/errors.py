@@ -189,7 +189,13 @@ REJECTIONS: dict[RejectCode, Face] = {
     "draining": BUSY,
     "adapter_loading": Face(503, UNAVAILABLE, "adapter_loading", retry=True, retry_after=1),
     "adapter_unavailable": Face(
-        503, UNAVAILABLE, "adapter_unavailable", retry=True, retry_after=5, param="model"
+        503,
+        UNAVAILABLE,
+        "adapter_unavailable",
+        retry=True,
+        retry_after=5,
+        message="This model's adapter cannot be loaded at the moment.",
+        param="model",
     ),
     # A request id is drawn anew for every request: the engine having seen one is a fault of ours.
     "duplicate": INTERNAL,

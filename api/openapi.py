@@ -6,16 +6,14 @@ it must say what the decoders do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from api.openai.schemas import ChatCompletionRequest, CompletionRequest
-
 _REF = "#/components/schemas/{name}"
-BODIES = (ChatCompletionRequest, CompletionRequest)
 
 ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -66,15 +64,15 @@ def json_body(name: str) -> dict[str, Any]:
     }
 
 
-def install(app: FastAPI) -> None:
-    """Have `app.openapi()` build the complete document."""
+def install(app: FastAPI, bodies: Sequence[type[msgspec.Struct]]) -> None:
+    """Have `app.openapi()` build the complete document, with the schemas of `bodies` that routes name."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
             made = get_openapi(title=app.title, version=app.version, routes=app.routes)
             components = made.setdefault("components", {})
             schemas = components.setdefault("schemas", {})
-            schemas |= msgspec.json.schema_components(BODIES, ref_template=_REF)[1]
+            schemas |= msgspec.json.schema_components(bodies, ref_template=_REF)[1]
             schemas["Error"] = ERROR_SCHEMA
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             _settle(made)

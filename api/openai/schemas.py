@@ -22,6 +22,8 @@ from api.errors import ApiError, InvalidValue, UnsupportedParameter
 MAX_CHOICES = 128
 """Choices of one request, over all its prompts."""
 MAX_STOPS = 16
+MAX_STOP_BYTES = 1024
+"""Of all of a request's stop strings: their automaton is built while others wait."""
 MAX_MESSAGES = 2048
 MAX_TOP_LOGPROBS = 20
 
@@ -204,6 +206,9 @@ def decode_completion(body: bytes) -> CompletionRequest:
 def _check_common(request: GenerationFields) -> None:
     if request.stream_options is not None and not request.stream:
         raise InvalidValue("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or ()
+    if sum(len(stop.encode()) for stop in stops) > MAX_STOP_BYTES:
+        raise InvalidValue(f"'stop' adds up to more than {MAX_STOP_BYTES} bytes.", "stop")
 
 
 def _decode(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:

@@ -118,6 +118,7 @@ def test_envelopes_carry_the_data_of_the_error() -> None:
 
 def test_addresses_and_unknown_errors_stay_inside() -> None:
     assert "ipc" not in str(envelope(EngineGone("engine at ipc:///run/x is gone")))
+    assert "/var" not in str(envelope(RequestRejected("adapter_unavailable", "no file /var/x")))
     unknown = envelope(RuntimeError("password=hunter2"))
     assert unknown["error"]["code"] == "internal_error"
     assert "hunter2" not in str(unknown)

@@ -107,6 +107,8 @@ def test_what_changes_nothing_is_taken(neutral: dict[str, Any]) -> None:
         ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": 3}, "stop"),
+        ({"stop": "x" * 257}, "stop"),
+        ({"stop": ["🙂" * 32] * 9}, "stop"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"-1": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias"),
