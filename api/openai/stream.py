@@ -101,7 +101,6 @@ class EventStream(Response):
         self._include_usage = include_usage
         self._ping_interval = ping_interval
         self._metrics = metrics
-        self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -133,6 +132,7 @@ class EventStream(Response):
             self._metrics.failed(face_of(error).code)
             log.warning("stream broke off", request=self._answer.submission.id, error=type(error).__name__)
             last = b"data: " + body_of(error) + b"\n\n"
+        pings.stop()  # nothing may follow the last event
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
