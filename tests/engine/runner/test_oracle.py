@@ -6,12 +6,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from adapters.packing import pack
+from engine.model.config import load_config
 from engine.model.model import load_model
+from engine.model.weights import base_digest
 from engine.protocol import SamplingParams, Submit
 from tests.engine.runner.bases import ARCHITECTURES, VOCAB_SIZE, write_adapters, write_base
 from tests.engine.runner.rig import make_core, run
 
 NUM_TOKENS = 16
+SAPLING = Path(__file__).resolve().parents[3] / "examples" / "sapling" / "weights"
+SAPLING_PROMPTS = {"sort-numbers": "42 7 19 3", "add-numbers": "12 + 30"}
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +85,27 @@ def test_mixed_adapters_answer_as_under_peft(peft, tmp_path, architecture):
     # Every adapter changes the answer: serving the base under its name would not pass.
     for prompt, name in asked[:5]:
         assert name is None or generate(prompt, name) != generate(prompt, None)
+
+
+def test_every_sapling_adapter_answers_as_under_peft(peft, tmp_path):
+    """All of them and the base in one batch; bf16 weights are packed as they are, so fp32 must agree."""
+    from transformers import AutoTokenizer
+
+    base_dir = SAPLING / "base"
+    tokenizer = AutoTokenizer.from_pretrained(base_dir)
+    names = sorted(path.name for path in (SAPLING / "adapters").iterdir())
+    assert len(names) >= 8
+    config, digest = load_config(base_dir), base_digest(base_dir)
+    refs = {name: pack(SAPLING / "adapters" / name, config, digest, tmp_path) for name in names}
+    generate = oracle(peft, base_dir, {name: SAPLING / "adapters" / name for name in names})
+    submits, prompts = [], {}
+    for name in [None, *names]:
+        message = {"role": "user", "content": SAPLING_PROMPTS.get(name, "the red fox runs home")}
+        text = tokenizer.apply_chat_template([message], tokenize=False, add_generation_prompt=True)
+        prompts[name] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        sampling = SamplingParams(NUM_TOKENS, temperature=0.0, ignore_eos=True)
+        submits.append(Submit(str(name), "t", prompts[name], sampling, refs[name] if name else None))
+    core = make_core(load_model(base_dir), tmp_path, num_slots=len(names), max_rows=len(submits))
+    found = run(core, submits).tokens()
+    assert found == {(str(name), 0): generate(prompt, name) for name, prompt in prompts.items()}
+    assert len({tuple(tokens) for tokens in found.values()}) > len(names) // 2
