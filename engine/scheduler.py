@@ -14,14 +14,11 @@ one that lacks blocks holds up the rest, one whose adapter has no slot does not.
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections.abc import Callable, Iterable
-from heapq import heapify, heappop, heappush
-from operator import attrgetter
 from secrets import randbits
 
 from engine.admission import Limits
-from engine.batch import NO_SLOT, Batch, Scheduled, StepResult
+from engine.batch import Batch, Scheduled, StepResult
 from engine.fairness import FairQueue
 from engine.intake import Intake
 from engine.kv_cache import BlockPool
@@ -36,16 +33,16 @@ from engine.protocol import (
     Rejected,
     Submit,
     TokenChunk,
+    TokenLogprob,
 )
 from engine.request import Request, RequestGroup, RequestState
+from engine.running import Running
 
 CHECKPOINT_TOKENS = 256
 """Completion tokens of a request between two usage events."""
 
 _WideShares = list[tuple[Request, Scheduled]]
 """Shares of several tokens: they come last in a batch."""
-
-_BY_RANK = attrgetter("rank")
 
 
 class Scheduler:
@@ -76,16 +73,12 @@ class Scheduler:
         self.incarnation = incarnation
         self._clock = clock
         self._groups: dict[str, RequestGroup] = {}
-        self._running: list[Request] = []  # by rank
-        self._free_rows = list(range(limits.max_rows))
-        self._freed_rows: list[int] = []  # since the last batch
+        self._running = Running(limits.max_rows, self.residency)
         self._planned: list[Request] = []  # parallel to the last batch's shares, until committed
         self._step = 0
         self._outputs = StepOutputs()
-        heapify(self._free_rows)
 
-    # ---- requests come and go
-    # -------------------------------------------------------------------------------
+    # Requests come and go --------------------------------------------------------------------------------
 
     def submit(self, submit: Submit) -> Rejected | None:
         """Queue a request, or say why not. Never raises, whatever is in it."""
@@ -134,43 +127,33 @@ class Scheduler:
                 self.counters.errors += 1
                 self._end_group(group, "error")
 
-    # ---- a step
-    # ---------------------------------------------------------------------------------------------
+    # A step ----------------------------------------------------------------------------------------------
 
     def schedule(self) -> Batch | None:
-        """Plan the next step.
-
-        None when nothing can run. Every batch must be committed before the next is planned.
-        """
+        """Plan the next step, or None when nothing can run. Commit every batch before the next is planned."""
         assert not self._planned, "the last batch is not committed"
         batch = Batch(self._step)
         wide: _WideShares = []
-        num_running = len(self._running)
+        num_running = self.num_running
         self.residency.take_turns()
         budget = self._serve_running(batch, wide)
-        if budget > 0 and len(self._running) == num_running and self.queue:
+        if budget > 0 and self.num_running == num_running and self.queue:
             self._admit(batch, wide, budget)
         for request, share in wide:
             self._planned.append(request)
             batch.scheduled.append(share)
         if not batch.scheduled:
-            assert not self._running, "running requests must progress"
+            assert not self.num_running, "running requests must progress"
             return None
         self._step += 1
-        batch.freed_rows = self._freed_rows
-        self._freed_rows = []
+        batch.freed_rows = self._running.take_freed_rows()
         return batch
 
     def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
-        """Take in what the batch drew.
-
-        Tokens, stops, ends. Returns all there is to tell since the last commit.
-        """
+        """Take in what the batch drew. Returns all there is to tell since the last commit."""
         planned = self._planned
         self._planned = []
         now = self._clock()
-        outputs = self._outputs
-        chunks = outputs.chunks
         block_size = self.pool.block_size
         token_ids, logprobs, failed = result.token_ids, result.logprobs, result.failed
         drawn: list[Request] = []
@@ -191,33 +174,13 @@ class Scheduler:
                 drawn.append(request)
             if request.computed_len - request.table.named_len >= block_size:
                 request.table.name_computed(request.token_ids, request.computed_len)
-            if not share.samples:
-                continue
-            group = request.group
-            group.completion_tokens += 1
-            if group.first_token_at is None:
-                group.first_token_at = now
-                self._queue_siblings(group)
-            if (
-                request.matcher is None
-                and token_id not in request.stop_ids
-                and len(request.token_ids) < request.limit
-            ):
-                reason, stop = None, None
-            else:
-                reason, stop = self._stop(request, token_id)
-            logprob = [logprobs[position]] if position in logprobs else None
-            chunks.append(TokenChunk(request.request_id, request.index, [token_id], logprob, reason, stop))
-            if reason is not None:
-                self._end(request, reason)
+            if share.samples and self._emit(request, token_id, logprobs.get(position), now):
                 any_ended = True
-            elif not group.completion_tokens % CHECKPOINT_TOKENS:
-                outputs.checkpoints.append(group.event(self.engine_id, self.incarnation, now))
         assert position + 1 == len(token_ids), "the runner drew for other rows than it was told to"
         self.queue.charge_decode(drawn)
         self.counters.completion_tokens += len(drawn)
         if any_ended:
-            self._forget_ended()
+            self._running.sweep()
         return self.collect()
 
     def collect(self) -> StepOutputs:
@@ -226,12 +189,11 @@ class Scheduler:
         self._outputs = StepOutputs()
         return outputs
 
-    # ---- looking in
-    # -----------------------------------------------------------------------------------------
+    # Looking in ------------------------------------------------------------------------------------------
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._running.requests)
 
     @property
     def has_requests(self) -> bool:
@@ -242,36 +204,23 @@ class Scheduler:
         return bool(self._outputs)
 
     def check_integrity(self) -> None:
-        """Assert that every row, block and slot reference is free or held by exactly who should hold it."""
+        """Assert that nothing is lost or held twice. Linear in everything: for idle moments and tests."""
         self.pool.check_integrity()
         self.residency.check_integrity()
-        for request in self._running:
-            request.check()
-            assert request.state is RequestState.RUNNING
+        self._running.check_integrity(self.pool.held_ids())
         for request in self.queue:
             request.check()
             assert request.state is RequestState.WAITING
             assert not request.table.block_ids
-        assert self._running == sorted(self._running, key=_BY_RANK)
-        rows = [request.row for request in self._running]
-        assert sorted(rows + self._free_rows) == list(range(self.limits.max_rows))
-        assert {block for r in self._running for block in r.table.block_ids} == self.pool.held_ids()
-        references = [slot.references for slot in self.residency.slots.slots]
-        assert sum(references) == sum(1 for request in self._running if request.slot != NO_SLOT)
-        alive = [
-            r
-            for group in self._groups.values()
-            for r in group.choices
-            if r.state is not RequestState.FINISHED
-        ]
-        assert len(alive) == len(self._running) + len(self.queue)
+        choices = [choice for group in self._groups.values() for choice in group.choices]
+        num_alive = sum(choice.state is not RequestState.FINISHED for choice in choices)
+        assert num_alive == self.num_running + len(self.queue)
 
-    # ---- planning
-    # -------------------------------------------------------------------------------------------
+    # Planning --------------------------------------------------------------------------------------------
 
     def _serve_running(self, batch: Batch, wide: _WideShares) -> int:
         """Give every running request its share, preempting from the end. Returns the budget left."""
-        running, planned, scheduled = self._running, self._planned, batch.scheduled
+        running, planned, scheduled = self._running.requests, self._planned, batch.scheduled
         budget = self.limits.max_batch_tokens
         index = 0
         while index < len(running):
@@ -305,7 +254,7 @@ class Scheduler:
     def _grow(self, request: Request, batch: Batch) -> bool:
         """One more block for a running request. False when the request itself had to be preempted."""
         while not self.pool.num_free:
-            victim = self._running.pop()
+            victim = self._running.requests.pop()
             self._preempt(victim)
             if victim is request:
                 return False
@@ -317,32 +266,25 @@ class Scheduler:
         self.counters.preemptions += 1
         if request.adapter is not None:
             self.residency.expect(request.adapter)
-        self._vacate(request, RequestState.WAITING)
+        self._running.vacate(request, RequestState.WAITING)
         self.queue.push_returning(request)
 
     def _admit(self, batch: Batch, wide: _WideShares, budget: int) -> None:
         """Let waiting requests in while there are tokens, rows and blocks for them."""
-        while budget > 0 and self._free_rows:
+        while budget > 0 and not self._running.is_full:
             request = self.queue.pick(self.residency.admits)
             if request is None:
                 break
-            table, total_len = request.table, request.total_len
-            matched = table.match(request.token_ids)
+            total_len = request.total_len
+            matched = request.table.match(request.token_ids)
             num_needed = -(-total_len // self.pool.block_size) - len(matched)
             # One block is left for each running request to grow: else the next step would preempt.
-            if self.pool.num_free_besides(matched) < num_needed + len(self._running):
+            if self.pool.num_free_besides(matched) < num_needed + self.num_running:
                 break
-            cached_len = len(matched) * self.pool.block_size
             self.queue.take(request)
-            table.open(matched, total_len)
-            slot = NO_SLOT
-            if request.adapter is not None:
-                self.residency.dismiss(request.adapter)
-                slot = self.residency.acquire(request.adapter)
-            batch.new_rows.append(request.enter(heappop(self._free_rows), slot, cached_len))
-            insort(self._running, request, key=_BY_RANK)
+            batch.new_rows.append(self._running.enter(request, matched))
             self._note_admission(request)
-            num_left = total_len - cached_len
+            num_left = total_len - request.cached_len
             num_tokens = min(num_left, budget)
             self._plan(batch, wide, request, num_tokens, num_left)
             budget -= num_tokens
@@ -358,8 +300,33 @@ class Scheduler:
         if request.total_len == len(group.submit.prompt_ids):
             self.queue.charge_prefill(request, request.total_len - request.cached_len)
 
-    # ---- ends
-    # -----------------------------------------------------------------------------------------------
+    # Tokens and ends -------------------------------------------------------------------------------------
+
+    def _emit(self, request: Request, token_id: int, logprob: TokenLogprob | None, now: float) -> bool:
+        """Tell of the token just appended. True when it was the choice's last."""
+        group = request.group
+        group.completion_tokens += 1
+        if group.first_token_at is None:
+            group.first_token_at = now
+            self._queue_siblings(group)
+        reason: FinishReason | None = None
+        stop: int | str | None = None
+        if (
+            request.matcher is not None
+            or token_id in request.stop_ids
+            or len(request.token_ids) >= request.limit
+        ):
+            reason, stop = self._stop(request, token_id)
+        chunk_logprobs = None if logprob is None else [logprob]
+        self._outputs.chunks.append(
+            TokenChunk(request.request_id, request.index, [token_id], chunk_logprobs, reason, stop)
+        )
+        if reason is not None:
+            self._end(request, reason)
+            return True
+        if not group.completion_tokens % CHECKPOINT_TOKENS:
+            self._outputs.checkpoints.append(group.event(self.engine_id, self.incarnation, now))
+        return False
 
     def _stop(self, request: Request, token_id: int) -> tuple[FinishReason | None, int | str | None]:
         """Whether the token just appended ends the choice, and what it matched."""
@@ -389,7 +356,7 @@ class Scheduler:
     def _end(self, request: Request, reason: FinishReason) -> None:
         """One choice is over; with the last one, the request. The caller takes it off the running list."""
         if request.state is RequestState.RUNNING:
-            self._vacate(request, RequestState.FINISHED)
+            self._running.vacate(request, RequestState.FINISHED)
         else:
             self._unqueue(request)
         group = request.group
@@ -408,7 +375,7 @@ class Scheduler:
             if request.state is not RequestState.FINISHED:
                 self._outputs.chunks.append(TokenChunk(request.request_id, request.index, [], None, reason))
                 self._end(request, reason)
-        self._forget_ended()
+        self._running.sweep()
 
     def _reject_group(self, group: RequestGroup, code: RejectCode, message: str) -> None:
         """The request never ran, and never will."""
@@ -432,20 +399,7 @@ class Scheduler:
             self.residency.dismiss(request.adapter)
         request.leave(RequestState.FINISHED)
 
-    def _vacate(self, request: Request, state: RequestState) -> None:
-        """Give back all that a running request holds."""
-        self._freed_rows.append(request.row)
-        heappush(self._free_rows, request.row)
-        request.table.close()
-        if request.slot != NO_SLOT:
-            self.residency.release(request.slot)
-        request.leave(state)
-
-    def _forget_ended(self) -> None:
-        self._running = [request for request in self._running if request.state is RequestState.RUNNING]
-
-    # ---- beginnings
-    # -----------------------------------------------------------------------------------------
+    # Beginnings ------------------------------------------------------------------------------------------
 
     def _queue_siblings(self, group: RequestGroup) -> None:
         """The first choice's prompt is computed: the other choices will find it in the prefix cache."""

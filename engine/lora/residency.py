@@ -34,14 +34,14 @@ class Residency:
         # By index of the closed slot: the digest that will have it.
         self._claims: dict[int, str] = {}
         self._ready_since: dict[int, float] = {}
+        # No slot is to be had, until one is released, loaded or emptied, or an adapter is in demand no more.
+        self._exhausted = False
 
     def expect(self, ref: AdapterRef) -> None:
         """A request on the adapter waits. Loading starts at once if there is a slot for it."""
         digest = ref.digest
         self._waiting[digest] = self._waiting.get(digest, 0) + 1
-        if self.slots.want(ref, spare=self._waiting) is not SlotState.EMPTY:
-            self._found(digest)
-        elif digest not in self._missing:
+        if not self._obtain(ref) and digest not in self._missing:
             self._missing[digest] = (ref, self._clock())
 
     def dismiss(self, ref: AdapterRef) -> None:
@@ -50,12 +50,12 @@ class Residency:
         self._waiting[digest] -= 1
         if not self._waiting[digest]:
             del self._waiting[digest]
+            self._exhausted = False
             self._found(digest)
 
     def prefetch(self, ref: AdapterRef) -> None:
         """Load the adapter if that costs no adapter in demand its slot. It may be evicted again unused."""
-        if self.slots.want(ref, spare=self._waiting) is not SlotState.EMPTY:
-            self._found(ref.digest)
+        self._obtain(ref)
 
     def admits(self, ref: AdapterRef) -> bool:
         """True when a waiting request on the adapter may run now.
@@ -64,9 +64,8 @@ class Residency:
         """
         slot = self.slots.find(ref.digest)
         if slot is None:
-            if self.slots.want(ref, spare=self._waiting) is SlotState.EMPTY:
+            if not self._obtain(ref):
                 return False
-            self._found(ref.digest)
             slot = self.slots.find(ref.digest)
         return slot is not None and slot.state is SlotState.READY and slot.index not in self._claims
 
@@ -77,16 +76,19 @@ class Residency:
     def release(self, index: int) -> None:
         """A running request has ended or was preempted. The last one of a closed slot hands it over."""
         slot = self.slots.release(index)
+        self._exhausted = False
         if not slot.references and index in self._claims:
             self._hand_over(slot)
 
     def loaded(self, index: int, digest: str) -> None:
         self._ready_since[index] = self._clock()
+        self._exhausted = False
         self.slots.loaded(index, digest)
 
     def failed(self, index: int, digest: str) -> None:
         """Whoever waits for the adapter is for the caller to turn away."""
         self.slots.failed(index, digest)
+        self._exhausted = False
 
     def take_turns(self) -> None:
         """Let adapters that have waited too long claim slots. Call once before admitting."""
@@ -101,8 +103,7 @@ class Residency:
             if digest not in claimants:
                 overdue.append(ref)
         for ref in overdue:
-            if self.slots.want(ref, spare=self._waiting) is not SlotState.EMPTY:
-                self._found(ref.digest)
+            if self._obtain(ref):
                 continue
             slot = self._closable(now)
             if slot is None:
@@ -122,6 +123,17 @@ class Residency:
         assert len(set(self._claims.values())) == len(self._claims), "an adapter claims two slots"
         sinces = [since for _, since in self._missing.values()]
         assert sinces == sorted(sinces), "the line is out of order"
+
+    def _obtain(self, ref: AdapterRef) -> bool:
+        """Whether the adapter has a slot, or could be given one that nobody in demand loses."""
+        if self.slots.find(ref.digest) is None:
+            if self._exhausted:
+                return False
+            if self.slots.want(ref, spare=self._waiting) is SlotState.EMPTY:
+                self._exhausted = True
+                return False
+        self._found(ref.digest)
+        return True
 
     def _closable(self, now: float) -> AdapterSlot | None:
         """The slot to close.

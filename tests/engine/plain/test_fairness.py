@@ -93,6 +93,17 @@ def test_a_lone_higher_class_request_goes_before_a_lower_backlog() -> None:
     assert take(queue) is urgent
 
 
+def test_a_class_that_comes_late_is_given_its_share_and_not_the_past() -> None:
+    queue, arrivals = FairQueue(), Arrivals()
+    for _ in range(430):
+        queue.push(arrivals.request(priority=DEFAULT))
+    for _ in range(400):
+        take(queue)
+    for _ in range(30):
+        queue.push(arrivals.request(priority=FLEX))
+    assert Counter(take(queue).priority for _ in range(10)) == {DEFAULT: 8, FLEX: 2}
+
+
 def test_the_least_served_tenant_is_next() -> None:
     queue, arrivals = FairQueue(), Arrivals()
     for _ in range(10):

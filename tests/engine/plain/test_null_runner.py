@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -10,10 +13,14 @@ from engine.admission import Limits
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
-from engine.null_runner import NullRunner
+from engine.null_runner import NullRunner, build_null_engine
 from engine.protocol import AdapterRef, TokenChunk
 from engine.scheduler import Scheduler
+from engine.settings import EngineSettings
 from tests.engine.plain.harness import TOKEN_BYTES, VOCAB_SIZE, adapter, alone, submission
+
+if TYPE_CHECKING:
+    from engine.server import EngineServer
 
 
 def build_core(runner: NullRunner, num_blocks: int = 40) -> EngineCore:
@@ -65,6 +72,52 @@ def test_a_step_takes_the_time_it_is_told() -> None:
     while core.has_work:
         core.step()
     assert time.perf_counter() - began >= 0.06
+
+
+class Server:
+    """As much of the server as a null engine is built with."""
+
+    incarnation = "third"
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[int, str, str | None]] = []
+
+    def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
+        self.loaded.append((slot, digest, error))
+
+
+def test_a_null_engine_is_built_from_settings_and_serves_adapters() -> None:
+    server = Server()
+    settings = EngineSettings(null=True, max_rows=4, context_length=128, base_name="nothing")
+    core, info = build_null_engine(settings, cast("EngineServer", server), "1.0")
+    assert (info.base, info.context_length, info.incarnation, info.build) == ("nothing", 128, "third", "1.0")
+    core.submit(submission("r", [1, 2, 3], 5, adapter=adapter("a"), ignore_eos=False))
+    core.adapter_loaded(*server.loaded.pop())
+    chunks: list[TokenChunk] = []
+    while core.has_work:
+        chunks += core.step().chunks
+    assert len(chunks) == 5
+    assert chunks[-1].finish_reason == "length"
+    assert all(0 <= token_id < info.vocab_size for chunk in chunks for token_id in chunk.token_ids)
+
+
+def test_a_null_engine_speaks_the_bases_readable_tokens(tmp_path: Path) -> None:
+    vocab = {"a": 0, "Ġb": 1, "Ã": 2, "</s>": 3}
+    document = {
+        "model": {"type": "BPE", "vocab": vocab},
+        "decoder": {"type": "ByteLevel"},
+        "added_tokens": [{"id": 3, "content": "</s>", "special": True}],
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    core, info = build_null_engine(
+        EngineSettings(null=True, base=tmp_path), cast("EngineServer", Server()), "1.0"
+    )
+    assert info.vocab_size == 4
+    core.submit(submission("r", [3], 30))
+    tokens: set[int] = set()
+    while core.has_work:
+        tokens.update(token_id for chunk in core.step().chunks for token_id in chunk.token_ids)
+    assert tokens == {0, 1}
 
 
 def test_a_runner_needs_something_to_say() -> None:

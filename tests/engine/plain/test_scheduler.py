@@ -286,7 +286,9 @@ def test_logprobs_come_with_their_tokens_only_when_asked_for() -> None:
 
 
 def test_a_failed_row_ends_alone_and_leaves_nothing_in_the_cache() -> None:
-    engine = Engine()
+    engine = Engine(
+        max_batch_tokens=8
+    )  # the prompts are computed in parts, so that some blocks are named before
     poisoned, healthy = list(range(12)), list(range(20, 32))
     engine.runner.fail_prompts.add(tuple(poisoned))
     engine.submit(submission("poisoned", poisoned, 4, n=2))
