@@ -196,7 +196,7 @@ def main() -> int:
     parser.add_argument("--base", type=Path, default=SAPLING / "base")
     parser.add_argument("--adapters", type=Path, default=SAPLING / "adapters")
     parser.add_argument("--quantization", default="int8")
-    parser.add_argument("--examples", type=int, default=100, help="held-out conversations per task")
+    parser.add_argument("--examples", type=int, default=25, help="held-out conversations per task")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
