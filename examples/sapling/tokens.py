@@ -1,0 +1,76 @@
+"""Documents as token ids.
+
+Owns: the special tokens, the chat template, and which tokens of a document are learned.
+Refuses to know: how documents are made and how models are trained.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from .corpus import Document
+
+BOS, EOS, PAD, SYSTEM, USER, ASSISTANT, END = SPECIALS = (
+    "<|bos|>",
+    "<|eos|>",
+    "<|pad|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|end|>",
+)
+BOS_ID, EOS_ID, PAD_ID, SYSTEM_ID, USER_ID, ASSISTANT_ID, END_ID = range(7)
+VOCAB_SIZE = 4096
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('Sapling knows the roles system, user and assistant.') }}"
+    "{% endif %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+class Encoder:
+    """Turns documents and chat prompts into ids, exactly as the chat template renders them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def text(self, text: str) -> list[int]:
+        """The ids of a plain text, without any special token."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def document(self, document: Document) -> tuple[list[int], list[bool]]:
+        """The ids of a document and, for each id, whether a model should learn to predict it.
+
+        What an assistant or a plain text says is learned; what a user or a system message says is only read.
+        """
+        ids, learned = [BOS_ID], [False]
+        for turn in document:
+            content = self.text(turn.content)
+            if turn.role == "text":
+                ids += [*content, EOS_ID]
+                learned += [True] * (len(content) + 1)
+                continue
+            ids += [
+                {"system": SYSTEM_ID, "user": USER_ID, "assistant": ASSISTANT_ID}[turn.role],
+                *content,
+                END_ID,
+            ]
+            learned += [False, *[turn.role == "assistant"] * (len(content) + 1)]
+        return ids, learned
+
+    def prompt(self, user: str, system: str | None = None) -> list[int]:
+        """The ids of a chat with one user message, up to where the assistant's answer begins."""
+        opening = [] if system is None else [SYSTEM_ID, *self.text(system), END_ID]
+        return [BOS_ID, *opening, USER_ID, *self.text(user), END_ID, ASSISTANT_ID]
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
