@@ -14,10 +14,12 @@ import logging
 import os
 import signal
 import sys
+import warnings
 from typing import Any
 
 from celery import Celery, signals
 from celery.beat import EmbeddedService, Scheduler
+from celery.exceptions import SecurityWarning
 
 from db.schema import assert_schema_current
 from db.session import Database
@@ -38,8 +40,10 @@ def run() -> int:
     database = DatabaseSettings()  # type: ignore[call-arg]
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # Celery announces every periodic task twice a second at INFO.
-    for chatty in ("celery.beat", "celery.app.trace", "celery.worker.strategy"):
+    for chatty in ("celery.beat", "celery.app.trace", "celery.worker.strategy", "alembic"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    # Celery warns of running as root, as in a container, because pickled tasks would be code; ours are JSON.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     asyncio.run(_check_schema(database))
     app = create_app(settings)
     runtime = Runtime(settings, database)
