@@ -104,8 +104,9 @@ class Demo:
         from tenants.service import KeyResolver
 
         secret = operator.setting(services.environment, "ROOTSTOCK_TENANTS_KEY_SECRET")
-        resolver = KeyResolver(services.database, services.redis, secret)
-        await resolver.start()
+        resolver = KeyResolver(
+            services.database, services.redis, secret
+        )  # asked once: it need not hear changes
         try:
             if (await resolver.resolve(self._facts.get(fact, ""))).tenant_id == tenant.id:
                 return

@@ -301,16 +301,16 @@ class _Up:
 
         What is left is no loss: the journal is on disk and the next start goes on with it.
         """
-        redis = Redis.from_url(self._stores.redis.url)
+        redis = Redis.from_url(self._stores.redis.url, socket_timeout=2)
+        deadline = time.monotonic() + _METERING_S
         left = 0
         try:
-            async with asyncio.timeout(_METERING_S):
-                while left := await redis.xlen(JOURNAL_STREAM):
-                    if self._supervisor.children["worker"].pid is None:
-                        break
-                    await asyncio.sleep(0.05)
-        except (TimeoutError, RedisError):
-            pass
+            while left := await redis.xlen(JOURNAL_STREAM):
+                if time.monotonic() > deadline or self._supervisor.children["worker"].pid is None:
+                    break
+                await asyncio.sleep(0.05)
+        except RedisError:
+            return "Redis is away: what it holds is metered after the next start"
         finally:
             await redis.aclose()
         return f"{left} usage events wait in the journal" if left else "all usage is in the ledger"
@@ -328,6 +328,12 @@ async def _all(*work: Coroutine[None, None, None]) -> None:
 
 
 async def _cancel(*tasks: asyncio.Task[T]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    """Cancel, and again as often as it takes: in Python 3.11 `asyncio.wait_for` swallows a cancellation that
+    comes together with its result, and client libraries use it everywhere.
+    """
+    pending: set[asyncio.Task[T]] = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=0.5)
+    await asyncio.gather(*tasks, return_exceptions=True)  # seen: an exception nobody asks for is no surprise
