@@ -1,7 +1,7 @@
 """Which rows of a step belong to which adapter slot, and what an adapter looks like to a kernel.
 
-Owns the grouping of a flattened batch by slot, rebuilt every step on the host, and the view of one adapter's weights
-that all LoRA kernels read. Refuses to know tenants, digests and how slots are filled.
+Owns the grouping of a flattened batch by slot, rebuilt every step on the host, and the view of one
+adapter's weights that all LoRA kernels read. Refuses to know tenants, digests and how slots are filled.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ NO_SLOT = -1
 """Row that runs the base alone."""
 
 MAX_ITEM_ROWS = 8
-"""Rows of one slot up to which it shares one batched product with the others; with more it has products of its own."""
+"""Rows of a slot up to which it shares one batched product with others; with more it has its own."""
 ROW_STEP = 4
-"""Items are padded to a multiple of this: fewer rows would run through matrix-vector kernels, which sum differently."""
+"""Items are padded to a multiple of this: BLAS sums fewer rows in another order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,9 @@ class Segment:
 class LoraWork:
     """One step's rows grouped by slot.
 
-    Items are slots with few rows, all padded to `item_rows` rows so that one batched product serves them. Padding
-    repeats a row of the same item, so an item never reads another tenant's row. Segments are slots with many rows.
+    Items are slots with few rows, all padded to `item_rows` rows so that one batched product serves them.
+    Padding repeats a row of the same item, so an item never reads another tenant's row. Segments are slots
+    with many rows.
     """
 
     def __init__(self) -> None:

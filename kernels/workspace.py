@@ -1,7 +1,7 @@
 """Buffers that live from step to step, so that a forward pass allocates nothing once warm.
 
-Owns growing scratch tensors by name. Refuses to know what they hold: a buffer's contents are whatever its last user
-left, and two live tensors need two names.
+Owns growing scratch tensors by name. Refuses to know what they hold: a buffer's contents are whatever its
+last user left, and two live tensors need two names.
 """
 
 from __future__ import annotations

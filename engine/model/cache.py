@@ -1,6 +1,7 @@
 """The memory that holds keys and values of all layers, in blocks.
 
-Owns the tensor and its layout. Refuses to know who holds which block: that is `engine.kv_cache`, in plain Python.
+Owns the tensor and its layout. Refuses to know who holds which block: that is `engine.kv_cache`, in plain
+Python.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from engine.model.config import ModelConfig
 
 
 class KVCache:
-    """`layers`: `[num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]`; plane 0 keys, plane 1 values.
+    """`layers`: `[num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]`; keys, then values.
 
-    One head's keys of one block are contiguous: a sequence's cache is gathered as rows of block_size * head_dim
-    numbers, into the order that batched products want. Block 0 is nobody's and stays zero.
+    One head's keys of one block are contiguous: a sequence's cache is gathered as rows of block_size *
+    head_dim numbers, into the order that batched products want. Block 0 is nobody's and stays zero.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class KVCache:
     def clear(self, block_ids: Tensor) -> None:
         """Zeroes blocks in every layer, when their first slot is about to be written.
 
-        Attention reads whole blocks and weighs what lies beyond a sequence's end with zero; a former owner's NaN
-        would survive that.
+        Attention reads whole blocks and weighs what lies beyond a sequence's end with zero; a former
+        owner's NaN would survive that.
         """
         self.layers.index_fill_(1, block_ids, 0)

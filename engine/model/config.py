@@ -1,8 +1,8 @@
 """What a base model is: its shape and its variations, read from a Hugging Face folder.
 
-Owns the translation of `config.json` (transformers 4 and 5 spellings) into one frozen dataclass, and the refusal of
-every field that would change the output and that the decoder does not implement.
-Refuses to know tensors: nothing here imports torch, so that adapters can be packed and checked without it.
+Owns the translation of `config.json` (transformers 4 and 5 spellings) into one frozen dataclass, and the
+refusal of every field that would change the output and that the decoder does not implement. Refuses to know
+tensors: nothing here imports torch, so that adapters can be packed and checked without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "gate_up": ("gate_proj", "up_proj"),
     "down": ("down_proj",),
 }
-"""Linear modules that read the same input, in storage order; one fused base weight and one LoRA shrink each."""
+"""Linear modules that read the same input, in storage order: one fused base weight, one LoRA shrink each."""
 
 ARCHITECTURES = {"llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3"}
 """`model_type` of a checkpoint -> our name."""
@@ -60,7 +60,7 @@ class ModelConfig:
     rope_scaling: RopeScaling
     rms_eps: float
     max_position: int
-    """Tokens of context; already clamped to the sliding window when the checkpoint has one (see `sliding_window`)."""
+    """Tokens of context; clamped to `sliding_window` where the checkpoint has one."""
     eos_ids: tuple[int, ...]
     """Tokens that end a sequence: those of generation_config.json, else of config.json."""
     qk_norm: bool = False
@@ -73,7 +73,7 @@ class ModelConfig:
     """Biases on gate, up and down."""
     tie_embeddings: bool = False
     sliding_window: int | None = None
-    """Set when the checkpoint attends within a window: inside `max_position` it never bites, so it needs no code."""
+    """The window some layer attends within. Inside `max_position` it never bites, so it needs no code."""
 
     @property
     def q_size(self) -> int:
@@ -198,7 +198,8 @@ def _num_kv_heads(raw: Mapping[str, Any], architecture: str, num_heads: int) -> 
         num_kv_heads = _positive_int(raw, "num_key_value_heads")
     if num_heads % num_kv_heads:
         raise ValueError(
-            f"config.json: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
+            f"config.json: num_attention_heads {num_heads} is no multiple of "
+            f"num_key_value_heads {num_kv_heads}"
         )
     return num_kv_heads
 

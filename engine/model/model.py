@@ -1,7 +1,7 @@
 """The decoder: Llama, Mistral, Qwen2 and Qwen3 are one model with switches.
 
-Owns the weights and the order of the ops. Refuses to know requests, sampling and scheduling: it is given a flattened
-batch of tokens, where their keys and values go, and which adapter each row wears.
+Owns the weights and the order of the ops. Refuses to know requests, sampling and scheduling: it is given a
+flattened batch of tokens, where their keys and values go, and which adapter each row wears.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from kernels.silu_mul import silu_mul
 from kernels.workspace import Workspace
 
 MIN_ROWS = 4
-"""Rows every product is padded to: with fewer the BLAS sums in another order, and a lone request would get other
-bits than the same request in a batch."""
+"""Rows every product is padded to: with fewer the BLAS sums in another order, and a lone request would get
+other bits than the same request in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,8 @@ class Model:
         num_tokens = len(input_ids_T)
         if len(positions_T) != num_tokens or attention.num_tokens != num_tokens:
             raise ValueError(
-                f"forward: {num_tokens} ids, {len(positions_T)} positions, metadata of {attention.num_tokens} tokens"
+                f"forward: {num_tokens} ids, {len(positions_T)} positions, "
+                f"metadata of {attention.num_tokens} tokens"
             )
         step = self._begin(positions_T, attention, kv, lora)
         shape = (step.num_rows, self.config.hidden_size)
@@ -198,7 +199,8 @@ def load_model(
     """Loads a Hugging Face checkpoint; whatever its storage type, tensors become `dtype`.
 
     Raises:
-        ValueError: the checkpoint is incomplete, unexplained or unsupported; the message names the field or tensor.
+        ValueError: the checkpoint is incomplete, unexplained or unsupported; the message names the field or
+            tensor.
     """
     device = torch.device(device)
     check_quantization(quantization, device)

@@ -1,6 +1,7 @@
 """How a base model's linear layers hold their weights: as they are, or in 8 bits.
 
-Owns the choice per layer. Refuses to know what the layer is for; embeddings and the output head are never quantised.
+Owns the choice per layer. Refuses to know what the layer is for; embeddings and the output head are never
+quantised.
 """
 
 from __future__ import annotations

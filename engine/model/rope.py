@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.model.config import ModelConfig, RopeScaling
 
 CHUNK = 1024
-"""Positions computed at a time, always whole chunks: a position's row is the same bits however the table grew."""
+"""Positions computed at a time: whole chunks, so that a row's bits do not depend on how the table grew."""
 
 
 class RotaryTable:
@@ -65,7 +65,10 @@ def rotary_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
 
 
 def _llama3(inv_freq: Tensor, scaling: RopeScaling) -> Tensor:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended (Llama 3.1 model card)."""
+    """Long wavelengths are stretched by `factor`, short ones kept, those between blended.
+
+    Source: Llama 3.1's reference code, published with the model.
+    """
     wavelength = 2 * math.pi / inv_freq
     turns = scaling.original_max_position / wavelength
     blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

@@ -1,7 +1,7 @@
 """A base model's weights on disk: Hugging Face safetensors, in one file or in shards.
 
-Owns finding the files, checking every name and shape against the config, reading tensors in the order they are asked
-for, and the base's digest. Refuses to know what the tensors are for.
+Owns finding the files, checking every name and shape against the config, reading tensors in the order they
+are asked for, and the base's digest. Refuses to know what the tensors are for.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _listing(names: list[str]) -> str:
 
 
 def base_digest(base_dir: Path) -> str:
-    """Hex SHA-256 over config.json and the weight files (names, sizes, bytes): what adapters are packed against."""
+    """Hex SHA-256 over config.json and the weight files: what adapters are packed against."""
     digest = hashlib.sha256()
     for path in [base_dir / "config.json", *weight_files(base_dir)]:
         digest.update(f"{path.name}:{path.stat().st_size}\n".encode())

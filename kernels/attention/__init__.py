@@ -23,8 +23,8 @@ def paged_attention(
 
     Args:
         q_THD: queries, rotated; rows may be strided.
-        cache_NcHBD: one layer's blocks `[N, 2, Hkv, B, D]`, contiguous. Slots of a sequence's last block beyond its
-            length must be finite (they are read, and multiplied by zero).
+        cache_NcHBD: one layer's blocks `[N, 2, Hkv, B, D]`, contiguous. Slots of a sequence's last block
+            beyond its length must be finite (they are read, and multiplied by zero).
         plan: `AttentionPlan.build` of the step's metadata: the same for every layer.
         scale: usually 1 / sqrt(D).
         out_THD: written for every token of the plan.

@@ -1,7 +1,7 @@
 """What attention needs to know of one step: which tokens belong to which sequence, and where their keys lie.
 
-Owns the host-side description (numpy) of a flattened batch. Refuses to know requests, layers and devices; each
-device derives its own plan from it, once per step.
+Owns the host-side description (numpy) of a flattened batch. Refuses to know requests, layers and devices;
+each device derives its own plan from it, once per step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How the torch path cuts a step's attention into dense pieces.
 
-Owns the tiles: a tile is B sequences with t queries each over L keys, gathered into one dense problem. Decoding
-sequences share tiles with others of like length, so that padding is bounded; a prefill chunk is cut along its queries.
-Refuses to know layers and head values: a plan serves every layer of a step.
+Owns the tiles: a tile is B sequences with t queries each over L keys, gathered into one dense problem.
+Decoding sequences share tiles with others of like length, so that padding is bounded; a prefill chunk is
+cut along its queries. Refuses to know layers and head values: a plan serves every layer of a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kernels.attention.metadata import AttentionMetadata, IntArray
 from kernels.workspace import Workspace
 
 MAX_WASTED_BLOCKS = 24
-"""Padding blocks a decode tile may gather before another tile is cheaper: a tile costs about as much as 25 blocks."""
+"""Padding blocks a decode tile may gather: another tile costs about as much as 25 blocks."""
 MAX_TILE_BLOCKS = 1024
 """Blocks one decode tile gathers: bounds the scratch memory, not the batch."""
 MAX_TILE_QUERIES = 128
@@ -76,7 +76,7 @@ class _Cut:
         self.num_blocks = -(-metadata.total_lens // metadata.block_size)
 
     def decode_groups(self) -> Iterator[IntArray]:
-        """Sequences of one query, longest first, cut where padding to the longest of the group wastes too much."""
+        """Sequences of one query, longest first, cut where padding to the longest wastes too much."""
         seqs = np.flatnonzero(self.metadata.query_lens == 1)
         if not len(seqs):
             return

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def kv_rows(slot_mapping_T: Tensor, num_heads: int, block_size: int) -> Tensor:
-    """Where each token's keys and values go, as rows of the cache seen as `[N * 2 * H * B, D]`: int64 [T, 2, H]."""
+    """int64 [T, 2, H]: where each token's keys and values go, in the cache seen as `[N * 2 * H * B, D]`."""
     block_T, offset_T = slot_mapping_T // block_size, slot_mapping_T % block_size
     plane_2H = torch.arange(2 * num_heads, device=slot_mapping_T.device).view(2, num_heads)
     head_T2H = block_T.view(-1, 1, 1) * (2 * num_heads) + plane_2H

@@ -20,7 +20,8 @@ def linear_int8(x_TK: Tensor, weight: Int8Weight, out_TN: Tensor) -> Tensor:
     """Semantics: see the module.
 
     Args:
-        x_TK: fp32. A row with NaN or infinity gives a row of NaN, and leaves the others alone.
+        x_TK: fp32. A row with NaN or infinity gives a row without a finite number, and leaves the others
+            alone.
         weight: `Int8Weight.quantize` of the `[N, K]` weight.
         out_TN: fp32, overwritten.
     """

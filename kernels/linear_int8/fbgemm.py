@@ -1,7 +1,8 @@
 """The CPU engine's path: FBGEMM's int8 product with one constant activation scale.
 
-FBGEMM offers a scale per tensor only, which would let one row move another's result. So each row is divided by its
-own largest magnitude first and multiplied back after: the constant scale 1/63 then is every row's own.
+FBGEMM offers a scale per tensor only, which would let one row move another's result. So each row is divided
+by its own largest magnitude first and multiplied back after: the constant scale 1/63 then is every row's
+own.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from kernels.linear_int8.reference import ACTIVATION_RANGE, row_magnitudes
 from kernels.linear_int8.weight import Int8Weight
 
 ZERO_POINT = 64
-"""Activations are stored unsigned, 1..127: two products with |w| <= 127 sum to 32 258 and fit the int16 that AVX2's
-multiply-add saturates at. With all 8 bits the sums saturate (README)."""
+"""Activations are stored unsigned, 1..127: two products with |w| <= 127 sum to 32 258 and fit the int16
+that AVX2's multiply-add saturates at. With all 8 bits the sums saturate (README)."""
 
 
 def linear_int8_fbgemm(x_TK: Tensor, weight: Int8Weight, out_TN: Tensor) -> Tensor:

@@ -11,10 +11,8 @@ ACTIVATION_RANGE = 63
 
 
 def row_magnitudes(x_TK: Tensor) -> Tensor:
-    """m[t] = max_k |x[t, k]|, at least the smallest normal number; NaN and infinity become NaN. Shape [T, 1]."""
-    magnitude_T1 = x_TK.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny)
-    # Infinity divided by itself is no number that an integer could hold: let it say so in its whole row.
-    return magnitude_T1 + (magnitude_T1 - magnitude_T1)
+    """m[t] = max_k |x[t, k]|, at least the smallest normal number. Shape [T, 1]."""
+    return x_TK.abs().amax(-1, keepdim=True).clamp_min_(torch.finfo(torch.float32).tiny)
 
 
 def linear_int8_reference(x_TK: Tensor, weight: Int8Weight, out_TN: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class Int8Weight:
             pack = weight_NK.device.type == "cpu" and "fbgemm" in torch.backends.quantized.supported_engines
         bias = None if bias_N is None else bias_N.float()
         packed = _pack(values, scale_N) if pack else None
-        return cls(*weight_NK.shape, scale_N, bias, None if pack else values, packed)
+        return cls(weight_NK.shape[0], weight_NK.shape[1], scale_N, bias, None if pack else values, packed)
 
 
 def _pack(values_NK: Tensor, scale_N: Tensor) -> Any:

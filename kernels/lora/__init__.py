@@ -2,7 +2,7 @@
 
 Semantics: for row t on slot s, module m of the group, with A stacked over the group's modules:
     out[t, columns of m] += scale[s, m] * (x[t] A[s]^T)[ranks of m] B[s, m]
-Rows without a slot are not touched. What a slot's weights do, NaN and infinity included, stays in its own rows.
+Rows without a slot keep their values. What a slot's weights do, NaN and infinity included, stays in its rows.
 Source: Hu et al., "LoRA", arXiv 2106.09685; batching as in Chen et al., "Punica", arXiv 2310.18547.
 """
 
@@ -21,7 +21,7 @@ from kernels.lora_work import LoraPool, LoraWork
 
 
 class LoraContext:
-    """The adapters of a running model: made once, told each step's rows by `begin`, applied by every layer."""
+    """The adapters of a running model: made once, told each step's rows, applied by every layer."""
 
     def __init__(self, pool: LoraPool, device: torch.device | str = "cpu") -> None:
         self._pool = pool

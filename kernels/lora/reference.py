@@ -1,7 +1,7 @@
 """LoRA in torch: the CPU engine's two paths. `cases.naive_lora` is the plain statement of the same thing.
 
-Both read the padded stacks and do the same sums in the same order for a row: which path a slot takes depends on its
-batch mates, its bits do not (README).
+Both read the padded stacks and do the same sums in the same order for a row: which path a slot takes
+depends on its batch mates, its bits do not (README).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Items:
     gather: Tensor
     """[P * M] row of the batch that each padded row reads."""
     inverse: Tensor
-    """For the first rows of the batch, which padded row holds their result; P * M, a row of zeros, for none."""
+    """For the batch's first rows, which padded row holds their result; P * M, a row of zeros, if none."""
 
 
 class ItemScratch:

@@ -1,7 +1,7 @@
 """Adapters of the rows at hand, side by side, so that one batched product serves them all.
 
-Owns a padded copy of the weights of slots that lately had rows in a step: a cache over the pool, which stays the one
-owner of adapters. Refuses to know rows and steps' plans.
+Owns a padded copy of the weights of slots that lately had rows in a step: a cache over the pool, which
+stays the one owner of adapters. Refuses to know rows and steps' plans.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Residents:
         return len(self.entries)
 
     def place(self, wanted: list[Resident]) -> list[int]:
-        """Positions of the wanted slots; brings in those that are missing, and drops the idle when they pile up."""
+        """Positions of the wanted slots; brings in those missing, drops the idle when they pile up."""
         where = {entry: index for index, entry in enumerate(self.entries)}
         missing = [entry for entry in wanted if entry not in where]
         crowded = len(self.entries) + len(missing) > 2 * len(wanted) + SPARE

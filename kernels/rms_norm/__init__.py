@@ -1,6 +1,6 @@
 """Root-mean-square normalisation, with the residual addition that precedes it in a decoder.
 
-Semantics: residual[t] += x[t] (when given); y = residual or x; out[t] = y[t] / sqrt(mean(y[t]^2) + eps) * weight
+Semantics: residual[t] += x[t] if given; out[t] = y[t] / sqrt(mean(y[t]^2) + eps) * weight, y = residual or x
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from torch import Tensor
 def rms_norm_reference(
     x: Tensor, weight: Tensor, eps: float, out: Tensor, residual: Tensor | None = None
 ) -> Tensor:
-    """Semantics: residual[t] += x[t]; out[t] = y[t] * rsqrt(mean(y[t]^2) + eps) * weight, y = residual or x."""
+    """Semantics: residual[t] += x[t]; out[t] = y[t] * rsqrt(mean(y[t]^2) + eps) * weight."""
     if residual is not None:
         x = residual.add_(x)
     wide = x.float()

@@ -1,4 +1,4 @@
-"""Paged attention against one token and one head at a time, and its promise that bits do not depend on the batch."""
+"""Paged attention against one token and one head at a time; bits that do not depend on the batch."""
 
 import numpy as np
 import pytest

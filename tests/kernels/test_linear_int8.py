@@ -65,7 +65,7 @@ def test_a_wild_row_stays_alone(poison: float, pack: bool) -> None:
     clean = run(x, quantized)
     x[2, 7] = poison
     spoiled = run(x, quantized)
-    assert spoiled[2].isnan().all() == (poison != 3e38)
+    assert spoiled[2].isfinite().any() == (poison == 3e38)
     others = [0, 1, 3, 4, 5]
     assert torch.equal(spoiled[others], clean[others])
 

@@ -1,4 +1,4 @@
-"""LoRA over mixed batches against one row and one module at a time; isolation, and bits that ignore batch mates."""
+"""LoRA over mixed batches against one row and one module at a time; isolation between slots."""
 
 from collections.abc import Sequence
 
