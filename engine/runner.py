@@ -118,13 +118,18 @@ class ModelRunner:
 
     def _forward(self, rows: np.ndarray, query_lens: np.ndarray, samples: np.ndarray) -> torch.Tensor:
         """Logits [S, V] of the rows that sample, in their order."""
+        places = np.flatnonzero(samples)
+        if self._lora is not None and query_lens.max() > 1:
+            # Tokens of one slot side by side: its adapter reads and writes one slice instead of gathering.
+            order = np.argsort(self._slot[rows], kind="stable")
+            rows, query_lens = rows[order], query_lens[order]
+            places = np.argsort(order)[places]
         ends = self._computed_len[rows] + query_lens
         num_blocks = -(-int(ends.max()) // self._block_size)
         attention = AttentionMetadata.build(
             query_lens, ends, self._tables[rows, :num_blocks], self._block_size
         )
-        decoding = attention.num_tokens == len(rows)
-        owners = rows if decoding else np.repeat(rows, query_lens)
+        owners = np.repeat(rows, query_lens)
         input_ids_T = torch.from_numpy(self._tokens[owners, attention.positions].astype(np.int64))
         positions_T = torch.from_numpy(attention.positions)
         if self._lora is not None:
@@ -132,9 +137,9 @@ class ModelRunner:
         hidden_TH = self._model.forward(
             input_ids_T.to(self._device), positions_T.to(self._device), attention, self._kv, self._lora
         )
-        if not samples.any():
+        if not places.size:
             return hidden_TH.new_empty(0, self._model.config.vocab_size)
-        if not (decoding and samples.all()):
-            last = (attention.query_starts + query_lens - 1)[samples]
+        if places.size < attention.num_tokens:
+            last = (attention.query_starts + query_lens - 1)[places]
             hidden_TH = hidden_TH.index_select(0, torch.from_numpy(last).to(self._device))
         return self._model.logits(hidden_TH)

@@ -84,6 +84,23 @@ def test_a_mixed_step_is_flattened_in_the_order_of_the_plan():
     assert second.slots == [23, 13, 36, 37]
 
 
+def test_tokens_of_one_slot_lie_side_by_side_and_results_keep_the_order_of_the_plan():
+    runner, model = make()
+    slots = [3, -1, 1, 3, 1, -1]
+    rows = [
+        new(row, [10 * row + 1] * (row + 1), [row + 1, row + 20], slot=slot) for row, slot in enumerate(slots)
+    ]
+    shares = [Scheduled(row, row + 1, True) for row in range(6)]
+    shares[4] = Scheduled(4, 3, False)
+    result = runner.execute(Batch(0, new_rows=rows, scheduled=shares))
+    assert result.token_ids == [2, 12, 22, 32, 52]
+    assert model.calls[0].ids == [11] * 2 + [51] * 6 + [21] * 3 + [41] * 3 + [1] + [31] * 4
+    # Decoding alone, there is nothing to gain: the order of the plan stays.
+    decode = [Scheduled(row, 1, True) for row in (3, 0, 5)]
+    assert runner.execute(Batch(1, scheduled=decode)).token_ids == [33, 3, 53]
+    assert model.calls[1].ids == [32, 2, 52]
+
+
 def test_drawn_tokens_are_the_next_input_and_blocks_grow():
     runner, model = make()
     runner.execute(Batch(0, new_rows=[new(1, [10, 11, 12], [5])], scheduled=[Scheduled(1, 3, True)]))
