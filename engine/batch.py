@@ -1,7 +1,8 @@
 """The contract between scheduler and runner: the plan of one step, and what came back.
 
-A Batch is complete: the runner asks nobody anything. It names rows of the runner's persistent batch state, and
-carries only what changed since the last step, so that work per step is proportional to change. Plain data: no torch.
+A Batch is complete: the runner asks nobody anything. It names rows of the runner's persistent batch state,
+and carries only what changed since the last step, so that work per step is proportional to change. Plain
+data: no torch.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Scheduled(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """The plan of one step. Apply in this order: freed rows, new rows, grown block tables, then run `scheduled`."""
+    """The plan of one step. Apply in order: freed rows, new rows, grown tables; then run `scheduled`."""
 
     step: int
     freed_rows: list[int] = field(default_factory=list)

@@ -106,6 +106,8 @@ class EngineCore:
             aborted=counters.aborted,
             rejected=counters.rejected,
             errors=counters.errors,
+            admitted=counters.admitted.copy(),
+            queue_seconds=counters.queue_seconds.copy(),
         )
 
     def check_integrity(self) -> None:

@@ -91,6 +91,10 @@ class Meter:
         self._table.touch(time.time())
         return self._table.add
 
+    def started(self, row: int, event: UsageEvent) -> None:
+        """A request's first token has been counted: keep what its admission found, in case we die."""
+        self._table.update(row, event)
+
     def checkpoint(self, row: int, event: UsageEvent) -> None:
         """A long request's counts so far: to the table now, to the journal at the step's end."""
         self._table.update(row, event)

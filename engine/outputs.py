@@ -17,11 +17,13 @@ class StepOutputs:
     chunks: list[TokenChunk] = field(default_factory=list)
     finished: list[tuple[Finished, UsageEvent]] = field(default_factory=list)
     """Journal the event before sending the message."""
+    started: list[UsageEvent] = field(default_factory=list)
+    """Requests whose first token is among the chunks, with what admission found: cached tokens, the wait."""
     checkpoints: list[UsageEvent] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.finished or self.checkpoints or self.rejected)
+        return bool(self.chunks or self.finished or self.started or self.checkpoints or self.rejected)
 
 
 @dataclass(slots=True)
@@ -35,3 +37,11 @@ class Counters:
     aborted: int = 0
     rejected: int = 0
     errors: int = 0
+    admitted: dict[str, int] = field(default_factory=dict)
+    """Requests by class, counted at their first admission to a batch."""
+    queue_seconds: dict[str, float] = field(default_factory=dict)
+    """What those waited for it, summed."""
+
+    def admit(self, service_class: str, waited: float) -> None:
+        self.admitted[service_class] = self.admitted.get(service_class, 0) + 1
+        self.queue_seconds[service_class] = self.queue_seconds.get(service_class, 0.0) + waited

@@ -1,8 +1,8 @@
 """The messages between the engine and everything above it.
 
-Owns the wire format: msgspec structs, encoded as MessagePack. Snapshot-tested, because API processes and engines
-of two releases meet during a rolling deploy: fields are added with defaults, never renamed or reordered.
-Refuses to know HTTP, SQL, text and tensors: the engine is given token ids and opaque names.
+Owns the wire format: msgspec structs, encoded as MessagePack. Snapshot-tested, because API processes and
+engines of two releases meet during a rolling deploy: fields are added with defaults, never renamed or
+reordered. Refuses to know HTTP, SQL, text and tensors: the engine is given token ids and opaque names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AdapterRef(msgspec.Struct, frozen=True):
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How to pick tokens and when to stop. Validated at the API; the engine asserts only what it relies on."""
+    """How to pick tokens and when to stop. The API validates for its callers, the engine for itself."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -125,7 +125,7 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
     """Parallel to `token_ids` when asked for."""
     finish_reason: FinishReason | None = None
     stop: int | str | None = None
-    """The stop string or stop token that matched. A matched string is still in the tokens: the reader cuts it."""
+    """The stop string or token that matched. A matched string is still in the tokens: the reader cuts it."""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -145,7 +145,13 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 RejectCode = Literal[
-    "context_length_exceeded", "overloaded", "adapter_unavailable", "adapter_loading", "invalid", "duplicate", "draining"
+    "context_length_exceeded",
+    "overloaded",
+    "adapter_unavailable",
+    "adapter_loading",
+    "invalid",
+    "duplicate",
+    "draining",
 ]
 
 
@@ -223,7 +229,7 @@ EngineMessage = Outputs | EngineInfo | EngineStats
 
 
 class UsageEvent(msgspec.Struct, frozen=True):
-    """One line of the usage journal: counts so far. For one request the largest counts win, so replay is harmless."""
+    """One line of the usage journal: counts so far. A request's largest counts win: replay is harmless."""
 
     request_id: str
     engine_id: str

@@ -80,7 +80,9 @@ class RequestGroup:
 
     @property
     def usage(self) -> Usage:
-        return Usage(len(self.submit.prompt_ids), self.cached_tokens, self.completion_tokens)
+        """Nothing at all is owed for a request that ends while it waits."""
+        prompt_tokens = 0 if self.scheduled_at is None else len(self.submit.prompt_ids)
+        return Usage(prompt_tokens, self.cached_tokens, self.completion_tokens)
 
     @property
     def finish_reason(self) -> str | None:

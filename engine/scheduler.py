@@ -297,6 +297,9 @@ class Scheduler:
             group.cached_tokens = request.cached_len
             self.counters.prompt_tokens += len(group.submit.prompt_ids)
             self.counters.cached_tokens += request.cached_len
+            # Two machines' clocks: a wait below zero is their difference, not a wait.
+            waited = max(0.0, group.scheduled_at - group.submit.submitted_at)
+            self.counters.admit(request.priority.value, waited)
         if request.total_len == len(group.submit.prompt_ids):
             self.queue.charge_prefill(request, request.total_len - request.cached_len)
 
@@ -308,6 +311,7 @@ class Scheduler:
         group.completion_tokens += 1
         if group.first_token_at is None:
             group.first_token_at = now
+            self._outputs.started.append(group.event(self.engine_id, self.incarnation, now))
             self._queue_siblings(group)
         reason: FinishReason | None = None
         stop: int | str | None = None

@@ -201,6 +201,8 @@ class EngineServer:
     def _publish(self, outputs: StepOutputs) -> None:
         if outputs.chunks:
             self._send_chunks(outputs.chunks)
+        for event in outputs.started:
+            self._meter.started(self._routes[event.request_id].row, event)
         for event in outputs.checkpoints:
             self._meter.checkpoint(self._routes[event.request_id].row, event)
         for finished, event in outputs.finished:

@@ -6,7 +6,7 @@ import pytest
 
 from engine.batch import Batch, StepResult
 from engine.core import EngineCore
-from engine.protocol import AdapterRef
+from engine.protocol import AdapterRef, PriorityClass
 from tests.engine.plain.harness import Engine, adapter, alone, submission
 
 A, B = adapter("a"), adapter("b")
@@ -132,3 +132,34 @@ def test_the_gauges_add_up() -> None:
     assert (stats.prompt_tokens, stats.completion_tokens) == (20, 24)
     assert stats.completion_tokens == sum(len(engine.tokens(name)) for name in engine.submitted)
     assert (stats.engine_id, stats.incarnation) == ("engine-0", "first")
+
+
+def test_the_wait_for_admission_is_summed_by_class() -> None:
+    engine = Engine(max_rows=1)
+    engine.submit(submission("first", [1], 3))
+    engine.submit(submission("second", [2], 3, priority=PriorityClass.FLEX))
+    engine.now += 10
+    engine.step()
+    engine.now += 7
+    engine.run()
+    stats = engine.core.stats
+    assert stats.admitted == {"default": 1, "flex": 1}
+    waited = engine.finished["first"][1].scheduled_at
+    assert waited is not None
+    assert stats.queue_seconds["default"] == waited - 1000.0
+    assert stats.queue_seconds["flex"] > stats.queue_seconds["default"] + 6
+
+
+def test_a_request_is_reported_started_once_with_its_first_token() -> None:
+    engine = Engine()
+    engine.submit(submission("r", [1, 2, 3, 4, 5], 3, n=2))
+    started = []
+    while engine.core.has_work:
+        outputs = engine.step()
+        assert all(
+            event.request_id in {chunk.request_id for chunk in outputs.chunks} for event in outputs.started
+        )
+        started += outputs.started
+    assert [event.request_id for event in started] == ["r"]
+    assert started[0].usage.completion_tokens == 1
+    assert started[0].scheduled_at is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.batch import Scheduled, StepResult
-from engine.protocol import PriorityClass
+from engine.protocol import PriorityClass, Usage
 from engine.scheduler import CHECKPOINT_TOKENS
 from tests.engine.plain.harness import EOS, TOKEN_BYTES, Engine, adapter, alone, submission
 
@@ -321,7 +321,7 @@ def test_a_waiting_request_is_aborted() -> None:
     engine.check_idle()
     finished, event = engine.finished["waiting"]
     assert (event.finish_reason, event.scheduled_at) == ("abort", None)
-    assert finished.usage.completion_tokens == 0
+    assert finished.usage == Usage(0, 0, 0), "nothing was done for it"
     assert engine.core.stats.aborted == 1
 
 

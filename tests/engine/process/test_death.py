@@ -84,6 +84,29 @@ async def test_kill_9_of_the_engine_fails_readers_at_once_and_bills_what_they_go
     assert len(journal_events(redis_url)) == len(events) + 1, "leftovers are billed once"
 
 
+async def test_a_bill_after_kill_9_knows_what_the_prompt_cache_saved(
+    engine: EngineProcess, connect: Connect, redis_url: str
+) -> None:
+    client = await connect(engine)
+    prompt_ids = list(range(1, 41))
+    await read(client.submit(submission("first", 2, prompt_ids=prompt_ids)))
+    received: list[TokenChunk] = []
+    reader = asyncio.create_task(
+        collect(client.submit(submission("again", 5000, prompt_ids=prompt_ids)), received)
+    )
+    await until(lambda: len(received) > 2)
+
+    engine.kill()
+    assert isinstance((await asyncio.gather(reader, return_exceptions=True))[0], EngineGone)
+    engine.start()
+    async with asyncio.timeout(15):
+        await client.wait_ready()
+    bill = billed(journal_events(redis_url))["again"]
+    assert bill.usage.cached_tokens == 32, "two full blocks of 16"
+    assert len(received) <= bill.usage.completion_tokens <= len(received) + 2
+    assert bill.scheduled_at is not None
+
+
 @pytest.fixture
 def doomed(engine: EngineProcess) -> Iterator[subprocess.Popen[bytes]]:
     """A client process with four endless requests."""
