@@ -86,7 +86,7 @@ def peft_base():
             "lora_alpha": 6,
             "use_rslora": True,
             "target_modules": list(LINEARS),
-            # PEFT sorts patterns when it saves them, and the first that matches decides: k_proj, not its layer's.
+            # PEFT sorts patterns when it saves them; the first that matches decides: k_proj, not its layer.
             "rank_pattern": {
                 r"^model\.layers\.0\..*o_proj": 5,
                 "k_proj": 2,
