@@ -120,8 +120,7 @@ class ModelRunner:
         """Logits [S, V] of the rows that sample, in their order."""
         places = np.flatnonzero(samples)
         if self._lora is not None and query_lens.max() > 1:
-            # Tokens of one slot side by side: its adapter reads and writes one slice instead of gathering.
-            order = np.argsort(self._slot[rows], kind="stable")
+            order = self._by_slot(rows, query_lens)
             rows, query_lens = rows[order], query_lens[order]
             places = np.argsort(order)[places]
         ends = self._computed_len[rows] + query_lens
@@ -143,3 +142,13 @@ class ModelRunner:
             last = (attention.query_starts + query_lens - 1)[places]
             hidden_TH = hidden_TH.index_select(0, torch.from_numpy(last).to(self._device))
         return self._model.logits(hidden_TH)
+
+    def _by_slot(self, rows: np.ndarray, query_lens: np.ndarray) -> np.ndarray:
+        """The order that puts tokens of one slot side by side, slots with few tokens first, the base last.
+
+        An adapter then reads and writes one slice of the batch, and those of few rows lie within its beginning.
+        """
+        slots = self._slot[rows]
+        num_tokens = np.bincount(slots + 1, weights=query_lens)[slots + 1]
+        num_tokens[slots == NO_SLOT] = np.inf
+        return np.lexsort((slots, num_tokens))

@@ -94,7 +94,8 @@ def test_tokens_of_one_slot_lie_side_by_side_and_results_keep_the_order_of_the_p
     shares[4] = Scheduled(4, 3, False)
     result = runner.execute(Batch(0, new_rows=rows, scheduled=shares))
     assert result.token_ids == [2, 12, 22, 32, 52]
-    assert model.calls[0].ids == [11] * 2 + [51] * 6 + [21] * 3 + [41] * 3 + [1] + [31] * 4
+    # Slot 3 has 1 + 4 tokens, slot 1 has 3 + 3, the base comes last; within a slot the plan's order stays.
+    assert model.calls[0].ids == [1] + [31] * 4 + [21] * 3 + [41] * 3 + [11] * 2 + [51] * 6
     # Decoding alone, there is nothing to gain: the order of the plan stays.
     decode = [Scheduled(row, 1, True) for row in (3, 0, 5)]
     assert runner.execute(Batch(1, scheduled=decode)).token_ids == [33, 3, 53]
