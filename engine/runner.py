@@ -146,7 +146,7 @@ class ModelRunner:
     def _by_slot(self, rows: np.ndarray, query_lens: np.ndarray) -> np.ndarray:
         """The order that puts tokens of one slot side by side, slots with few tokens first, the base last.
 
-        An adapter then reads and writes one slice of the batch, and those of few rows lie within its beginning.
+        An adapter then reads and writes one slice of the batch; those of few rows lie within its beginning.
         """
         slots = self._slot[rows]
         num_tokens = np.bincount(slots + 1, weights=query_lens)[slots + 1]
