@@ -188,8 +188,8 @@ class LiveDisplay:
         # Outside the frame and unwrapped: what is to be copied must not carry borders along.
         for code, language in ((welcome.curl(), "bash"), (welcome.python(), "python")):
             syntax = Syntax("", language, theme="ansi_dark", background_color="default")
-            self._console.print(syntax.highlight(code), soft_wrap=True)
-        self._console.print("[dim]Ctrl-C drains and stops.[/]")
+            self._console.print("\n", syntax.highlight(code), sep="", end="", soft_wrap=True)
+        self._console.print("\n[dim]Ctrl-C drains and stops.[/]")
 
     def close(self) -> None:
         assert not self._steps, "a step is still open"
