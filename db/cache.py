@@ -89,11 +89,13 @@ class RowCache(Generic[V]):
             self._listener = asyncio.create_task(self._listen(), name=f"invalidation of {self._channel}")
 
     async def close(self) -> None:
-        tasks = [task for task in (self._listener, *self._loading.values()) if task is not None]
+        tasks = {task for task in (self._listener, *self._loading.values()) if task is not None}
         self._listener = None
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks:
+            # Again and again: a timeout that expires in the same moment inside the task swallows a cancel.
+            for task in tasks:
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=0.2)
 
     async def get(self, group: str, key: str) -> V | None:
         """The value, or None when there is no such row. Raises DatabaseUnavailable when nothing is cached

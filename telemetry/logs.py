@@ -16,6 +16,8 @@ import structlog
 Format = Literal["json", "console", "auto"]
 
 REDACTED = "[redacted]"
+CHATTY = ("alembic", "celery.beat", "celery.app.trace", "celery.worker.strategy")
+"""Libraries that tell of every look at the schema and every periodic task at INFO."""
 _SECRET_NAME = re.compile(
     r"authorization|api_?key$|secret|password|passwd|plaintext|^token$|cookie", re.IGNORECASE
 )
@@ -76,6 +78,8 @@ def configure(process: str, level: str = "info", form: Format = "auto", stream: 
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(max(threshold, logging.INFO))
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers = []

@@ -24,6 +24,7 @@ from celery.exceptions import SecurityWarning
 from db.schema import assert_schema_current
 from db.session import Database
 from db.settings import DatabaseSettings
+from telemetry import logs
 from worker.app import QUEUE, create_app
 from worker.runtime import Runtime
 from worker.settings import WorkerSettings
@@ -38,10 +39,7 @@ def run() -> int:
     """Run until SIGTERM. Returns the exit status. Raises SchemaMismatch before anything starts."""
     settings = WorkerSettings()  # type: ignore[call-arg]
     database = DatabaseSettings()  # type: ignore[call-arg]
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # Celery announces every periodic task twice a second at INFO.
-    for chatty in ("celery.beat", "celery.app.trace", "celery.worker.strategy", "alembic"):
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logs.configure("worker", settings.log_level)
     # Celery warns of running as root, as in a container, because pickled tasks would be code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     asyncio.run(_check_schema(database))
