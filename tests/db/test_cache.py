@@ -271,7 +271,6 @@ async def test_closing_outlasts_a_task_that_loses_a_cancellation(redis_client: r
         return None
 
     cache = RowCache[str](redis_client, CHANNEL, load)
-    await cache.start()
     waiter = asyncio.create_task(cache.get("a", "1"))
     await asyncio.sleep(0.01)
     async with asyncio.timeout(5):
