@@ -43,6 +43,8 @@ from engine.scheduler import Scheduler
 
 RANKS = (8, 16, 8, 16)
 BLOCK_SIZE = 16
+SHAPE = Shape(intermediate=704)
+"""4 layers x 256, in Llama's proportions: its feed-forward part is 2.7 times as wide as its hidden size."""
 
 Tokens = list[list[int]]
 
@@ -212,7 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
 def measure(asked: argparse.Namespace, scratch: Path) -> dict[str, Any] | None:
     base_dir = asked.base or scratch / "base"
     if asked.base is None:
-        write_base(base_dir, Shape())
+        write_base(base_dir, SHAPE)
     config = load_config(base_dir)
     shape = Shape(
         config.num_layers,

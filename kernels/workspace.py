@@ -11,6 +11,9 @@ import math
 import torch
 from torch import Tensor
 
+MAX_VIEWS = 512
+"""Views kept ready: decoding steps take the same ones again and again, prefill steps hardly ever."""
+
 
 class Workspace:
     """Named scratch tensors of one device; each grows to the largest size asked for and stays."""
@@ -18,14 +21,24 @@ class Workspace:
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self.device = torch.device(device)
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._views: dict[tuple[str, tuple[int, ...], torch.dtype], Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         """An uninitialised contiguous tensor; taking the same name again hands out the same memory."""
+        view = self._views.get((name, shape, dtype))
+        if view is None:
+            view = self._views[name, shape, dtype] = self._view(name, shape, dtype)
+        return view
+
+    def _view(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         numel = math.prod(shape)
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.numel() < numel:
             buffer = torch.empty(numel, dtype=dtype, device=self.device)
             self._buffers[name, dtype] = buffer
+            self._views.clear()  # some are of the buffer it replaces
+        elif len(self._views) >= MAX_VIEWS:
+            self._views.clear()
         return buffer[:numel].view(shape)
 
     @property

@@ -1,8 +1,9 @@
 """How the torch path cuts a step's attention into dense pieces.
 
 Owns the tiles: a tile is B sequences with t queries each over L keys, gathered into one dense problem.
-Decoding sequences share tiles with others of like length, so that padding is bounded; a prefill chunk is
-cut along its queries. Refuses to know layers and head values: a plan serves every layer of a step.
+Decoding sequences share tiles with others of like length, so that padding is bounded; prefill chunks share
+them with others of the same shape, and are cut along their queries. Refuses to know layers and head values:
+a plan serves every layer of a step.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ MAX_WASTED_BLOCKS = 24
 MAX_TILE_BLOCKS = 1024
 """Blocks one decode tile gathers: bounds the scratch memory, not the batch."""
 MAX_TILE_QUERIES = 128
+MAX_GROUP_QUERIES = 512
+"""Of all sequences of a prefill tile: more would no longer stay in cache."""
 MAX_TILE_SCORES = 1 << 23
 """Elements of one prefill tile's score matrix over all heads (32 MiB of fp32)."""
 
@@ -58,8 +61,8 @@ class AttentionPlan:
         """Cuts a step into tiles; they cover every token exactly once."""
         cut = _Cut(metadata, num_heads, num_kv_heads, workspace.device)
         tiles = [cut.decode_tile(seqs) for seqs in cut.decode_groups()]
-        for seq in np.flatnonzero(metadata.query_lens > 1):
-            tiles.extend(cut.prefill_tiles(int(seq)))
+        for seqs in cut.prefill_groups():
+            tiles.extend(cut.prefill_tiles(seqs))
         return cls(tiles, metadata.num_tokens, num_kv_heads, metadata.block_size, workspace)
 
 
@@ -104,9 +107,8 @@ class _Cut:
         # Beyond a sequence's blocks its table may hold anything: read the null block instead.
         tables = np.where(np.arange(num_blocks) < self.num_blocks[seqs, None], tables, 0)
         hidden = keys >= total_lens[:, None]
-        contiguous = bool((np.diff(rows) == 1).all())
         return Tile(
-            rows=slice(int(rows[0]), int(rows[-1]) + 1) if contiguous else self._to_device(rows),
+            rows=self._rows(rows),
             num_seqs=len(seqs),
             num_queries=1,
             num_keys=len(keys),
@@ -114,25 +116,53 @@ class _Cut:
             mask=self._mask(hidden[:, None, :]),
         )
 
-    def prefill_tiles(self, seq: int) -> Iterator[Tile]:
+    def prefill_groups(self) -> Iterator[IntArray]:
+        """Sequences of several queries; those of one shape go together, as far as they fit one tile."""
+        metadata = self.metadata
+        wide = np.flatnonzero(metadata.query_lens > 1)
+        if not len(wide):
+            return
+        shapes = np.stack([metadata.query_lens[wide], metadata.total_lens[wide]])
+        _, kinds = np.unique(shapes, axis=1, return_inverse=True)
+        for kind in range(kinds.max() + 1):
+            alike = wide[kinds == kind]
+            query_len, num_blocks = int(metadata.query_lens[alike[0]]), int(self.num_blocks[alike[0]])
+            num_scores = query_len * self.num_heads * num_blocks * metadata.block_size
+            limits = (
+                MAX_GROUP_QUERIES // query_len,
+                MAX_TILE_BLOCKS // num_blocks,
+                MAX_TILE_SCORES // num_scores,
+            )
+            size = max(1, min(limits))
+            for first in range(0, len(alike), size):
+                yield alike[first : first + size]
+
+    def prefill_tiles(self, seqs: IntArray) -> Iterator[Tile]:
+        """Sequences of one shape, cut along their queries."""
         metadata, block_size = self.metadata, self.metadata.block_size
-        total_len, query_len = int(metadata.total_lens[seq]), int(metadata.query_lens[seq])
-        start = int(metadata.query_starts[seq])
-        per_query = self.num_heads * int(self.num_blocks[seq]) * block_size
+        total_len, query_len = int(metadata.total_lens[seqs[0]]), int(metadata.query_lens[seqs[0]])
+        starts = metadata.query_starts[seqs]
+        per_query = self.num_heads * int(self.num_blocks[seqs[0]]) * block_size
         step = min(MAX_TILE_QUERIES, max(16, MAX_TILE_SCORES // per_query))
         for first in range(0, query_len, step):
             last = min(first + step, query_len)
             positions = np.arange(total_len - query_len + first, total_len - query_len + last)
             num_blocks = int(positions[-1]) // block_size + 1
             hidden = np.arange(num_blocks * block_size) > positions[:, None]
+            rows = (starts[:, None] + np.arange(first, last)).reshape(-1)
             yield Tile(
-                rows=slice(start + first, start + last),
-                num_seqs=1,
+                rows=self._rows(rows),
+                num_seqs=len(seqs),
                 num_queries=last - first,
                 num_keys=num_blocks * block_size,
-                gather=self._gather(metadata.block_tables[seq : seq + 1, :num_blocks]),
+                gather=self._gather(metadata.block_tables[seqs, :num_blocks]),
                 mask=self._mask(hidden[None]),
             )
+
+    def _rows(self, rows: IntArray) -> Tensor | slice:
+        """A view instead of a copy where rows follow one another."""
+        contiguous = int(rows[-1]) - int(rows[0]) + 1 == len(rows) and bool((np.diff(rows) == 1).all())
+        return slice(int(rows[0]), int(rows[-1]) + 1) if contiguous else self._to_device(rows)
 
     def _gather(self, tables: IntArray) -> Tensor:
         """[B, blocks] -> cache rows in the order [key or value, sequence, head, block]."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from kernels.lora.reference import Items, ItemScratch, add_items, add_segment
-from kernels.lora.stack import Residents, StackedGroup
+from kernels.lora.stack import Resident, Residents, StackedGroup
 from kernels.lora_work import LoraPool, LoraWork
 
 
@@ -32,6 +32,9 @@ class LoraContext:
         self._segments: list[tuple[int, slice | Tensor]] = []
         """(position in the stacks, rows)."""
         self._items: Items | None = None
+        self._row_slots: npt.NDArray[np.integer] = np.empty(0, dtype=np.int64)
+        self._placed: list[Resident] = []
+        """Of the last step, which the next one often repeats."""
         self._scratch: ItemScratch | None = None
 
     @property
@@ -41,13 +44,19 @@ class LoraContext:
 
     def begin(self, row_slots: npt.NDArray[np.integer]) -> None:
         """Before each step: the slot of every token of the flattened batch, `NO_SLOT` for the base alone."""
-        work = self._work
-        work.build(np.asarray(row_slots))
+        work, versions = self._work, self._pool.versions
+        row_slots = np.asarray(row_slots)
+        same_rows = np.array_equal(row_slots, self._row_slots)
+        if same_rows and all(versions[slot] == version for slot, version in self._placed):
+            return
+        self._row_slots = row_slots.copy()
+        self._placed = []
+        work.build(row_slots)
         if not work.active:
             return
-        versions = self._pool.versions
         slots = work.item_slots + [segment.slot for segment in work.segments]
-        positions = self._residents.place([(slot, versions[slot]) for slot in slots])
+        self._placed = [(slot, versions[slot]) for slot in slots]
+        positions = self._residents.place(self._placed)
         num_items = len(work.item_slots)
         self._segments = [
             (position, _as_index(segment.rows, self._device))
@@ -67,6 +76,7 @@ class LoraContext:
         inverse[rows] = np.flatnonzero(valid)
         return Items(
             num_positions=self._residents.size,
+            num_rows=len(inverse),
             gather=torch.from_numpy(gather.reshape(-1)).to(self._device),
             inverse=torch.from_numpy(inverse).to(self._device),
         )

@@ -22,13 +22,14 @@ def add_segment(
     rank_start, column = 0, 0
     for rank, width, b_PrN in zip(stack.ranks, stack.widths, stack.b_PrN, strict=True):
         if rank:
-            delta = torch.mm(shrunk[:, rank_start : rank_start + rank], b_PrN[position])
+            part = shrunk[:, rank_start : rank_start + rank]
             target = out_TN[:, column : column + width]
             if isinstance(rows, slice):
-                target[rows].add_(delta)
+                target = target[rows]
+                torch.addmm(target, part, b_PrN[position], out=target)
             else:
                 # index_add_ on a slice of columns is four times slower than this.
-                target.index_put_((rows,), delta, accumulate=True)
+                target.index_put_((rows,), torch.mm(part, b_PrN[position]), accumulate=True)
         rank_start += rank
         column += width
 
@@ -38,6 +39,8 @@ class Items:
     """Slots with few rows each, as one batched problem: P positions of the stacks with M padded rows each."""
 
     num_positions: int
+    num_rows: int
+    """Of the batch, from its first to the last that has an item."""
     gather: Tensor
     """[P * M] row of the batch that each padded row reads."""
     inverse: Tensor
@@ -52,7 +55,7 @@ class ItemScratch:
         self._like = like
         self._inputs: dict[int, tuple[Tensor, Tensor]] = {}
         self._shrunk: dict[tuple[int, ...], tuple[Tensor, list[Tensor]]] = {}
-        self._deltas: dict[int, tuple[Tensor, Tensor]] = {}
+        self._deltas: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Tensor, list[Tensor]]] = {}
 
     def inputs(self, width: int) -> tuple[Tensor, Tensor]:
         """[P * M, K] and the same memory as [P, M, K]."""
@@ -68,12 +71,16 @@ class ItemScratch:
             self._shrunk[ranks] = whole, list(whole.split(ranks, dim=-1))
         return self._shrunk[ranks]
 
-    def delta(self, width: int) -> tuple[Tensor, Tensor]:
-        """[P * M + 1, N], whose last row is zero, and the others as [P, M, N]."""
-        if width not in self._deltas:
-            flat = self._like.new_zeros(self.shape[1] + 1, width)
-            self._deltas[width] = flat, flat[:-1].view(self.shape[0], -1, width)
-        return self._deltas[width]
+    def delta(self, ranks: tuple[int, ...], widths: tuple[int, ...]) -> tuple[Tensor, list[Tensor]]:
+        """[P * M + 1, N], and of all but its last row each module's columns as [P, M, N_m].
+
+        The last row is zero, and so are the columns of modules of rank 0: nobody writes them.
+        """
+        if (ranks, widths) not in self._deltas:
+            whole = self._like.new_zeros(self.shape[1] + 1, sum(widths))
+            of_module = whole[:-1].view(self.shape[0], -1, sum(widths)).split(widths, dim=-1)
+            self._deltas[ranks, widths] = whole, list(of_module)
+        return self._deltas[ranks, widths]
 
 
 def add_items(x_TK: Tensor, stack: StackedGroup, items: Items, out_TN: Tensor, scratch: ItemScratch) -> None:
@@ -82,11 +89,8 @@ def add_items(x_TK: Tensor, stack: StackedGroup, items: Items, out_TN: Tensor, s
     torch.index_select(x_TK, 0, items.gather, out=x)
     shrunk, of_module = scratch.shrunk(stack.ranks)
     torch.bmm(x_PMK, stack.a_PKR, out=shrunk).mul_(stack.scale_P1R)
-    target = out_TN[: len(items.inverse)]
-    column = 0
-    for rank, width, part, b_PrN in zip(stack.ranks, stack.widths, of_module, stack.b_PrN, strict=True):
+    delta, delta_of_module = scratch.delta(stack.ranks, stack.widths)
+    for rank, part, b_PrN, columns in zip(stack.ranks, of_module, stack.b_PrN, delta_of_module, strict=True):
         if rank:
-            delta, delta_PMN = scratch.delta(width)
-            torch.bmm(part, b_PrN, out=delta_PMN)
-            target.narrow(1, column, width).add_(delta.index_select(0, items.inverse))
-        column += width
+            torch.bmm(part, b_PrN, out=columns)
+    out_TN[: items.num_rows].add_(delta.index_select(0, items.inverse))

@@ -6,7 +6,7 @@ import torch
 
 from kernels.attention import AttentionMetadata, AttentionPlan, paged_attention
 from kernels.attention.cases import CASES, Case, naive_attention
-from kernels.attention.plan import MAX_TILE_BLOCKS, MAX_WASTED_BLOCKS
+from kernels.attention.plan import MAX_GROUP_QUERIES, MAX_TILE_BLOCKS, MAX_WASTED_BLOCKS
 from kernels.workspace import Workspace
 
 
@@ -83,6 +83,35 @@ def test_decode_tiles_cover_every_row_and_bound_padding() -> None:
         assert wasted <= MAX_WASTED_BLOCKS
         assert tile.num_seqs == 1 or tile.num_seqs * tile.num_keys // 16 <= MAX_TILE_BLOCKS
     assert sorted(covered) == list(range(200))
+
+
+def test_prefill_chunks_of_one_shape_share_tiles_with_the_same_bits() -> None:
+    shapes = ((20, 36), (5, 9), (20, 36), (1, 30), (300, 310), (20, 36), (5, 9), (20, 40), (300, 310))
+    case = Case(shapes, 4, 2, 16)
+    q, cache = case.inputs()
+    metadata = case.metadata()
+    plan = AttentionPlan.build(metadata, 4, 2, Workspace())
+    shared = sorted((tile.num_seqs, tile.num_queries) for tile in plan.tiles)
+    # 300 queries are cut at 128, and two such chunks are too many for one tile.
+    assert shared == [(1, 1), (1, 20), *[(1, 44)] * 2, *[(1, 128)] * 4, (2, 5), (3, 20)]
+    rows = [
+        row
+        for tile in plan.tiles
+        for row in (range(len(q))[tile.rows] if isinstance(tile.rows, slice) else tile.rows.tolist())
+    ]
+    assert sorted(rows) == list(range(len(q)))
+    together = run(case, q, cache, metadata)
+    expected = naive_attention(q, cache, metadata, case.head_dim**-0.5)
+    torch.testing.assert_close(together.double(), expected, rtol=1e-5, atol=1e-5)
+    for seq in range(metadata.num_seqs):
+        own = slice(metadata.query_starts[seq], metadata.query_starts[seq] + metadata.query_lens[seq])
+        assert torch.equal(run(case, q[own], cache, subset(metadata, [seq])), together[own])
+
+
+def test_many_prefill_chunks_of_one_shape_are_bounded_per_tile() -> None:
+    metadata = AttentionMetadata.build([100] * 11, [100] * 11, np.zeros((11, 7), dtype=np.int32), 16)
+    plan = AttentionPlan.build(metadata, 4, 2, Workspace())
+    assert [tile.num_seqs for tile in plan.tiles] == [MAX_GROUP_QUERIES // 100, MAX_GROUP_QUERIES // 100, 1]
 
 
 def test_metadata_derives_positions_slots_and_started_blocks() -> None:

@@ -76,6 +76,22 @@ def test_one_context_over_many_steps_equals_a_fresh_one() -> None:
         torch.testing.assert_close(got.double(), expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_repeated_step_notices_that_a_slot_has_changed() -> None:
+    widths = (24, 16)
+    pool = ListPool({(0, "group"): [random_group([4, 2], [0.5, 2.0], 32, widths, seed) for seed in range(2)]})
+    context = LoraContext(pool)
+    x, base = torch.randn(6, 32), torch.randn(6, 40)
+    row_slots = [0, 1, 0, NO_SLOT, 1, 1]
+    first = apply(context, x, base, row_slots, widths)
+    assert torch.equal(apply(context, x, base, row_slots, widths), first)
+    pool.groups[0, "group"][1] = random_group([8, 0], [0.5, 2.0], 32, widths, 9)
+    pool.versions[1] += 1
+    changed = apply(context, x, base, row_slots, widths)
+    assert torch.equal(changed, apply(LoraContext(pool), x, base, row_slots, widths))
+    assert torch.equal(changed[[0, 2, 3]], first[[0, 2, 3]])
+    assert not torch.equal(changed[[1, 4, 5]], first[[1, 4, 5]])
+
+
 @pytest.mark.parametrize("wild_rows", [1, 3, 20])
 @pytest.mark.parametrize("damage", ["overflow", "nan", "inf in b"])
 def test_a_wild_adapter_leaves_batch_mates_bit_equal(wild_rows: int, damage: str) -> None:
