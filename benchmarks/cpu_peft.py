@@ -1,6 +1,6 @@
 """Tokens per second of this engine against transformers + PEFT: mixed adapters in one batch, one CPU thread.
 
-    python -m benchmarks.cpu_peft --out F [--base PATH] [--batch 32] [--prompt 32] [--output 64] [--rounds 5]
+    python -m benchmarks.cpu_peft --out F [--base PATH] [--batch 32] [--prompt 32] [--output 64] [--rounds 7]
 
 Both answer the same prompts greedily on the same fp32 weights; PEFT by `generate(adapter_names=[...])`, we by
 EngineCore and ModelRunner. First both must give the same tokens: else there are no figures, and the exit code
@@ -115,22 +115,24 @@ class Peft:
     """Their side: transformers' generate with one adapter name per row."""
 
     def __init__(self, base_dir: Path, adapter_dirs: dict[str, Path], work: Work) -> None:
+        self._work = work
         with warnings.catch_warnings():
+            # Theirs, about their next releases.
             warnings.simplefilter("ignore")
             import peft
             import transformers
 
-        transformers.utils.logging.disable_progress_bar()
-        transformers.utils.logging.set_verbosity_error()
+            transformers.utils.logging.disable_progress_bar()
+            transformers.utils.logging.set_verbosity_error()
+            model = transformers.AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
+            model.generation_config.eos_token_id = None
+            model.generation_config.pad_token_id = 0
+            first, *others = adapter_dirs
+            wrapped = peft.PeftModel.from_pretrained(model, adapter_dirs[first], adapter_name=first)
+            for name in others:
+                wrapped.load_adapter(adapter_dirs[name], adapter_name=name)
+        self._model = wrapped.eval()
         self.versions = {"transformers": transformers.__version__, "peft": peft.__version__}
-        self._work = work
-        model = transformers.AutoModelForCausalLM.from_pretrained(base_dir, dtype=torch.float32)
-        model.generation_config.eos_token_id = None
-        model.generation_config.pad_token_id = 0
-        first, *others = adapter_dirs
-        self._model = peft.PeftModel.from_pretrained(model, adapter_dirs[first], adapter_name=first).eval()
-        for name in others:
-            self._model.load_adapter(adapter_dirs[name], adapter_name=name)
 
     @torch.inference_mode()
     def answer(self) -> Tokens:
@@ -195,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=32, help="requests in the batch")
     parser.add_argument("--prompt", type=int, default=32, help="tokens of each prompt")
     parser.add_argument("--output", type=int, default=64, help="tokens of each answer")
-    parser.add_argument("--rounds", type=int, default=5, help="timed rounds of each side")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds of each side")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:

@@ -65,7 +65,6 @@ def test_a_red_gate_writes_no_report_and_fails(tmp_path, monkeypatch):
     assert not (tmp_path / "report.json").exists()
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # transformers' own, about its next major version
 def test_a_small_comparison_runs_from_end_to_end(tmp_path):
     write_base(tmp_path / "base")
     out = tmp_path / "report.json"
