@@ -118,10 +118,7 @@ class InflightTable:
             words[word + _FIRST_TOKEN_AT] = words[_TOUCHED_AT_WORD]
 
     def touch(self, now: float) -> None:
-        """Note when counters move:
-
-        the time of a first token, and the time of death, should it come. Unix seconds.
-        """
+        """Note when counters move, in Unix seconds: a first token's time, or death's, should it come."""
         self._words[_TOUCHED_AT_WORD] = _bits(now)
 
     def update(self, row: int, event: UsageEvent) -> None:

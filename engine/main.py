@@ -122,9 +122,9 @@ def _build(settings: EngineSettings, server: EngineServer) -> tuple[EngineCore, 
 
 
 def _end_process(failure: threading.ExceptHookArgs) -> None:
-    """A thread's death would leave the process half alive:
+    """A thread's death would leave the process half alive: better none, and a new one.
 
-    better none, and a new one. The in-flight table has the bill.
+    The in-flight table has the bill.
     """
     name = failure.thread.name if failure.thread is not None else ""
     log.critical("a thread died; the engine ends itself", thread=name, exc_info=failure.exc_value)

@@ -84,10 +84,7 @@ class Meter:
         )
 
     def begin_step(self) -> Callable[[int, int], None]:
-        """Open a step's counting:
-
-        the function returned counts (row, completion tokens) before they are sent.
-        """
+        """Open a step's counting; what is returned counts (row, completion tokens) before they are sent."""
         self._table.touch(time.time())
         return self._table.add
 
@@ -101,10 +98,7 @@ class Meter:
         self._entries.append(JournalEntry(event))
 
     def settle(self, row: int, event: UsageEvent, receipt: object) -> None:
-        """A request's last event:
-
-        to the journal at the step's end; `receipt` comes back once it is written.
-        """
+        """A request's last event, for the journal at the step's end. `receipt` comes back once written."""
         self._table.update(row, event)
         self._entries.append(JournalEntry(event, (row, receipt)))
 

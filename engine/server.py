@@ -4,11 +4,9 @@ Owns the order in which things happen, which is what the bill rests on. For each
 
 1. counters in the in-flight table move (so a kill from here on bills what is about to be sent);
 2. chunks go to the transport, one message per client, including those that end a choice: streaming never
-waits for
-   Redis;
+   waits for Redis;
 3. usage events go to the journal's thread, which writes them to Redis or disk, frees the rows and only then
-sends
-   `Finished`, a second message.
+   sends `Finished`, a second message.
 
 The loop itself waits for nothing but work: network and Redis have threads of their own. Refuses to know how a
 step is planned or run (the core does), and tensors.

@@ -45,10 +45,7 @@ class JournalError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """An event;
-
-    for a request's last, its row of the in-flight table and a receipt, given back once it is written.
-    """
+    """An event; with a request's last, what is given back once it is written: its row and a receipt."""
 
     event: UsageEvent
     last_word: tuple[int, object] | None = None

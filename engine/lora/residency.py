@@ -6,8 +6,7 @@ used first. When they are not, slots change hands by turns:
 
 * an adapter that has waited longer than `patience_s` has a claim, the longest waiting first;
 * a claim closes a slot that has had at least `patience_s` to itself: no request on its adapter is admitted
-  any more,
-  so that it drains as its running requests end, and then goes to the claimant.
+  any more, so that it drains as its running requests end, and then goes to the claimant.
 
 So an adapter waits for at most patience, the running requests of one slot and a load, times its place in
 the line over the number of slots. Refuses to know requests: it is told of adapters only.
