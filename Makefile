@@ -7,6 +7,7 @@ export OMP_NUM_THREADS ?= 1
 PACKAGES := adapters admin api billing cli db engine kernels telemetry tenants worker benchmarks examples
 DEMO_DATA ?= var/demo
 DEMO_PORT ?= 8000
+RESULTS ?= benchmarks/results/cpu-epyc-2-cores
 
 .PHONY: help demo test check lint fmt types contracts unit e2e gpu-test bench constraints clean
 .DEFAULT_GOAL := help
@@ -17,7 +18,7 @@ help:
 	@echo "make test    everything CI runs: lint, types, contracts, tests"
 	@echo "make check   lint, types and contracts only"
 	@echo "make fmt     format and fix what can be fixed"
-	@echo "make bench   the CPU benchmarks, results under benchmarks/results/cpu/"
+	@echo "make bench   the CPU benchmarks, results under $(RESULTS)/"
 	@echo "make gpu-test  the tests that need a CUDA device"
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -55,9 +56,10 @@ gpu-test:
 	python3 -m pytest -m gpu tests/kernels tests/engine
 
 bench: .venv/.installed
-	$(BIN)/python -m benchmarks.bookkeeping --out benchmarks/results/cpu/bookkeeping.json
-	$(BIN)/python -m benchmarks.cpu_peft --out benchmarks/results/cpu/cpu_peft.json
-	$(BIN)/python -m benchmarks.serving --out benchmarks/results/cpu/serving.json
+	$(BIN)/python -m benchmarks.bookkeeping --out $(RESULTS)/bookkeeping.json
+	$(BIN)/python -m benchmarks.cpu_peft --out $(RESULTS)/cpu-peft.json
+	$(BIN)/python -m benchmarks.serving --out $(RESULTS)/serving.json
+	$(BIN)/python -m benchmarks.quality --quantization int8 --out $(RESULTS)/quality-sapling-int8.json
 
 fmt: .venv/.installed
 	$(BIN)/ruff check --fix .
