@@ -53,7 +53,7 @@ e2e: .venv/.installed
 	$(BIN)/python -m pytest tests/e2e
 
 gpu-test:
-	python3 -m pytest -m gpu tests/kernels tests/engine
+	python3 -m pytest -c tests/gpu/pytest.ini tests/gpu
 
 bench: .venv/.installed
 	$(BIN)/python -m benchmarks.bookkeeping --out $(RESULTS)/bookkeeping.json

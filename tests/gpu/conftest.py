@@ -1,0 +1,24 @@
+"""A CUDA device, fp32 that is fp32, and memory that hides nothing."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    """Products in full fp32: TF32 would differ from a CPU in the fourth digit."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield torch.device("cuda")
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """`torch.empty` hands out NaN: who reads scratch memory before writing it is found out."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(4).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
