@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,6 @@ import torch
 
 from adapters.packing import pack
 from engine.core import EngineCore
-from engine.lora.pool import AdapterPool
 from engine.model.config import load_config
 from engine.model.model import load_model
 from engine.model.weights import base_digest
@@ -27,23 +24,12 @@ pytestmark = pytest.mark.gpu
 PROMPTS_PER_TASK = 5
 MAX_TOKENS = 48
 
-MakeCore = Callable[..., EngineCore]
+
+def make_core(base_dir: Path, artifacts: Path, device: torch.device | str, **sizes: int) -> EngineCore:
+    return rig.make_core(load_model(base_dir, device=device), artifacts, **sizes)
 
 
-@pytest.fixture
-def make_core(monkeypatch: pytest.MonkeyPatch) -> MakeCore:
-    """As `rig.make_core`, with the adapters on the model's device too, as when serving."""
-
-    def make(base_dir: Path, artifacts: Path, device: torch.device | str, **sizes: int) -> EngineCore:
-        monkeypatch.setattr(rig, "AdapterPool", partial(AdapterPool, device=device))
-        return rig.make_core(load_model(base_dir, device=device), artifacts, **sizes)
-
-    return make
-
-
-def test_sapling_and_its_adapters_answer_as_on_a_cpu(
-    make_core: MakeCore, tmp_path: Path, device: torch.device
-) -> None:
+def test_sapling_and_its_adapters_answer_as_on_a_cpu(tmp_path: Path, device: torch.device) -> None:
     """Held-out prompts of every task, on its adapter and on the bare base, all in one queue."""
     encoder = tokens.Encoder(BASE)
     config, digest = load_config(BASE), base_digest(BASE)
@@ -72,7 +58,7 @@ def test_sapling_and_its_adapters_answer_as_on_a_cpu(
     "sizes", [{}, {"max_batch_tokens": 16}, {"num_blocks": 9}], ids=["roomy", "chunked", "starved"]
 )
 def test_every_kind_of_request(
-    make_core: MakeCore, architecture: str, sizes: dict[str, int], tmp_path: Path, device: torch.device
+    architecture: str, sizes: dict[str, int], tmp_path: Path, device: torch.device
 ) -> None:
     base = tmp_path / "base"
     write_base(base, architecture, seed=3)
@@ -106,9 +92,7 @@ def test_every_kind_of_request(
     assert (there.core.stats.preemptions > 0) == ("num_blocks" in sizes)
 
 
-def test_a_broken_adapter_ends_in_an_error_of_its_own(
-    make_core: MakeCore, tmp_path: Path, device: torch.device
-) -> None:
+def test_a_broken_adapter_ends_in_an_error_of_its_own(tmp_path: Path, device: torch.device) -> None:
     base, artifacts = tmp_path / "base", tmp_path / "adapters" / "packed"
     config = write_base(base)
     refs = {name: adapter.ref for name, adapter in write_adapters(base, tmp_path / "adapters").items()}

@@ -45,7 +45,7 @@ def make_core(
     context_length: int = 128,
 ) -> EngineCore:
     """Adapters load at once, on the caller's thread: no test waits."""
-    pool = AdapterPool(model.config, num_slots)
+    pool = AdapterPool(model.config, num_slots, model.device, model.dtype)
     core: EngineCore
 
     def start_load(slot: int, ref: AdapterRef) -> None:
