@@ -25,6 +25,7 @@ from db.schema import assert_schema_current
 from db.session import Database
 from db.settings import DatabaseSettings
 from telemetry import logs
+from worker.ack_watch import AckWatch
 from worker.app import QUEUE, create_app
 from worker.runtime import Runtime
 from worker.settings import WorkerSettings
@@ -49,6 +50,7 @@ def run() -> int:
     worker_pid = os.getpid()
     signals.worker_process_init.connect(lambda **_: _die_with_parent(worker_pid), weak=False)
     signals.worker_process_shutdown.connect(lambda **_: runtime.close(), weak=False)
+    app.steps["consumer"].add(AckWatch)
     if settings.beat:
         _run_beat_with_the_worker(app)
     worker = app.Worker(

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import redis.asyncio
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 
+from billing.repository import WRITER_LOCK
 from cli.local.redis import start_redis
 from db.session import Database
 from engine.protocol import JOURNAL_STREAM
@@ -103,6 +104,39 @@ async def test_killed_in_the_middle_it_loses_nothing_and_doubles_nothing(
     finally:
         process.kill()
         process.wait()
+
+
+async def test_a_task_that_ends_while_redis_is_away_does_not_block_the_queue(
+    database: Database, database_url: str, servers_dir: Path, tmp_path: Path
+) -> None:
+    """It cannot be acknowledged then; the message left over must not be waited for."""
+    directory, log = servers_dir / "unacknowledged", tmp_path / "log"
+    server = start_redis(directory)
+    try:
+        with worker(database_url, server.url, log) as process:
+            async with database.engine.connect() as other:
+                await other.execute(select(func.pg_advisory_lock(WRITER_LOCK)))
+                write_events(server.url, [usage_event("one")])
+
+                async def waits_for_the_ledger() -> bool:
+                    async with database.read() as session:
+                        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+                        return bool((await session.execute(text(waiting))).scalar_one())
+
+                await eventually(waits_for_the_ledger, 20)
+                server.stop()
+                await other.execute(select(func.pg_advisory_unlock(WRITER_LOCK)))
+            await eventually(lambda: "Couldn't ack" in log.read_text(), 20)
+            server = start_redis(directory)
+            write_events(server.url, [usage_event("two")])
+
+            async def both() -> bool:
+                return await ledger(database) == (2, 10)
+
+            await eventually(both, 30)
+            assert process.poll() is None
+    finally:
+        server.stop()
 
 
 async def test_it_waits_for_a_redis_that_went_away(

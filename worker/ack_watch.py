@@ -1,0 +1,48 @@
+"""Notices a consumer that waits for an acknowledgement which will never come, and makes it connect anew.
+
+A task that ends while Redis is away cannot be acknowledged: Celery logs that and goes on. But the message
+still counts as unacknowledged, and with a prefetch limit of one no other is asked for: nothing is read from
+the socket, so its loss is never noticed, and the worker idles for ever. Owns that one check.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import bootsteps
+from celery.worker import state
+
+logger = logging.getLogger(__name__)
+
+INTERVAL = 2.0
+"""Seconds between two looks; stuck is who looks stuck twice."""
+
+
+class AckWatch(bootsteps.StartStopStep):
+    """A step of Celery's consumer: runs on its event loop, started anew with each connection."""
+
+    requires = frozenset({"celery.worker.consumer.tasks:Tasks"})
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
+        self._timer: Any = None
+        self._suspected = False
+
+    def start(self, consumer: Any) -> None:
+        self._suspected = False
+        self._timer = consumer.timer.call_repeatedly(INTERVAL, self._look, (consumer,))
+
+    def stop(self, consumer: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self, consumer: Any) -> None:
+        """Raises ConnectionError, which the consumer's loop answers by connecting again."""
+        full = not consumer.task_consumer.channel.qos.can_consume()
+        stuck = full and not state.reserved_requests
+        if stuck and self._suspected:
+            logger.warning("a task could not be acknowledged and blocks the queue; connecting again")
+            raise ConnectionError("unacknowledged messages of finished tasks fill the prefetch limit")
+        self._suspected = stuck
