@@ -81,11 +81,12 @@ class Stores:
         while True:
             await asyncio.sleep(_WATCH_S)
             for store in (self.redis, self.postgres):
-                if store.server is not None and not store.server.alive:
-                    self.tell(f"{store.name} died, starting it again")
-                    store.stop()
-                    try:
-                        store.start(self.data)
-                    except CliError as error:
-                        self.tell(str(error))
-                        await asyncio.sleep(5 * _WATCH_S)
+                if store.given_url or (store.server is not None and store.server.alive):
+                    continue
+                self.tell(f"{store.name} died, starting it again")
+                store.stop()
+                try:
+                    store.start(self.data)
+                except CliError as error:  # tried again: whatever is in its way may pass
+                    self.tell(str(error))
+                    await asyncio.sleep(5 * _WATCH_S)

@@ -30,6 +30,8 @@ from engine.protocol import JOURNAL_STREAM
 
 ROOTSTOCK = (sys.executable, "-m", "cli.main")
 COMMANDS = {"api": "serve-api", "engine": "serve-engine", "worker": "work"}
+STORES = {"Redis": ("redis-server", "valkey-server"), "PostgreSQL": ("postgres",)}
+"""Program names of the private servers."""
 START_S = 120.0
 
 
@@ -171,6 +173,23 @@ class Stack:
         os.kill(pid, signal.SIGKILL)
         return pid
 
+    def kill_store(self, name: str) -> int:
+        """kill -9 of a private server's main process; the pid that died."""
+        pid = self.pid_of_store(name)
+        assert pid is not None, f"{name} is not running"
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def pid_of_store(self, name: str) -> int | None:
+        for pid in descendants(self.process.pid):
+            try:
+                program = Path(f"/proc/{pid}/exe").resolve().name
+            except OSError:
+                continue
+            if program in STORES[name]:
+                return pid
+        return None
+
     def wait_until_replaced(self, name: str, dead: int, seconds: float = 60.0) -> None:
         eventually(lambda: self.pid_of(name) not in (None, dead), seconds, f"a new {name}")
 
@@ -197,7 +216,12 @@ class Stack:
         client = redis.Redis.from_url(self.setting("ROOTSTOCK_REDIS_URL"))
 
         def settled() -> bool:
-            return self.counter("rootstock_requests_running") == 0 and client.xlen(JOURNAL_STREAM) == 0
+            idle = self.counter("rootstock_requests_running") == 0
+            return (
+                idle
+                and not self.counter("rootstock_usage_events_spooled")
+                and not client.xlen(JOURNAL_STREAM)
+            )
 
         def stays_settled() -> bool:
             if not settled():
