@@ -33,7 +33,7 @@ class Detokenizer:
         strip_leading_space: drop one space at the very beginning, where a sentencepiece decoder would.
     """
 
-    __slots__ = ("_decoder", "_held", "_num_pushed", "_num_shown", "_stops", "_strip", "_table")
+    __slots__ = ("_decoder", "_held", "_num_shown", "_stops", "_strip", "_table")
 
     def __init__(
         self, vocabulary: Vocabulary, stops: StopMatcher | None = None, strip_leading_space: bool = False
@@ -43,18 +43,12 @@ class Detokenizer:
         self._strip = strip_leading_space
         self._decoder = _UTF8(errors="replace")
         self._held = b""
-        self._num_pushed = 0
         self._num_shown = 0
 
     @property
     def num_shown(self) -> int:
         """Bytes of this choice given out so far, counted in the tokens' own bytes."""
         return self._num_shown
-
-    @property
-    def num_pushed(self) -> int:
-        """Bytes of this choice read so far."""
-        return self._num_pushed
 
     def push(self, chunk: TokenChunk) -> str:
         """The text that `chunk` makes showable; everything that is left when the chunk ends the choice."""
@@ -65,7 +59,6 @@ class Detokenizer:
             token_ids = token_ids[:-1]
         if self._stops is None:
             data = b"".join([table[token_id] for token_id in token_ids if token_id < size])
-            self._num_pushed += len(data)
             return self._show(data, final=chunk.finish_reason is not None)
         match = self._read(token_id for token_id in token_ids if token_id < size)
         if chunk.finish_reason is None:
@@ -86,7 +79,6 @@ class Detokenizer:
             data = self._table[token_id]
             match = self._stops.push(data)
             pieces.append(data)
-            self._num_pushed += len(data)
         self._held = b"".join(pieces)
         return match
 
