@@ -1,0 +1,34 @@
+"""What linear layers read and write when the base is quantised: numbers with a scale for every row.
+
+FP8 products are fastest with one constant scale for the whole tensor, but a scale that depends on the batch
+lets one tenant's row move another's. So every row is divided by its own scale before the product, and the
+product is left divided: whoever reads it multiplies the row back (rms_norm, silu_mul, rope_kv), and what is
+added to it is divided first (lora). Rows never meet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """Input of a linear layer: as it is, and quantised where the base wants it."""
+
+    x_TK: Tensor
+    """In the model's type: what adapters and unquantised linears read."""
+    quantized_TK: Tensor | None = None
+    """FP8 e4m3: x / scale."""
+    scale_T: Tensor | None = None
+    """fp32: largest magnitude of the row / 448, at least the smallest normal number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Output of a linear layer: the true value is y * scale, row by row."""
+
+    y_TN: Tensor
+    scale_T: Tensor | None = None
+    """fp32; None where y is the true value already."""
