@@ -36,6 +36,7 @@ class LoraContext:
         self._placed: list[Resident] = []
         """Of the last step, which the next one often repeats."""
         self._scratch: ItemScratch | None = None
+        self._shrinking: tuple[int, str, Tensor] | None = None
 
     @property
     def active(self) -> bool:
@@ -82,16 +83,51 @@ class LoraContext:
         )
 
     def apply(self, layer: int, group: str, x_TK: Tensor, out_TN: Tensor, widths: Sequence[int]) -> None:
-        """Adds every row's adapter to `out_TN`, in place.
+        """`shrink` and `expand` in one."""
+        if self._work.active:
+            self.shrink(layer, group, x_TK)
+            self.expand(layer, group, out_TN, widths)
+
+    def shrink(self, layer: int, group: str, x_TK: Tensor) -> None:
+        """Takes what the group's linears read, before or while the base is computed.
+
+        On a CPU nothing is to be won by starting early: `x_TK` is remembered, and must stay until `expand`.
 
         Args:
             layer, group: which weights of the pool.
-            x_TK: what the group's linears read, unquantised; T of `begin`, or more rows, which are ignored.
+            x_TK: unquantised; T of `begin`, or more rows, which are ignored.
+        """
+        self._shrinking = (layer, group, x_TK) if self._work.active else None
+
+    def expand(
+        self,
+        layer: int,
+        group: str,
+        out_TN: Tensor,
+        widths: Sequence[int],
+        scale_T: Tensor | None = None,
+    ) -> None:
+        """Adds every row's adapter to `out_TN`, in place; follows `shrink` of the same group.
+
+        Args:
             out_TN: what the fused base linear wrote.
             widths: columns of each module of the group, in order; they sum to N.
+            scale_T: fp32; what is added to a row is divided by it.
         """
-        if not self._work.active:
+        if self._shrinking is None:
             return
+        *place, x_TK = self._shrinking
+        assert place == [layer, group], f"expand of {layer, group} after shrink of {place}"
+        self._shrinking = None
+        if scale_T is None:
+            self._add(layer, group, x_TK, out_TN, widths)
+            return
+        delta_TN = torch.zeros_like(out_TN)
+        self._add(layer, group, x_TK, delta_TN, widths)
+        num_tokens = self._work.num_tokens
+        out_TN[:num_tokens].add_(delta_TN[:num_tokens].div_(scale_T[:num_tokens, None]))
+
+    def _add(self, layer: int, group: str, x_TK: Tensor, out_TN: Tensor, widths: Sequence[int]) -> None:
         if sum(widths) != out_TN.shape[1] or x_TK.shape[0] != out_TN.shape[0]:
             raise ValueError(
                 f"lora: x {tuple(x_TK.shape)}, out {tuple(out_TN.shape)}, widths {tuple(widths)}"

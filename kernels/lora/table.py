@@ -29,8 +29,8 @@ class AdapterTable:
 
     Of layer l, group g and slot s, with r_m the rank of module m and R their sum:
         A: [R, K], modules in order, absent ones left out; B of module m: [r_m, N_m], rank-major
-        rank scales: fp32 [R], multiplies the shrunk activations. For bf16 a module's LoRA scale, repeated; for
-        e4m3 that times the scales of A's and B's row.
+        rank scales: fp32 [R], multiplies the shrunk activations. For bf16 a module's LoRA scale, repeated;
+        for e4m3 that times the scales of A's and B's row.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AdapterTable:
         *,
         max_rank: int = DEFAULT_MAX_RANK,
     ) -> None:
-        """`groups`: names, in the order of the second axis. `max_rank`: of a module; sizes kernels' scratch."""
+        """`groups`: names, in the order of the second axis. `max_rank`: of one module; sizes scratch."""
         self.num_layers = num_layers
         self.num_slots = num_slots
         self.groups = tuple(groups)
@@ -75,7 +75,7 @@ class AdapterTable:
         return self.groups.index(group)
 
     def fill(self, slot: int, offsets_LG5: Tensor, ranks_LG4: Tensor, *, non_blocking: bool = False) -> None:
-        """Say where a slot's adapter lies. Queued on the current stream; host tensors, pinned if not blocking.
+        """Say where a slot's adapter lies, from host tensors (pinned if non-blocking), on the current stream.
 
         Raises:
             ValueError: a rank or an offset that kernels cannot serve.

@@ -143,6 +143,28 @@ def test_padding_rows_after_the_step_are_ignored() -> None:
     assert out[0].isfinite().all()
 
 
+def test_what_is_added_is_divided_by_the_rows_scale() -> None:
+    case = Case(64, (32, 16), ((4, 4), (8, 0)), (0, 1, NO_SLOT, 1))
+    pool = case.pool()
+    x, base = case.inputs()
+    scale = torch.tensor([0.5, 2.0, 3.0, 0.125])
+    context = LoraContext(pool)
+    context.begin(np.asarray(case.row_slots))
+    out = base / scale[:, None]
+    context.shrink(0, "group", x)
+    context.expand(0, "group", out, case.widths, scale)
+    expected = naive_lora(x, base, pool.group(0, "group"), case.row_slots, case.widths)
+    torch.testing.assert_close((out * scale[:, None]).double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_expand_belongs_to_the_shrink_before_it() -> None:
+    context = LoraContext(CASES[0].pool())
+    context.begin(np.asarray([0]))
+    context.shrink(0, "group", torch.zeros(1, 64))
+    with pytest.raises(AssertionError, match="after shrink"):
+        context.expand(1, "group", torch.zeros(1, 48), (48,))
+
+
 def test_refuses_what_does_not_fit() -> None:
     context = LoraContext(CASES[0].pool())
     context.begin(np.asarray([0, 0]))
