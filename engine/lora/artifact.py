@@ -6,105 +6,78 @@ K]` (so that the input is read once for all of them), then each module's B, rank
 is contiguous). Ranks are the true ones; an absent module takes no bytes. Every matrix starts on a multiple of
 64 bytes. Scales stay beside the weights, in fp32: folded into bf16 they would be rounded.
 
-Owns the layout, its checks and the adapter's digest (SHA-256 of the file's bytes). Refuses to know PEFT,
-torch, and which base is being served: the API reads artifacts too, so that only the standard library, numpy
-and msgspec are used.
+Weights are bf16, fp32 or FP8 (e4m3). FP8 has two fp32 scales for every rank, one for A's row and one for
+B's: a group's stand after its matrices, all of A's, then all of B's. The true weight is the stored one times
+its row's scale.
+
+Versions: bf16 and fp32 are written as version 1, as they always were, so that what was packed keeps its
+digest; FP8 is version 2, which releases that cannot read it refuse by number.
+
+Owns the file, its checks and the adapter's digest (SHA-256 of the file's bytes). Refuses to know PEFT, torch,
+and which base is being served: the API reads artifacts too, so that only the standard library, numpy and
+msgspec are used.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import struct
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "o": ("o_proj",),
-    "gate_up": ("gate_proj", "up_proj"),
-    "down": ("down_proj",),
-}
-"""Linear modules by the input they share, in the order of the slab."""
+from engine.lora.manifest import (
+    ALIGNMENT,
+    GROUPS,
+    MAX_RANK,
+    SCALED,
+    STORAGE,
+    ArtifactError,
+    Dtype,
+    GroupEntry,
+    Manifest,
+    ModuleEntry,
+    ModuleShape,
+    aligned,
+    lay_out,
+    verify,
+)
+
+__all__ = [
+    "ALIGNMENT",
+    "GROUPS",
+    "MAX_RANK",
+    "STORAGE",
+    "SUFFIX",
+    "ArtifactError",
+    "Dtype",
+    "GroupEntry",
+    "LoraPair",
+    "Manifest",
+    "ModuleEntry",
+    "PackedAdapter",
+    "artifact_path",
+    "read_manifest",
+]
 
 MAGIC = b"RTSTOCKA"
-VERSION = 1
+VERSIONS: dict[str, int] = {"bfloat16": 1, "float32": 1, "float8_e4m3": 2}
 SUFFIX = ".rsa"
-ALIGNMENT = 64
-"""Bytes: of the slab in the file and of every matrix in the slab."""
 MAX_MANIFEST_BYTES = 16 << 20
-MAX_RANK = 1024
-
-Dtype = Literal["bfloat16", "float32"]
-
-STORAGE: dict[str, np.dtype] = {"bfloat16": np.dtype("<u2"), "float32": np.dtype("<f4")}
-"""numpy has no bfloat16: its raw 16-bit words are kept."""
 
 _PREFIX = struct.Struct("<8sII")
+_PIECE_BYTES = 4 << 20
+"""Read and hashed at a time: what was just read is still in the processor's cache."""
 
-
-class ArtifactError(ValueError):
-    """A packed adapter is damaged, foreign or not what was asked for. `field` names what is wrong."""
-
-    def __init__(self, field: str, reason: str) -> None:
-        super().__init__(f"{field}: {reason}")
-        self.field = field
-        self.reason = reason
-
-
-class ModuleEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One linear module's share of a group."""
-
-    rank: int
-    scale: float
-    """Exactly representable in fp32."""
-    out_features: int
-    offset: int
-    """Of B, in elements from the slab's start."""
-
-
-class GroupEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The modules of one group that the adapter has; never empty."""
-
-    in_features: int
-    offset: int
-    """Of the stacked A, in elements from the slab's start."""
-    modules: dict[str, ModuleEntry]
-
-    @property
-    def rank(self) -> int:
-        """Rows of the stacked A."""
-        return sum(module.rank for module in self.modules.values())
-
-
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What stands in the slab and where."""
-
-    dtype: Dtype
-    base_digest: str
-    """Of the base the adapter was packed against."""
-    num_elements: int
-    layers: tuple[dict[str, GroupEntry], ...]
-    """By layer index; an untouched layer is an empty dict."""
-
-    @property
-    def rank(self) -> int:
-        """Largest rank of any module."""
-        ranks = (m.rank for layer in self.layers for group in layer.values() for m in group.modules.values())
-        return max(ranks, default=0)
-
-    @property
-    def num_bytes(self) -> int:
-        """Of the slab."""
-        return self.num_elements * STORAGE[self.dtype].itemsize
+Allocate = Callable[[Manifest], np.ndarray]
+"""Memory for a slab: 1-D uint8 of at least `manifest.num_bytes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +88,14 @@ class LoraPair:
     a: np.ndarray
     b: np.ndarray
     scale: float
+    a_scale: np.ndarray | None = None
+    """fp32 [rank], with FP8 alone: the true row of A is the stored one times this."""
+    b_scale: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class PackedAdapter:
-    """A manifest and its slab: 1-D, bf16 as raw uint16 words or fp32."""
+    """A manifest and its slab: 1-D, raw words of bf16 or FP8, or fp32."""
 
     manifest: Manifest
     slab: np.ndarray
@@ -127,18 +103,34 @@ class PackedAdapter:
     @classmethod
     def build(cls, layers: Sequence[Mapping[str, LoraPair]], base_digest: str, dtype: Dtype) -> PackedAdapter:
         """Lay out `layers[i][module name]`; arrays must already be of the storage type (`STORAGE[dtype]`)."""
-        storage = STORAGE[dtype]
-        manifest = _lay_out(layers, base_digest, dtype)
-        packed = cls(manifest, np.zeros(manifest.num_elements, storage))
+        shapes = [{name: _shape(name, pair) for name, pair in layer.items()} for layer in layers]
+        manifest = lay_out(shapes, base_digest, dtype)
+        packed = cls(manifest, np.zeros(manifest.num_elements, STORAGE[dtype]))
         for index, (layer, entries) in enumerate(zip(layers, manifest.layers, strict=True)):
             for group, entry in entries.items():
-                rows = [layer[name].a for name in entry.modules]
-                assert all(row.dtype == storage for row in rows), "arrays must be of the storage type"
-                packed.a(index, group)[:] = np.concatenate(rows)
-                for name in entry.modules:
-                    assert layer[name].b.dtype == storage, "arrays must be of the storage type"
-                    packed.b(index, group, name)[:] = layer[name].b
+                packed._fill(index, group, [(name, layer[name]) for name in entry.modules])
         return packed
+
+    def _fill(self, layer: int, group: str, pairs: Sequence[tuple[str, LoraPair]]) -> None:
+        storage = self.slab.dtype
+        rows = [pair.a for _, pair in pairs]
+        assert all(row.dtype == storage for row in rows), "arrays must be of the storage type"
+        self.a(layer, group)[:] = np.concatenate(rows)
+        for name, pair in pairs:
+            assert pair.b.dtype == storage, "arrays must be of the storage type"
+            self.b(layer, group, name)[:] = pair.b
+            scaled = pair.a_scale is not None and pair.b_scale is not None
+            assert scaled == (self.manifest.dtype == SCALED), f"{name}: FP8 has scales, other types have none"
+        if self.manifest.dtype == SCALED:
+            scales = self.scales(layer, group)
+            scales[0] = np.concatenate([pair.a_scale for _, pair in pairs])
+            scales[1] = np.concatenate([pair.b_scale for _, pair in pairs])
+
+    def groups(self) -> Iterator[tuple[int, str, GroupEntry]]:
+        """(layer, group, its entry) of all there are."""
+        for index, layer in enumerate(self.manifest.layers):
+            for group, entry in layer.items():
+                yield index, group, entry
 
     def a(self, layer: int, group: str) -> np.ndarray:
         """View of the stacked A of a group the adapter has: [sum of ranks, K]."""
@@ -149,6 +141,13 @@ class PackedAdapter:
         """View of one module's B: [rank, N]."""
         entry = self.manifest.layers[layer][group].modules[module]
         return self._matrix(entry.offset, entry.rank, entry.out_features)
+
+    def scales(self, layer: int, group: str) -> np.ndarray:
+        """View of an FP8 group's scales: fp32 [2, sum of ranks], of A's rows and of B's."""
+        entry = self.manifest.layers[layer][group]
+        assert entry.scales is not None, f"{self.manifest.dtype} has no scales"
+        rank = entry.rank
+        return self.slab[entry.scales : entry.scales + 8 * rank].view(np.dtype("<f4")).reshape(2, rank)
 
     def _matrix(self, offset: int, rows: int, columns: int) -> np.ndarray:
         return self.slab[offset : offset + rows * columns].reshape(rows, columns)
@@ -182,22 +181,26 @@ class PackedAdapter:
             os.close(directory)
 
     @classmethod
-    def read(cls, path: Path, expected_digest: str | None = None) -> PackedAdapter:
+    def read(
+        cls, path: Path, expected_digest: str | None = None, allocate: Allocate | None = None
+    ) -> PackedAdapter:
         """Read and verify. Raises ArtifactError (damaged, or not `expected_digest`), FileNotFoundError.
 
-        The slab is read, not mapped: what was verified must be what is later copied to the device.
+        The slab is read, not mapped: what was verified must be what is later copied to the device. It goes
+        where `allocate` says, and what that raises is passed on.
         """
         with path.open("rb") as file:
             manifest, start = _read_header(file)
             size = os.fstat(file.fileno()).st_size
             if size != start + manifest.num_bytes:
                 raise ArtifactError("size", f"{size} bytes, the manifest says {start + manifest.num_bytes}")
-            slab = np.empty(manifest.num_elements, STORAGE[manifest.dtype])
-            if file.readinto(slab.data.cast("B")) != manifest.num_bytes:  # type: ignore[attr-defined]
-                raise ArtifactError("size", "the file shrank while it was read")
-        packed = cls(manifest, slab)
-        if expected_digest is not None and packed.digest != expected_digest:
-            raise ArtifactError("digest", f"content is {packed.digest}, expected {expected_digest}")
+            memory = np.empty(manifest.num_bytes, np.uint8) if allocate is None else allocate(manifest)
+            memory = memory[: manifest.num_bytes]
+            digest = _read_slab(file, manifest, memory)
+        packed = cls(manifest, memory.view(STORAGE[manifest.dtype]))
+        vars(packed)["digest"] = digest
+        if expected_digest is not None and digest != expected_digest:
+            raise ArtifactError("digest", f"content is {digest}, expected {expected_digest}")
         return packed
 
 
@@ -212,10 +215,17 @@ def read_manifest(path: Path) -> Manifest:
         return _read_header(file)[0]
 
 
+def _shape(name: str, pair: LoraPair) -> ModuleShape:
+    rank, out_features = pair.b.shape
+    in_features = pair.a.shape[1]
+    assert pair.a.shape == (rank, in_features), f"{name}: A and B do not fit one another"
+    return ModuleShape(rank, in_features, out_features, pair.scale)
+
+
 def _header(manifest: Manifest) -> bytes:
     text = msgspec.json.encode(manifest)
-    header = _PREFIX.pack(MAGIC, VERSION, len(text)) + text
-    return header + bytes(-len(header) % ALIGNMENT)
+    header = _PREFIX.pack(MAGIC, VERSIONS[manifest.dtype], len(text)) + text
+    return header.ljust(aligned(len(header), ALIGNMENT), b"\0")
 
 
 def _read_header(file: BinaryIO) -> tuple[Manifest, int]:
@@ -224,8 +234,8 @@ def _read_header(file: BinaryIO) -> tuple[Manifest, int]:
     if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
         raise ArtifactError("magic", "not a packed adapter")
     _, version, length = _PREFIX.unpack(prefix)
-    if version != VERSION:
-        raise ArtifactError("version", f"{version}, this release reads {VERSION}")
+    if version not in VERSIONS.values():
+        raise ArtifactError("version", f"{version}, this release reads {sorted(set(VERSIONS.values()))}")
     if length > MAX_MANIFEST_BYTES:
         raise ArtifactError("manifest", f"{length} bytes long, at most {MAX_MANIFEST_BYTES} are allowed")
     text = file.read(length)
@@ -235,7 +245,10 @@ def _read_header(file: BinaryIO) -> tuple[Manifest, int]:
         manifest = msgspec.json.decode(text, type=Manifest)
     except msgspec.DecodeError as error:
         raise ArtifactError("manifest", str(error)) from error
-    _verify(manifest)
+    if version != VERSIONS[manifest.dtype]:
+        expected = VERSIONS[manifest.dtype]
+        raise ArtifactError("version", f"{version}, but {manifest.dtype} is written as {expected}")
+    verify(manifest)
     header = _header(manifest)
     file.seek(0)
     if file.read(len(header)) != header:
@@ -244,96 +257,13 @@ def _read_header(file: BinaryIO) -> tuple[Manifest, int]:
     return manifest, len(header)
 
 
-def _groups_of(names: Mapping[str, object]) -> Iterator[tuple[str, list[str]]]:
-    """Groups that have any of `names`, with those modules, in slab order."""
-    for group, modules in GROUPS.items():
-        present = [name for name in modules if name in names]
-        if present:
-            yield group, present
-
-
-def _aligned(offset: int, itemsize: int) -> int:
-    unit = ALIGNMENT // itemsize
-    return -(-offset // unit) * unit
-
-
-def _lay_out(layers: Sequence[Mapping[str, LoraPair]], base_digest: str, dtype: Dtype) -> Manifest:
-    itemsize = STORAGE[dtype].itemsize
-    entries: list[dict[str, GroupEntry]] = []
-    end = 0
-    for layer in layers:
-        groups: dict[str, GroupEntry] = {}
-        known = 0
-        for group, names in _groups_of(layer):
-            known += len(names)
-            in_features = layer[names[0]].a.shape[1]
-            offset = _aligned(end, itemsize)
-            end = offset + in_features * sum(layer[name].a.shape[0] for name in names)
-            modules: dict[str, ModuleEntry] = {}
-            for name in names:
-                pair = layer[name]
-                rank, out_features = pair.b.shape
-                assert pair.a.shape == (rank, in_features), f"{name}: A and B do not fit one another"
-                start = _aligned(end, itemsize)
-                modules[name] = ModuleEntry(rank, float(np.float32(pair.scale)), out_features, start)
-                end = start + rank * out_features
-            groups[group] = GroupEntry(in_features, offset, modules)
-        assert known == len(layer), f"unknown modules among {sorted(layer)}"
-        entries.append(groups)
-    manifest = Manifest(dtype, base_digest, end, tuple(entries))
-    _verify(manifest)
-    return manifest
-
-
-def _verify(manifest: Manifest) -> None:
-    """Everything a reader will rely on: names, ranks, scales, and matrices that tile the slab in order."""
-    itemsize = STORAGE[manifest.dtype].itemsize
-    end = 0
-    if not manifest.layers:
-        raise ArtifactError("layers", "there are none")
-    for index, layer in enumerate(manifest.layers):
-        where = f"layers[{index}]"
-        _verify_order(where, layer, tuple(GROUPS))
-        for group, entry in layer.items():
-            where = f"layers[{index}].{group}"
-            _verify_order(f"{where}.modules", entry.modules, GROUPS[group])
-            if not entry.modules:
-                raise ArtifactError(f"{where}.modules", "a group without modules must be absent")
-            if entry.in_features < 1:
-                raise ArtifactError(f"{where}.in_features", f"{entry.in_features} is not positive")
-            for name, module in entry.modules.items():
-                _verify_module(f"{where}.{name}", module)
-            _verify_offset(where, entry.offset, _aligned(end, itemsize))
-            end = entry.offset + entry.rank * entry.in_features
-            for name, module in entry.modules.items():
-                _verify_offset(f"{where}.{name}", module.offset, _aligned(end, itemsize))
-                end = module.offset + module.rank * module.out_features
-    if manifest.num_elements != end:
-        raise ArtifactError("num_elements", f"{manifest.num_elements}, the matrices end at {end}")
-    if end == 0:
-        raise ArtifactError("layers", "no layer has any module")
-
-
-def _verify_order(where: str, found: Mapping[str, object], known: Sequence[str]) -> None:
-    unknown = [name for name in found if name not in known]
-    if unknown:
-        raise ArtifactError(where, f"unknown {unknown[0]!r}")
-    if list(found) != [name for name in known if name in found]:
-        raise ArtifactError(where, f"must be in the order {', '.join(known)}")
-
-
-def _verify_module(where: str, module: ModuleEntry) -> None:
-    if not 1 <= module.rank <= MAX_RANK:
-        raise ArtifactError(f"{where}.rank", f"{module.rank} is not between 1 and {MAX_RANK}")
-    if module.out_features < 1:
-        raise ArtifactError(f"{where}.out_features", f"{module.out_features} is not positive")
-    # Beyond fp32's range or precision the kernels would compute with another number than the one written.
-    if not math.isfinite(module.scale) or abs(module.scale) > float(np.finfo(np.float32).max):
-        raise ArtifactError(f"{where}.scale", f"{module.scale} is not a finite fp32 number")
-    if float(np.float32(module.scale)) != module.scale:
-        raise ArtifactError(f"{where}.scale", f"{module.scale} is not exact in fp32")
-
-
-def _verify_offset(where: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise ArtifactError(f"{where}.offset", f"{found}, the layout puts it at {expected}")
+def _read_slab(file: BinaryIO, manifest: Manifest, memory: np.ndarray) -> str:
+    """Fill `memory` from the file, which stands at the slab. Returns the digest of header and slab."""
+    sha = hashlib.sha256(_header(manifest))
+    view = memory.data.cast("B")
+    for start in range(0, len(view), _PIECE_BYTES):
+        piece = view[start : start + _PIECE_BYTES]
+        if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
+            raise ArtifactError("size", "the file shrank while it was read")
+        sha.update(piece)
+    return sha.hexdigest()
