@@ -3,12 +3,17 @@
 A Batch is complete: the runner asks nobody anything. It names rows of the runner's persistent batch state,
 and carries only what changed since the last step, so that work per step is proportional to change. Plain
 data: no torch.
+
+A runner of depth 1 is given step n+1 before anybody has seen what step n drew. Steps run in the order in
+which they were launched, and what a batch says holds from its own step on: a row that batch n+1 frees, or a
+block that it gives to another row, may still be in use by step n, whose result is read by position and not by
+row.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from engine.protocol import SamplingParams, TokenLogprob
 
@@ -39,7 +44,7 @@ class Scheduled(NamedTuple):
     row: int
     num_tokens: int
     samples: bool
-    """True when the share ends at the row's last known token, so a next token is to be drawn."""
+    """True when the share ends at the row's last token (known, or just being drawn): a next one is drawn."""
 
 
 @dataclass(slots=True)
@@ -68,3 +73,21 @@ class StepResult:
     """By position in `token_ids`; only for rows that asked."""
     failed: list[int] = field(default_factory=list)
     """Positions in `token_ids` whose logits were not finite: the request ends with "error", alone."""
+
+
+class Launched(Protocol):
+    """A step that is on its way."""
+
+    def result(self) -> StepResult:
+        """What it drew. Waits for it; called once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was over when its launch returned."""
+
+    drawn: StepResult
+
+    def result(self) -> StepResult:
+        return self.drawn

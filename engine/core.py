@@ -1,37 +1,72 @@
-"""The engine without its process: schedule, run, commit.
+"""The engine without its process: schedule, launch, commit.
 
 Owns the order of a step and the engine's counters. Refuses to know sockets, journals and tensors: those are
 the server's and the runner's. One thread calls it, but for `adapter_loaded`, which any thread may call.
+
+With a runner of depth 1 the next step is planned and launched before this one's tokens are read, so that the
+device goes on while the host tells of them and prepares what follows:
+
+    step()  schedule(n+1), launch(n+1), wait for step n, commit(n)
+
+With depth 0 a launch returns when its step is over, and is committed at once.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from engine.admission import is_digest
-from engine.batch import Batch, StepResult
-from engine.outputs import StepOutputs
+from engine.batch import Batch, Launched
+from engine.outputs import DeviceGauges, RunnerCounters, StepOutputs
 from engine.protocol import AdapterRef, EngineStats, PriorityClass, Rejected, Submit
 from engine.scheduler import Scheduler
 
 
 class Runner(Protocol):
-    """Runs one batch on the device and draws tokens."""
+    """Runs batches on the device, in order, and draws tokens."""
 
-    def execute(self, batch: Batch) -> StepResult: ...
+    @property
+    def depth(self) -> int:
+        """0: a step is over when its launch returns. 1: a step is launched before the last one is over."""
+        ...
+
+    @property
+    def counters(self) -> RunnerCounters: ...
+
+    def launch(self, batch: Batch) -> Launched: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A step launched and not committed."""
+
+    batch: Batch
+    launched: Launched
+    began: float
 
 
 class EngineCore:
-    def __init__(self, scheduler: Scheduler, runner: Runner) -> None:
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, gauges: Callable[[], DeviceGauges] = DeviceGauges
+    ) -> None:
+        """`gauges`: asked for whenever `stats` are."""
+        assert runner.depth in (0, 1), f"nothing is planned {runner.depth} steps ahead"
         self.scheduler = scheduler
-        self._runner = runner
+        self.runner = runner
+        self._gauges = gauges
         # (slot, digest, error): filled by the loader's thread, emptied by the next step.
         self._load_reports: deque[tuple[int, str, str | None]] = deque()
+        self._in_flight: deque[_Flight] = deque()
         self._stuck = False  # the last step found nothing to run, and nothing has happened since
         self._num_steps = 0
         self._step_seconds = 0.0
+        self._gap_seconds = 0.0
+        self._settled_at = 0.0  # when the last commit ended
+        self._was_running = False  # rows were left for another step then
 
     def submit(self, submit: Submit) -> Rejected | None:
         """Take on a request, or say why not. Never raises, whatever is in it."""
@@ -62,29 +97,32 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything. When not, sleep until a message or a load report comes."""
-        if self._load_reports or self.scheduler.has_outputs:
+        if self._in_flight or self._load_reports or self.scheduler.has_outputs:
             return True
         return self.scheduler.has_requests and not self._stuck
 
     def step(self) -> StepOutputs:
-        """Schedule, run, commit. What the runner raises is not caught: then the process is to die."""
+        """Launch a step if there is one to run, and commit the oldest when `depth` are in flight behind it.
+
+        What the runner raises is not caught: then the process is to die.
+        """
         self._settle_loads()
         batch = self.scheduler.schedule()
-        self._stuck = batch is None
-        if batch is None:
-            return self.scheduler.collect()
-        began = time.perf_counter()
-        result = self._runner.execute(batch)
-        outputs = self.scheduler.commit(batch, result)
-        self._num_steps += 1
-        self._step_seconds += time.perf_counter() - began
-        return outputs
+        num_behind = 0
+        if batch is not None:
+            self._launch(batch)
+            num_behind = self.runner.depth
+        self._stuck = batch is None and not self._in_flight
+        if len(self._in_flight) > num_behind:
+            return self._commit(self._in_flight.popleft())
+        return self.scheduler.collect()
 
     @property
     def stats(self) -> EngineStats:
         """Gauges and counters as of now. The journal's gauge is the server's to fill in."""
         scheduler = self.scheduler
         counters, pool, slots = scheduler.counters, scheduler.pool, scheduler.residency.slots
+        run, gauges = self.runner.counters, self._gauges()
         return EngineStats(
             engine_id=scheduler.engine_id,
             incarnation=scheduler.incarnation,
@@ -108,11 +146,36 @@ class EngineCore:
             errors=counters.errors,
             admitted=counters.admitted.copy(),
             queue_seconds=counters.queue_seconds.copy(),
+            device=gauges.device,
+            quantization=gauges.quantization,
+            kv_dtype=gauges.kv_dtype,
+            adapter_bytes_total=gauges.adapter_bytes_total,
+            adapter_bytes_used=gauges.adapter_bytes_used,
+            adapter_load_seconds=gauges.adapter_load_seconds,
+            graph_replays=run.graph_replays,
+            eager_steps=run.eager_steps,
+            step_gap_seconds=self._gap_seconds + run.gap_seconds,
         )
 
     def check_integrity(self) -> None:
         """Assert that nothing is lost or held twice. For idle moments and tests."""
+        assert len(self._in_flight) <= self.runner.depth
         self.scheduler.check_integrity()
+
+    def _launch(self, batch: Batch) -> None:
+        began = time.perf_counter()
+        if self._was_running and not self._in_flight:
+            self._gap_seconds += began - self._settled_at
+        self._in_flight.append(_Flight(batch, self.runner.launch(batch), began))
+
+    def _commit(self, flight: _Flight) -> StepOutputs:
+        outputs = self.scheduler.commit(flight.batch, flight.launched.result())
+        now = time.perf_counter()
+        self._num_steps += 1
+        self._step_seconds += now - max(flight.began, self._settled_at)
+        self._settled_at = now
+        self._was_running = self.scheduler.num_running > 0
+        return outputs
 
     def _settle_loads(self) -> None:
         while self._load_reports:

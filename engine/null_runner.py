@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from engine.admission import Limits
-from engine.batch import NO_SLOT, Batch, NewRow, StepResult
+from engine.batch import NO_SLOT, Batch, Launched, NewRow, StepResult
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
+from engine.outputs import RunnerCounters
 from engine.protocol import AdapterRef, EngineInfo, TokenLogprob, TopLogprob
 from engine.scheduler import Scheduler
 from engine.vocabulary import Vocabulary
@@ -56,14 +57,40 @@ def extend_history(history: int, token_ids: Sequence[int]) -> int:
     return crc32(array("I", token_ids).tobytes(), history)
 
 
-class NullRunner:
-    """Draws from `choices` by the history of the row. One step takes `step_seconds`, whatever is in it."""
+class NullStep:
+    """A step of a null runner: drawn from the state at its launch, to be had when its time is over."""
 
-    def __init__(self, choices: Sequence[int], max_rows: int, step_seconds: float = 0.0) -> None:
+    __slots__ = ("_drawn", "ends_at", "is_read")
+
+    def __init__(self, drawn: StepResult, ends_at: float) -> None:
+        self._drawn = drawn
+        self.ends_at = ends_at
+        self.is_read = False
+
+    def result(self) -> StepResult:
+        left = self.ends_at - time.perf_counter()
+        if left > 0:
+            time.sleep(left)
+        self.is_read = True
+        return self._drawn
+
+
+class NullRunner:
+    """Draws from `choices` by the history of the row. One step takes `step_seconds`, whatever is in it.
+
+    With depth 1 it is like a device: a launch returns at once, and steps take their time one after the other.
+    """
+
+    def __init__(
+        self, choices: Sequence[int], max_rows: int, step_seconds: float = 0.0, depth: int = 0
+    ) -> None:
         if not choices:
             raise ValueError("choices must not be empty")
+        self.depth = depth
+        self.counters = RunnerCounters()
         self._choices = list(choices)
         self._step_seconds = step_seconds
+        self._last: NullStep | None = None
         self._rows: list[RowState | None] = [None] * max_rows
         self._digests: dict[int, str] = {NO_SLOT: ""}
 
@@ -71,8 +98,28 @@ class NullRunner:
         """Take an adapter into a slot: done at once."""
         self._digests[slot] = ref.digest
 
-    def execute(self, batch: Batch) -> StepResult:
+    def launch(self, batch: Batch) -> Launched:
+        self.counters.eager_steps += 1
         began = time.perf_counter()
+        drawn = self.draw_step(batch)
+        last = self._last
+        if last is None or not self._step_seconds:
+            starts_at = began
+        else:
+            starts_at = max(began, last.ends_at)
+            if not last.is_read:
+                self.counters.gap_seconds += starts_at - last.ends_at
+        step = self._last = NullStep(drawn, starts_at + self._step_seconds)
+        if not self.depth:
+            step.result()
+        return step
+
+    def execute(self, batch: Batch) -> StepResult:
+        """Launch a step and wait for it."""
+        return self.launch(batch).result()
+
+    def draw_step(self, batch: Batch) -> StepResult:
+        """What a batch draws, as of now."""
         rows = self._rows
         for row in batch.freed_rows:
             rows[row] = None
@@ -89,8 +136,6 @@ class NullRunner:
                     result.logprobs[len(token_ids)] = self.logprob(token_id, state.num_logprobs)
                 state.history = crc32(token_id.to_bytes(4, "little"), state.history)
                 token_ids.append(token_id)
-        if self._step_seconds:
-            time.sleep(max(0.0, began + self._step_seconds - time.perf_counter()))
         return result
 
     def draw(self, history: int, salt: int) -> int:
@@ -118,7 +163,7 @@ def build_null_engine(
     else:
         token_bytes = [b""] * _DEFAULT_VOCAB_SIZE
         choices = list(range(_DEFAULT_VOCAB_SIZE))
-    runner = NullRunner(choices, settings.max_rows, settings.null_step_seconds)
+    runner = NullRunner(choices, settings.max_rows, settings.null_step_seconds, settings.null_depth)
 
     def start_load(slot: int, ref: AdapterRef) -> None:
         runner.load(slot, ref)

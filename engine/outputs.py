@@ -1,6 +1,6 @@
 """What steps have for the outside, and the counts kept along the way.
 
-Owns two plain records. Refuses to know how they come about and where they are sent.
+Owns plain records. Refuses to know how they come about and where they are sent.
 """
 
 from __future__ import annotations
@@ -45,3 +45,29 @@ class Counters:
     def admit(self, service_class: str, waited: float) -> None:
         self.admitted[service_class] = self.admitted.get(service_class, 0) + 1
         self.queue_seconds[service_class] = self.queue_seconds.get(service_class, 0.0) + waited
+
+
+@dataclass(slots=True)
+class RunnerCounters:
+    """Monotonic, since start; kept by the runner."""
+
+    graph_replays: int = 0
+    """Steps that replayed a captured graph."""
+    eager_steps: int = 0
+    """Steps launched op by op."""
+    gap_seconds: float = 0.0
+    """How long the device waited for a step that was launched late, after the one before it had ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGauges:
+    """What the engine runs on, and what its adapters take there."""
+
+    device: str = ""
+    quantization: str = "none"
+    kv_dtype: str = ""
+    adapter_bytes_total: int = 0
+    """Set aside for adapters; 0 where memory is taken as they come."""
+    adapter_bytes_used: int = 0
+    adapter_load_seconds: float = 0.0
+    """Summed over loads that have ended."""

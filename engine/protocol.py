@@ -209,7 +209,7 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     adapter_evictions: int = 0
     steps: int = 0
     step_seconds: float = 0.0
-    """Summed over steps."""
+    """From launch to commit, summed over steps; time that two steps share counts once."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
@@ -223,6 +223,20 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """By priority class: requests that entered a batch for the first time."""
     queue_seconds: dict[str, float] = {}
     """By priority class: the seconds those waited for it since `Submit.submitted_at`, summed."""
+    device: str = ""
+    quantization: str = ""
+    kv_dtype: str = ""
+    adapter_bytes_total: int = 0
+    """Device memory set aside for adapters; 0 where there is no such bound."""
+    adapter_bytes_used: int = 0
+    adapter_load_seconds: float = 0.0
+    """From the start of a load to its end, summed over loads."""
+    graph_replays: int = 0
+    """Steps that replayed a captured graph."""
+    eager_steps: int = 0
+    """Steps launched op by op."""
+    step_gap_seconds: float = 0.0
+    """How long the device waited for its next step although rows were running, as far as the host can see."""
 
 
 EngineMessage = Outputs | EngineInfo | EngineStats

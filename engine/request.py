@@ -3,7 +3,8 @@
 Owns the lengths, states and counts. Refuses to decide anything: the scheduler moves requests along. The
 algebra of a request: cached_len <= computed_len <= total_len <= limit, where `total_len - computed_len`
 tokens wait to be computed, be they prompt, generated tokens lost to a preemption, or the one token drawn
-last.
+last. Lengths are as of the last step planned: the tokens past `len(token_ids)` are pending, drawn by steps in
+flight, so that it is known that they exist and not yet which they are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ _SEED_MASK = 2**63 - 1
 class RequestState(Enum):
     WAITING = "waiting"
     RUNNING = "running"
+    ENDING = "ending"
+    """Holds nothing any more: the last token that its limit allows is in flight."""
     FINISHED = "finished"
 
 
@@ -139,6 +142,7 @@ class Request:
         "table",
         "tenant",
         "token_ids",
+        "total_len",
     )
 
     def __init__(
@@ -160,10 +164,13 @@ class Request:
         """Total order: the least is served first and preempted last."""
         self.state = RequestState.WAITING
         self.token_ids = list(submit.prompt_ids)
-        """Prompt and everything generated so far."""
+        """Prompt and everything generated so far, as far as is known."""
+        self.total_len = len(self.token_ids)
+        """With the pending tokens."""
         self.cached_len = 0
         """Tokens of this stay in the batch whose keys and values came from the prefix cache."""
         self.computed_len = 0
+        """Tokens whose keys and values a launched step has computed, or will have before any later step."""
         self.limit = group.limit
         self.min_len = len(submit.prompt_ids) + submit.sampling.min_tokens
         """Total length below which nothing stops it."""
@@ -179,8 +186,8 @@ class Request:
         """Where its tenant's service is counted; set by the queue."""
 
     @property
-    def total_len(self) -> int:
-        return len(self.token_ids)
+    def num_pending(self) -> int:
+        return self.total_len - len(self.token_ids)
 
     @property
     def seed(self) -> int:
@@ -188,6 +195,7 @@ class Request:
 
     def enter(self, row: int, slot: int, cached_len: int) -> NewRow:
         """Begin a stay in the batch: its table is open, its first `cached_len` tokens need no computing."""
+        assert not self.num_pending, "what was drawn is known before it returns"
         self.state = RequestState.RUNNING
         self.row = row
         self.slot = slot
@@ -216,7 +224,9 @@ class Request:
     def check(self) -> None:
         """Assert the algebra of the lengths."""
         assert 0 <= self.cached_len <= self.computed_len <= self.total_len <= self.limit
+        assert self.num_pending >= 0
         assert self.state is RequestState.RUNNING or self.computed_len == 0
         if self.state is RequestState.RUNNING:
             assert self.table.named_len <= self.computed_len < self.total_len, "nothing left to compute"
+            assert self.table.named_len <= len(self.token_ids), "a block of unknown contents has a name"
             assert self.computed_len <= self.table.capacity

@@ -14,10 +14,11 @@ from itertools import chain
 import numpy as np
 import torch
 
-from engine.batch import NO_SLOT, Batch, NewRow, StepResult
+from engine.batch import NO_SLOT, Batch, Done, NewRow, StepResult
 from engine.lora.pool import AdapterPool
 from engine.model.cache import KVCache
 from engine.model.model import Model
+from engine.outputs import RunnerCounters
 from engine.sampler import Sampler
 from kernels.attention import AttentionMetadata
 from kernels.lora import LoraContext
@@ -28,6 +29,9 @@ class ModelRunner:
 
     Invariant of a running row: computed < total, and its block table covers computed + scheduled tokens.
     """
+
+    depth = 0
+    """A step is over when its launch returns."""
 
     def __init__(
         self,
@@ -52,6 +56,12 @@ class ModelRunner:
         self._slot = np.full(max_rows, NO_SLOT, np.int64)
         self._tables = np.zeros((max_rows, -(-max_len // block_size)), np.int32)
         self._num_blocks = np.zeros(max_rows, np.int64)
+        self.counters = RunnerCounters()
+
+    def launch(self, batch: Batch) -> Done:
+        """Run the batch, to its end."""
+        self.counters.eager_steps += 1
+        return Done(self.execute(batch))
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:

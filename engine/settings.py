@@ -26,6 +26,8 @@ class EngineSettings(BaseSettings):
     """No model: made-up tokens at full speed, for tests and benchmarks of everything around the model."""
     null_step_seconds: Annotated[float, Field(ge=0)] = 0.0
     """How long a null engine's step takes."""
+    null_depth: Annotated[int, Field(ge=0, le=1)] = 0
+    """1: a null engine launches a step before the last one is over, as a GPU's does."""
     engine_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] = "engine-0"
     """Names this deployment slot, across restarts."""
     endpoint: str = "tcp://127.0.0.1:5700"

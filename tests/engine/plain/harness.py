@@ -65,6 +65,7 @@ class Engine:
         num_slots: int = 4,
         auto_load: bool = True,
         eos_ids: tuple[int, ...] = (EOS,),
+        depth: int = 0,
         **limits: Any,
     ) -> None:
         self.limits = Limits(
@@ -83,6 +84,7 @@ class Engine:
             num_blocks,
             block_size,
             self.limits.max_batch_tokens,
+            depth,
         )
         self.now = 5000.0
         self.auto_load = auto_load
@@ -154,7 +156,7 @@ class Engine:
             assert rejected.request_id not in self.chunks, "rejected after it ran"
             assert rejected.request_id not in self.rejected
             self.rejected[rejected.request_id] = rejected
-        self.scheduler.check_integrity()
+        self.core.check_integrity()
 
     def run(self, max_steps: int = 5000, until: Callable[[], bool] | None = None) -> int:
         """Step until there is no work (or `until`); the number of steps. Time passes, a second per step."""

@@ -4,11 +4,16 @@ Each cached position holds a hash of the adapter and all tokens up to it, chaine
 exactly as attention would read it. A wrong block, a stale one, one of another adapter, one written by two
 rows: the hash, and so the tokens drawn, would differ from those of the request alone; mostly an assertion
 fails first.
+
+It is strict about the order of things too: what a step computes is settled at its launch, steps are read in
+the order of launches, and no more are under way than `depth` allows.
 """
 
 from __future__ import annotations
 
-from engine.batch import NO_SLOT, Batch, NewRow, StepResult
+from collections import deque
+
+from engine.batch import NO_SLOT, Batch, Launched, NewRow, StepResult
 from engine.null_runner import NullRunner, begin_history, extend_history
 
 
@@ -22,17 +27,32 @@ class StrictRow:
         self.salt = 0 if new.sampling.temperature == 0 else new.seed
 
 
+class StrictStep:
+    """Read once, in the order of launches."""
+
+    def __init__(self, in_flight: deque[StrictStep], drawn: StepResult) -> None:
+        self._in_flight = in_flight
+        self._drawn = drawn
+        in_flight.append(self)
+
+    def result(self) -> StepResult:
+        assert self._in_flight.popleft() is self, "read out of turn"
+        return self._drawn
+
+
 class StrictRunner(NullRunner):
     def __init__(
-        self, choices: list[int], max_rows: int, num_blocks: int, block_size: int, budget: int
+        self, choices: list[int], max_rows: int, num_blocks: int, block_size: int, budget: int, depth: int = 0
     ) -> None:
-        super().__init__(choices, max_rows)
+        super().__init__(choices, max_rows, depth=depth)
+        self.in_flight: deque[StrictStep] = deque()
+        self.most_in_flight = 0
+        self.batches: list[Batch] = []
         self.block_size = block_size
         self.budget = budget
         self.kv: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.live: dict[int, StrictRow] = {}
         self.max_rows = max_rows
-        self.num_steps = 0
         self.entered: list[str] = []
         """Request ids, in the order in which they were given rows."""
         self.fail_prompts: set[tuple[int, ...]] = set()
@@ -40,9 +60,19 @@ class StrictRunner(NullRunner):
         self.distinct_slots = 0
         """Most adapters seen in one batch."""
 
-    def execute(self, batch: Batch) -> StepResult:
+    @property
+    def num_steps(self) -> int:
+        return len(self.batches)
+
+    def launch(self, batch: Batch) -> Launched:
+        step = StrictStep(self.in_flight, self.draw_step(batch))
+        self.most_in_flight = max(self.most_in_flight, len(self.in_flight))
+        assert len(self.in_flight) <= self.depth + 1, "launched too far ahead"
+        return step
+
+    def draw_step(self, batch: Batch) -> StepResult:
         assert batch.step == self.num_steps
-        self.num_steps += 1
+        self.batches.append(batch)
         self._apply(batch)
         assert batch.scheduled, "an empty batch"
         assert batch.num_tokens <= self.budget, "over the token budget"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.batch import Batch, StepResult
+from engine.batch import Batch, Launched
 from engine.core import EngineCore
+from engine.outputs import RunnerCounters
 from engine.protocol import AdapterRef, PriorityClass
 from tests.engine.plain.harness import Engine, adapter, alone, submission
 
@@ -103,7 +104,10 @@ def test_prefetching_nonsense_is_ignored() -> None:
 
 
 class FailingRunner:
-    def execute(self, batch: Batch) -> StepResult:
+    depth = 0
+    counters = RunnerCounters()
+
+    def launch(self, batch: Batch) -> Launched:
         raise RuntimeError("the device is gone")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.batch import Scheduled, StepResult
 from engine.protocol import PriorityClass, Usage
-from engine.scheduler import CHECKPOINT_TOKENS
+from engine.roster import CHECKPOINT_TOKENS
 from tests.engine.plain.harness import EOS, TOKEN_BYTES, Engine, adapter, alone, submission
 
 PRIORITY, DEFAULT, FLEX = PriorityClass
@@ -388,12 +388,16 @@ def test_a_freed_row_is_handed_on_only_with_news_of_its_freeing() -> None:
     engine.scheduler.commit(batch, engine.runner.execute(batch))
 
 
-def test_an_uncommitted_batch_is_not_planned_over() -> None:
+def test_one_batch_may_be_planned_over_another_and_no_more() -> None:
     engine = Engine()
     engine.submit(submission("r", [1], 5))
-    engine.scheduler.schedule()
+    first, second = engine.scheduler.schedule(), engine.scheduler.schedule()
+    assert first is not None
+    assert second is not None
     with pytest.raises(AssertionError, match="not committed"):
         engine.scheduler.schedule()
+    with pytest.raises(AssertionError, match="another batch"):
+        engine.scheduler.commit(second, StepResult([0]))
 
 
 def test_a_runner_that_draws_too_little_is_caught() -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 
 import engine.server
-from engine.batch import Batch, StepResult
+from engine.batch import Batch, Launched
 from engine.core import EngineCore, Runner
 from engine.main import serve_until_stopped
 from engine.null_runner import build_null_engine
@@ -30,9 +30,11 @@ STALL_SECONDS = 1.0
 class FaultyRunner:
     def __init__(self, inner: Runner) -> None:
         self._inner = inner
+        self.depth = inner.depth
+        self.counters = inner.counters
         self._cues: dict[int, int] = {}
 
-    def execute(self, batch: Batch) -> StepResult:
+    def launch(self, batch: Batch) -> Launched:
         for new in batch.new_rows:
             if new.sampling.seed in (RAISES, HANGS):
                 self._cues[new.row] = new.sampling.seed
@@ -40,7 +42,7 @@ class FaultyRunner:
             if RAISES in self._cues.values():
                 raise RuntimeError("the device is lost")
             time.sleep(3600)
-        return self._inner.execute(batch)
+        return self._inner.launch(batch)
 
 
 def main() -> int:
@@ -61,7 +63,7 @@ def main() -> int:
         if settings.base_name == THREADLESS:
             threading.Thread(target=lambda: 1 / 0, name="loader").start()
         core, info = build_null_engine(settings, server, "test")
-        return EngineCore(core.scheduler, FaultyRunner(core._runner)), info
+        return EngineCore(core.scheduler, FaultyRunner(core.runner)), info
 
     return serve_until_stopped(server, build)
 

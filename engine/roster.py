@@ -1,0 +1,243 @@
+"""The requests in the engine, from submission to the last word.
+
+Owns the groups, how a request begins, how it ends, and what the outside is told of it: chunks, usage, counts.
+Refuses to decide what runs when: it moves a request only because the request is new, over, or not to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.fairness import FairQueue
+from engine.intake import Intake
+from engine.lora.residency import Residency
+from engine.outputs import Counters, StepOutputs
+from engine.protocol import (
+    Finished,
+    FinishReason,
+    RejectCode,
+    Rejected,
+    Submit,
+    TokenChunk,
+    TokenLogprob,
+)
+from engine.request import Request, RequestGroup, RequestState
+from engine.running import Running
+
+CHECKPOINT_TOKENS = 256
+"""Completion tokens of a request between two usage events."""
+
+
+class Roster:
+    """Every group that has not had its last word. Its requests are in the queue, running, or ending."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        queue: FairQueue,
+        running: Running,
+        residency: Residency,
+        token_bytes: list[bytes],
+        engine_id: str,
+        incarnation: str,
+        clock: Callable[[], float],
+    ) -> None:
+        """`token_bytes` is the vocabulary's, for stop strings. `clock` gives Unix seconds."""
+        self.counters = Counters()
+        self._intake = intake
+        self._queue = queue
+        self._running = running
+        self._residency = residency
+        self._token_bytes = token_bytes
+        self._engine_id = engine_id
+        self._incarnation = incarnation
+        self._clock = clock
+        self._groups: dict[str, RequestGroup] = {}
+        self._outputs = StepOutputs()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def has_outputs(self) -> bool:
+        return bool(self._outputs)
+
+    def take_outputs(self) -> StepOutputs:
+        """What has happened since they were last taken."""
+        outputs = self._outputs
+        self._outputs = StepOutputs()
+        return outputs
+
+    def unfinished(self) -> list[Request]:
+        """For checks: every choice that is not over."""
+        choices = (choice for group in self._groups.values() for choice in group.choices)
+        return [choice for choice in choices if choice.state is not RequestState.FINISHED]
+
+    # Beginnings ------------------------------------------------------------------------------------------
+
+    def submit(self, submit: Submit) -> Rejected | None:
+        """Queue a request, or say why not. Never raises, whatever is in it."""
+        request_id = submit.request_id
+        if request_id in self._groups:
+            rejected: Rejected | None = Rejected(
+                request_id, "duplicate", f"request_id {request_id} is in use by a request that goes on"
+            )
+        else:
+            num_slots = len(self._residency.slots.slots)
+            rejected = self._intake.refusal(submit, len(self._queue), num_slots)
+        if rejected is not None:
+            self.counters.rejected += 1
+            return rejected
+        group = self._groups[request_id] = self._intake.group(submit)
+        (leader,) = self._intake.add_choices(group, 1)
+        self._enqueue(leader)
+        return None
+
+    def queue_siblings(self, group: RequestGroup) -> None:
+        """The first choice's prompt is computed: the other choices will find it in the prefix cache."""
+        num_missing = group.submit.n - len(group.choices)
+        if num_missing:
+            # Before later requests of the same tenant, in their own order.
+            for request in reversed(self._intake.add_choices(group, num_missing)):
+                self._enqueue(request, first=True)
+
+    def note_admission(self, request: Request) -> None:
+        """A request has entered the batch, for the first time or again."""
+        group = request.group
+        if group.scheduled_at is None:
+            group.scheduled_at = self._clock()
+            group.cached_tokens = request.cached_len
+            self.counters.prompt_tokens += len(group.submit.prompt_ids)
+            self.counters.cached_tokens += request.cached_len
+            # Two machines' clocks: a wait below zero is their difference, not a wait.
+            waited = max(0.0, group.scheduled_at - group.submit.submitted_at)
+            self.counters.admit(request.priority.value, waited)
+
+    # Tokens ----------------------------------------------------------------------------------------------
+
+    def emit(self, request: Request, token_id: int, logprob: TokenLogprob | None, now: float) -> bool:
+        """Tell of the token just appended. True when it was the choice's last."""
+        group = request.group
+        group.completion_tokens += 1
+        if group.first_token_at is None:
+            group.first_token_at = now
+            self._outputs.started.append(group.event(self._engine_id, self._incarnation, now))
+            self.queue_siblings(group)
+        reason: FinishReason | None = None
+        stop: int | str | None = None
+        if (
+            request.matcher is not None
+            or token_id in request.stop_ids
+            or len(request.token_ids) >= request.limit
+        ):
+            reason, stop = self._stop(request, token_id)
+        chunk_logprobs = None if logprob is None else [logprob]
+        self._outputs.chunks.append(
+            TokenChunk(request.request_id, request.index, [token_id], chunk_logprobs, reason, stop)
+        )
+        if reason is not None:
+            self._end(request, reason)
+            return True
+        if not group.completion_tokens % CHECKPOINT_TOKENS:
+            self._outputs.checkpoints.append(group.event(self._engine_id, self._incarnation, now))
+        return False
+
+    def _stop(self, request: Request, token_id: int) -> tuple[FinishReason | None, int | str | None]:
+        """Whether the token just appended ends the choice, and what it matched."""
+        match = None
+        if request.matcher is not None:
+            data = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+            match = request.matcher.push(data)
+        known_len = len(request.token_ids)
+        if known_len >= request.min_len:
+            if token_id in request.stop_ids:
+                return "stop", request.stop_ids[token_id]
+            if match is not None:
+                return "stop", match.stop
+        if known_len >= request.limit:
+            return "length", None
+        return None, None
+
+    # Ends ------------------------------------------------------------------------------------------------
+
+    def fail(self, request: Request) -> None:
+        """A choice whose logits were not finite ends alone, and leaves nothing in the prefix cache."""
+        request.table.forget()
+        self.counters.errors += 1
+        group = request.group
+        self._outputs.chunks.append(TokenChunk(request.request_id, request.index, [], None, "error"))
+        self.queue_siblings(group)
+        self._end(request, "error")
+
+    def abort(self, request_id: str) -> None:
+        """End all choices of a request and free what they hold. Unknown ids are ignored."""
+        group = self._groups.get(request_id)
+        if group is not None:
+            self.counters.aborted += 1
+            self._end_group(group, "abort")
+
+    def turn_away(self, digest: str, error: str) -> None:
+        """An adapter could not be loaded: requests that wait for it end, no one knows it will ever load."""
+        message = f"adapter {digest} could not be loaded: {error}"
+        waiting = {r.request_id: r.group for r in self._queue if r.adapter and r.adapter.digest == digest}
+        for group in waiting.values():
+            if group.scheduled_at is None:
+                self._reject_group(group, "adapter_unavailable", message)
+            else:
+                self.counters.errors += 1
+                self._end_group(group, "error")
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """One choice is over; with the last one, the request. The caller takes it off the running list."""
+        if request.state is RequestState.RUNNING:
+            self._running.vacate(request, RequestState.FINISHED)
+        elif request.state is RequestState.WAITING:
+            self._unqueue(request)
+        else:
+            request.leave(RequestState.FINISHED)
+        group = request.group
+        group.reasons[request.index] = reason
+        group.num_unfinished -= 1
+        if not group.num_unfinished:
+            self._close(group)
+
+    def _end_group(self, group: RequestGroup, reason: FinishReason) -> None:
+        """Every choice that goes on is over now, and those that have not begun never will."""
+        for index in range(len(group.choices), group.submit.n):
+            group.reasons[index] = reason
+            group.num_unfinished -= 1
+            self._outputs.chunks.append(TokenChunk(group.submit.request_id, index, [], None, reason))
+        for request in group.choices:
+            if request.state is not RequestState.FINISHED:
+                self._outputs.chunks.append(TokenChunk(request.request_id, request.index, [], None, reason))
+                self._end(request, reason)
+        self._running.sweep()
+
+    def _reject_group(self, group: RequestGroup, code: RejectCode, message: str) -> None:
+        """The request never ran, and never will."""
+        for request in group.choices:
+            self._unqueue(request)
+        del self._groups[group.submit.request_id]
+        self.counters.rejected += 1
+        self._outputs.rejected.append(Rejected(group.submit.request_id, code, message))
+
+    def _close(self, group: RequestGroup) -> None:
+        request_id = group.submit.request_id
+        del self._groups[request_id]
+        now = self._clock()
+        group.finished_at = now
+        event = group.event(self._engine_id, self._incarnation, now)
+        self._outputs.finished.append((Finished(request_id, event.usage), event))
+
+    # In and out of the queue -----------------------------------------------------------------------------
+
+    def _enqueue(self, request: Request, first: bool = False) -> None:
+        if request.adapter is not None:
+            self._residency.expect(request.adapter)
+        self._queue.push(request, first)
+
+    def _unqueue(self, request: Request) -> None:
+        self._queue.discard(request)
+        if request.adapter is not None:
+            self._residency.dismiss(request.adapter)
+        request.leave(RequestState.FINISHED)
