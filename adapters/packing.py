@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
+from adapters.storage import OutOfRange, to_pair
 from engine.lora.artifact import GROUPS, MAX_RANK, Dtype, LoraPair, PackedAdapter, artifact_path
 from engine.model.config import ModelConfig
 from engine.protocol import AdapterRef
@@ -141,7 +141,8 @@ def pack(
     """Pack a PEFT LoRA directory for a base and write it to its place under `out_dir`.
 
     `dtype` is what weights are stored in: "bfloat16" rounds wider inputs to the nearest even; "float32" holds
-    every input exactly. Raises PackingError naming the field, key or file, and nothing is written.
+    every input exactly; "float8_e4m3" has half the bytes of bf16, and a scale for every rank row of A and B.
+    Raises PackingError naming the field, key or file, and nothing is written.
     """
     config = read_config(peft_dir)
     layers = _read_layers(peft_dir / WEIGHTS_FILE, config, base_config, dtype)
@@ -303,10 +304,12 @@ def _read_layers(
                 out_features, in_features = base.linear_shapes[name]
                 rank = config.rank_of(module)
                 key = f"{KEY_PREFIX}{module}"
-                a = _read_matrix(file, f"{key}.lora_A.weight", (rank, in_features), 0, dtype)
-                b = _read_matrix(file, f"{key}.lora_B.weight", (out_features, rank), 1, dtype)
-                scale = config.scale_of(module)
-                layers[layer][name] = LoraPair(_words(a), _words(b.t().contiguous()), scale)
+                a = _read_matrix(file, f"{key}.lora_A.weight", (rank, in_features), 0)
+                b = _read_matrix(file, f"{key}.lora_B.weight", (out_features, rank), 1)
+                try:
+                    layers[layer][name] = to_pair(a, b.t(), config.scale_of(module), dtype)
+                except OutOfRange as error:
+                    raise PackingError(f"{key}.lora_{error.side}.weight", error.reason) from error
     except SafetensorError as error:
         raise PackingError(WEIGHTS_FILE, f"not a valid safetensors file: {error}") from error
     return layers
@@ -354,7 +357,7 @@ def _why_unexpected(key: str, base: ModelConfig) -> str:
     return "belongs to no linear module of the base that the config targets"
 
 
-def _read_matrix(file: Any, key: str, shape: tuple[int, int], rank_axis: int, dtype: Dtype) -> torch.Tensor:
+def _read_matrix(file: Any, key: str, shape: tuple[int, int], rank_axis: int) -> torch.Tensor:
     view = file.get_slice(key)
     found = tuple(view.get_shape())
     if found != shape:
@@ -366,14 +369,4 @@ def _read_matrix(file: Any, key: str, shape: tuple[int, int], rank_axis: int, dt
     tensor = file.get_tensor(key)
     if not torch.isfinite(tensor).all():
         raise PackingError(key, "has values that are not finite")
-    stored = tensor.to(torch.bfloat16 if dtype == "bfloat16" else torch.float32)
-    if not torch.isfinite(stored).all():
-        raise PackingError(key, "has values beyond the range of bfloat16")
-    return stored
-
-
-def _words(tensor: torch.Tensor) -> np.ndarray:
-    """As the artifact stores it: fp32, or the raw words of bf16."""
-    if tensor.dtype is torch.bfloat16:
-        return tensor.contiguous().view(torch.uint16).numpy()
-    return tensor.contiguous().numpy()
+    return tensor

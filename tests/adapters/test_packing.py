@@ -12,10 +12,12 @@ from safetensors.torch import save_file
 
 from adapters.packing import PackingError, pack, read_config
 from engine.lora.artifact import GROUPS, PackedAdapter, artifact_path
+from engine.lora.values import widened
 from tests.adapters.peft_files import LINEARS, lora_tensors, tiny_config, write_peft
 
 BASE_DIGEST = "b" * 64
 KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+B_KEY = KEY.replace("lora_A", "lora_B")
 
 
 def packed_from(path: Path, out: Path, base=None, dtype: str = "float32") -> PackedAdapter:
@@ -162,6 +164,42 @@ def test_float32_holds_every_input_exactly(tmp_path):
         assert torch.equal(matrix(packed.a(0, "qkv"))[:4], tensors[KEY].float())
 
 
+def test_fp8_is_rounded_to_the_nearest_even_with_a_scale_for_every_rank_row(tmp_path):
+    tensors = lora_tensors(tiny_config())
+    # Of a row whose largest magnitude is 448 the scale is 1: e4m3's steps are 2 from 16 on, 1 / 512 below 1 / 64.
+    tensors[KEY][0, :6] = torch.tensor([448.0, 17.0, 19.0, -17.5, 1.5 / 512, 0.5 / 512])
+    tensors[KEY][1] = 0.0
+    tensors[B_KEY][:, 2] *= 1e-30
+    packed = packed_from(write_peft(tmp_path / "a", tensors), tmp_path / "out", dtype="float8_e4m3")
+    a_scale, b_scale = packed.scales(0, "qkv")
+    assert a_scale[:2].tolist() == [1.0, float(np.finfo(np.float32).tiny)]
+    wide = widened(packed)
+    assert wide.a(0, "qkv")[0, :6].tolist() == [448.0, 16.0, 20.0, -18.0, 2 / 512, 0.0]
+    assert not wide.a(0, "qkv")[1].any()
+    for found, true, scale in (
+        (packed.a(0, "qkv")[:4], tensors[KEY], a_scale[:4]),
+        (packed.b(0, "qkv", "q_proj"), tensors[B_KEY].t(), b_scale[:4]),
+    ):
+        largest = true.abs().amax(1)
+        expected = (largest / 448).clamp_min(torch.finfo(torch.float32).tiny)
+        assert torch.equal(torch.from_numpy(scale.copy()), expected)
+        words = torch.from_numpy(found.copy()).view(torch.float8_e4m3fn)
+        assert torch.equal(words.float(), (true / expected[:, None]).to(torch.float8_e4m3fn).float())
+        # Half a step is at most 1 / 16 of a normal number, and 2^-10 of the scale below that.
+        step = (true.abs() / 16).maximum(expected[:, None] * 2**-10)
+        assert ((words.float() * expected[:, None] - true).abs() <= step * 1.0001).all()
+
+
+def test_fp8_takes_half_of_the_bytes_of_bfloat16_and_its_scales(tmp_path):
+    base = tiny_config(hidden_size=512, intermediate_size=1024)
+    path = write_peft(tmp_path / "a", lora_tensors(base, LINEARS), target_modules=list(LINEARS))
+    half, whole = (
+        packed_from(path, tmp_path / dtype, base, dtype).manifest for dtype in ("float8_e4m3", "bfloat16")
+    )
+    scales = sum(2 * 4 * entry.rank for layer in half.layers for entry in layer.values())
+    assert half.num_bytes - scales == pytest.approx(whole.num_bytes / 2, rel=0.01)
+
+
 def test_equal_adapters_for_another_base_have_another_digest(tmp_path):
     path = write_peft(tmp_path / "a", lora_tensors(tiny_config()))
     refs = [pack(path, tiny_config(), digest * 64, tmp_path / "out") for digest in "aab"]
@@ -259,9 +297,6 @@ def rename(old: str, new: str):
     return apply
 
 
-B_KEY = KEY.replace("lora_A", "lora_B")
-
-
 @pytest.mark.parametrize(
     ("field", "reason", "damage"),
     [
@@ -308,6 +343,16 @@ def test_tensors_that_do_not_fit_are_refused_by_key(tmp_path, field, reason, dam
     with pytest.raises(PackingError, match=reason) as caught:
         pack(path, tiny_config(), BASE_DIGEST, tmp_path / "out")
     assert caught.value.field == field
+    assert not (tmp_path / "out").exists()
+
+
+def test_fp8_whose_factor_is_beyond_fp32_is_refused(tmp_path):
+    tensors = lora_tensors(tiny_config())
+    tensors[KEY][0, 0] = tensors[B_KEY][0, 0] = 1e25
+    path = write_peft(tmp_path / "a", tensors)
+    with pytest.raises(PackingError, match="range of float8_e4m3") as caught:
+        pack(path, tiny_config(), BASE_DIGEST, tmp_path / "out", "float8_e4m3")
+    assert caught.value.field == B_KEY
     assert not (tmp_path / "out").exists()
 
 

@@ -24,6 +24,7 @@ from engine.lora.artifact import (
 from engine.model import config as model_config
 
 PREFIX = struct.Struct("<8sII")
+OLD_DIGEST = "703e6d212ad55f3530334ade94290444abef9bcf3f60f525a47b5abab384febe"
 
 
 def random_pair(
@@ -31,6 +32,10 @@ def random_pair(
 ) -> LoraPair:
     if dtype == "float32":
         return LoraPair(rng.standard_normal((rank, k), "f4"), rng.standard_normal((rank, n), "f4"), scale)
+    if dtype == "float8_e4m3":
+        a, b = (rng.integers(0, 127, (rank, width)).astype("u1") for width in (k, n))
+        a_scale, b_scale = rng.uniform(1e-3, 1, (2, rank)).astype("f4")
+        return LoraPair(a, b, scale, a_scale, b_scale)
     a, b = (rng.integers(0, 1 << 14, (rank, width)).astype("<u2") for width in (k, n))
     return LoraPair(a, b, scale)
 
@@ -61,7 +66,7 @@ def rewrite(path: Path, change) -> None:
     path.write_bytes(header + bytes(-len(header) % ALIGNMENT) + data[start:])
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", list(STORAGE))
 def test_round_trip(tmp_path, dtype):
     packed, layers = build(dtype)
     path = artifact_path(tmp_path, packed.digest)
@@ -82,6 +87,52 @@ def test_round_trip(tmp_path, dtype):
                     np.testing.assert_array_equal(read.b(index, group, name), layer[name].b)
                     scale = read.manifest.layers[index][group].modules[name].scale
                     assert scale == np.float32(layer[name].scale)
+
+
+def test_the_scales_of_fp8_stand_beside_their_group(tmp_path):
+    packed, layers = build("float8_e4m3")
+    packed.write(tmp_path / "a.rsa")
+    read = PackedAdapter.read(tmp_path / "a.rsa", packed.digest)
+    q, v = layers[0]["q_proj"], layers[0]["v_proj"]
+    a_scale, b_scale = read.scales(0, "qkv")
+    np.testing.assert_array_equal(a_scale, np.concatenate([q.a_scale, v.a_scale]))
+    np.testing.assert_array_equal(b_scale, np.concatenate([q.b_scale, v.b_scale]))
+    assert all(entry.scales % ALIGNMENT == 0 for _, _, entry in read.groups())
+    assert build()[0].manifest.layers[0]["qkv"].scales is None
+
+
+@pytest.mark.parametrize(("dtype", "version"), [("bfloat16", 1), ("float32", 1), ("float8_e4m3", 2)])
+def test_only_what_older_releases_cannot_read_has_a_newer_version(tmp_path, dtype, version):
+    packed, _ = build(dtype)
+    path = tmp_path / "a.rsa"
+    packed.write(path)
+    data = path.read_bytes()
+    assert PREFIX.unpack_from(data)[1] == version
+    path.write_bytes(data[:8] + struct.pack("<I", 3 - version) + data[12:])
+    with pytest.raises(ArtifactError, match=f"version: {3 - version}, but {dtype} is written as {version}"):
+        PackedAdapter.read(path)
+
+
+def test_bytes_of_version_1_are_what_they_always_were():
+    """Adapters packed by earlier releases keep their digests: they are what the database names them by."""
+    rng = np.random.default_rng(2)
+    pair = LoraPair(rng.integers(0, 99, (2, 8)).astype("<u2"), rng.integers(0, 99, (2, 4)).astype("<u2"), 0.5)
+    packed = PackedAdapter.build([{"o_proj": pair}], "b" * 64, "bfloat16")
+    assert packed.digest == OLD_DIGEST
+
+
+def test_a_slab_is_read_to_where_it_is_told(tmp_path):
+    packed, _ = build()
+    packed.write(tmp_path / "a.rsa")
+    memory = np.full(packed.manifest.num_bytes + 100, 7, np.uint8)
+    asked = []
+    read = PackedAdapter.read(
+        tmp_path / "a.rsa", packed.digest, lambda manifest: asked.append(manifest) or memory
+    )
+    assert asked == [packed.manifest]
+    assert np.shares_memory(read.slab, memory)
+    np.testing.assert_array_equal(read.slab, packed.slab)
+    assert (memory[packed.manifest.num_bytes :] == 7).all()
 
 
 def test_every_matrix_is_aligned_and_the_digest_is_that_of_the_file(tmp_path):
@@ -154,6 +205,24 @@ def test_a_wrong_manifest_is_refused_by_name(tmp_path, field, change):
     assert str(caught.value).startswith(field)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "change", "reason"),
+    [
+        ("bfloat16", lambda m: m["layers"][0]["qkv"].update(scales=64), "bfloat16 has none"),
+        ("float8_e4m3", lambda m: m["layers"][0]["qkv"].pop("scales"), "float8_e4m3 needs them"),
+        ("float8_e4m3", lambda m: m["layers"][0]["qkv"].update(scales=0), "the layout puts it at"),
+        ("float8_e4m3", lambda m: m["layers"][0]["qkv"].update(scales="here"), "Expected `int"),
+    ],
+)
+def test_scales_where_they_do_not_belong_are_refused(tmp_path, dtype, change, reason):
+    packed, _ = build(dtype)
+    path = tmp_path / "a.rsa"
+    packed.write(path)
+    rewrite(path, change)
+    with pytest.raises(ArtifactError, match=reason):
+        PackedAdapter.read(path)
+
+
 def test_an_unchanged_rewrite_still_reads(tmp_path):
     """The test above changes what it says it changes: the same path without a change is accepted."""
     packed, _ = build()
@@ -181,6 +250,7 @@ def test_a_second_spelling_of_a_manifest_is_refused(tmp_path):
         ("magic", lambda data: b""),
         ("magic", lambda data: b"PK" + data[2:]),
         ("version", lambda data: data[:8] + struct.pack("<I", 2) + data[12:]),
+        ("version", lambda data: data[:8] + struct.pack("<I", 3) + data[12:]),
         ("manifest", lambda data: data[:12] + struct.pack("<I", 1 << 31) + data[16:]),
         ("manifest", lambda data: data[:40]),
         ("manifest", lambda data: data[:16] + b"\xff" * 8 + data[24:]),

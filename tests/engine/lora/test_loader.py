@@ -9,7 +9,7 @@ from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.loader import AdapterLoader
 from engine.lora.pool import AdapterPool
 from engine.protocol import AdapterRef
-from tests.engine.lora.test_pool import CONFIG, packed
+from tests.engine.lora.adapters import CONFIG, packed
 
 
 class Rig:

@@ -4,31 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.lora.artifact import GROUPS, STORAGE, ArtifactError, LoraPair, PackedAdapter
+from engine.lora.artifact import GROUPS, ArtifactError
 from engine.lora.pool import AdapterPool
 from tests.adapters.peft_files import tiny_config
-
-CONFIG = tiny_config()
-
-
-def packed(*, dtype: str = "float32", seed: int = 0, num_layers: int = 2, **ranks: int) -> PackedAdapter:
-    rng = np.random.default_rng(seed)
-
-    def matrix(rows: int, columns: int) -> np.ndarray:
-        values = rng.standard_normal((rows, columns), "f4")
-        if dtype == "float32":
-            return values
-        return torch.from_numpy(values).bfloat16().view(torch.uint16).numpy().astype(STORAGE[dtype])
-
-    layer = {
-        name: LoraPair(
-            matrix(rank, CONFIG.linear_shapes[name][1]),
-            matrix(rank, CONFIG.linear_shapes[name][0]),
-            0.25 * rank,
-        )
-        for name, rank in ranks.items()
-    }
-    return PackedAdapter.build([layer] * num_layers, "b" * 64, dtype)
+from tests.engine.lora.adapters import CONFIG, packed
 
 
 def exposed(pool: AdapterPool, slot: int) -> dict[tuple[int, str], object]:
