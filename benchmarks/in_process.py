@@ -1,0 +1,206 @@
+"""A whole engine without its process: scheduler, runner, sampling and commit around a random base.
+
+Owns the putting together, and a plain way to ask: submit, step, see what came when. Adapters come from an
+`AdapterLibrary` in host memory instead of from disk. Refuses to know what is measured.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import numpy as np
+import torch
+
+from benchmarks.floor import kv_token_bytes
+from benchmarks.random_adapters import AdapterLibrary, Registered
+from engine.admission import Limits
+from engine.core import EngineCore
+from engine.kv_cache import BlockPool
+from engine.lora.pool import AdapterPool
+from engine.lora.slots import SlotTable
+from engine.model.model import Model
+from engine.protocol import AdapterRef, SamplingParams, Submit, TokenChunk
+from engine.runner import ModelRunner
+from engine.scheduler import Scheduler
+
+BLOCK_SIZE = 16
+STUCK_S = 30.0
+"""Without any progress for so long a benchmark gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What one engine is made for."""
+
+    max_rows: int = 256
+    max_len: int = 2048
+    """Prompt and completion of one request, tokens."""
+    max_batch_tokens: int = 8192
+    kv_tokens: int = 256 * 544
+    """Of all requests together."""
+    num_slots: int = 256
+    adapter_bytes: int = 0
+    """Of all adapters that are to be resident at once."""
+    kv_dtype: str = "auto"
+
+    @property
+    def num_blocks(self) -> int:
+        """The null block included; a block more for every row, as the scheduler keeps one free for each."""
+        return -(-self.kv_tokens // BLOCK_SIZE) + 2 * self.max_rows + 1
+
+
+class LibraryLoader:
+    """Fills slots from the library, on a thread beside the step loop, first come first served."""
+
+    def __init__(
+        self, library: AdapterLibrary, pool: AdapterPool, on_done: Callable[[int, str, str | None], None]
+    ) -> None:
+        self._library = library
+        self._pool = pool
+        self._on_done = on_done
+        self._queue: SimpleQueue[tuple[int, AdapterRef] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="adapter-loader", daemon=True)
+        self._thread.start()
+
+    def start_load(self, slot: int, ref: AdapterRef) -> None:
+        self._queue.put((slot, ref))
+
+    def close(self) -> None:
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            slot, ref = work
+            self._pool.load(slot, self._library.packed(ref.digest))
+            self._on_done(slot, ref.digest, None)
+
+
+class InProcessEngine:
+    """Use as a context: at its end the loader's thread is gone and the memory given back."""
+
+    def __init__(self, model: Model, library: AdapterLibrary, sizes: Sizes) -> None:
+        self.model = model
+        self.sizes = sizes
+        self.library = library
+        self._wake = threading.Event()
+        self._num_requests = 0
+        config = model.config
+        pool = AdapterPool(config, sizes.num_slots, model.device, model.dtype)
+        self._loader = LibraryLoader(library, pool, self._loaded)
+        scheduler = Scheduler(
+            Limits(
+                context_length=sizes.max_len,
+                vocab_size=config.vocab_size,
+                max_batch_tokens=sizes.max_batch_tokens,
+                max_rows=sizes.max_rows,
+                max_waiting=1_000_000,
+            ),
+            BlockPool(sizes.num_blocks, BLOCK_SIZE),
+            SlotTable(sizes.num_slots, self._loader.start_load),
+            config.eos_ids,
+            [],
+            "engine-0",
+            "benchmark",
+        )
+        runner = ModelRunner(model, pool, sizes.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.max_len)
+        self.core = EngineCore(scheduler, runner)
+
+    def __enter__(self) -> InProcessEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loader.close()
+
+    def submit(self, prompt_ids: list[int], output_len: int, adapter: Registered | None = None) -> str:
+        """Greedy, to exactly `output_len` tokens. Returns the request's id."""
+        self._num_requests += 1
+        request_id = str(self._num_requests)
+        rejected = self.core.submit(
+            Submit(
+                request_id,
+                adapter.tenant if adapter else "tenant",
+                prompt_ids,
+                SamplingParams(output_len, temperature=0.0, ignore_eos=True),
+                adapter.ref if adapter else None,
+                submitted_at=time.time(),
+            )
+        )
+        assert rejected is None, rejected
+        return request_id
+
+    def step(self, patience_s: float = STUCK_S) -> Sequence[TokenChunk]:
+        """The chunks of one step. With nothing to run, sleeps until a load ends, `patience_s` at most."""
+        if not self.core.has_work:
+            self._wake.wait(patience_s)
+            self._wake.clear()
+        outputs = self.core.step()
+        assert not outputs.rejected, outputs.rejected
+        assert all(chunk.finish_reason in (None, "length") for chunk in outputs.chunks), outputs.chunks
+        return outputs.chunks
+
+    def drain(self) -> Iterator[Sequence[TokenChunk]]:
+        """Steps until every request has ended."""
+        last = time.monotonic()
+        while self.core.scheduler.has_requests or self.core.has_work:
+            chunks = self.step()
+            if chunks:
+                last = time.monotonic()
+            assert time.monotonic() - last < STUCK_S, "no progress"
+            yield chunks
+
+    def answer(
+        self, prompts: Sequence[list[int]], output_len: int, adapters: Sequence[Registered] = ()
+    ) -> float:
+        """Seconds until all prompts, on `adapters` in turn, have their `output_len` tokens."""
+        began = time.perf_counter()
+        for index, prompt_ids in enumerate(prompts):
+            self.submit(prompt_ids, output_len, adapters[index % len(adapters)] if adapters else None)
+        num_tokens = 0
+        for chunks in self.drain():
+            num_tokens += sum(len(chunk.token_ids) for chunk in chunks)
+        seconds = time.perf_counter() - began
+        assert num_tokens == len(prompts) * output_len, f"{num_tokens} tokens came back"
+        return seconds
+
+    def make_resident(self, adapters: Sequence[Registered]) -> float:
+        """Seconds until all of them are in slots; at most as many as there are slots."""
+        assert len(adapters) <= self.sizes.num_slots
+        began = time.perf_counter()
+        while missing := [adapter for adapter in adapters if not self.is_resident(adapter)]:
+            assert time.perf_counter() - began < STUCK_S + len(adapters), "no progress"
+            for adapter in missing:  # again, too: one may have been evicted for another of them
+                self.core.prefetch(adapter.ref)
+            self.core.step()
+            self._wake.wait(0.01)
+            self._wake.clear()
+        return time.perf_counter() - began
+
+    def is_resident(self, adapter: Registered) -> bool:
+        slot = self.core.scheduler.residency.slots.find(adapter.ref.digest)
+        return slot is not None and slot.state.value == "ready"
+
+    def _loaded(self, slot: int, digest: str, error: str | None) -> None:
+        """On the loader's thread."""
+        self.core.adapter_loaded(slot, digest, error)
+        self._wake.set()
+
+
+def random_prompts(rng: np.random.Generator, vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
+    """Of tokens that have never met in this order: no prefix is ever found in the cache."""
+    return [rng.integers(0, vocab_size, length).tolist() for length in lengths]
+
+
+def kv_bytes(model: Model, sizes: Sizes) -> int:
+    return sizes.num_blocks * BLOCK_SIZE * kv_token_bytes(model.config, sizes.kv_dtype)
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto" is the GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)

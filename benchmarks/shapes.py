@@ -1,0 +1,65 @@
+"""The models that benchmarks are run on, by name: sizes alone, with random weights for contents.
+
+Owns the table of shapes. Refuses to know tensors: it loads no torch.
+"""
+
+from __future__ import annotations
+
+from engine.model.config import ModelConfig, RopeScaling
+
+SHAPES: dict[str, ModelConfig] = {
+    "llama-3.1-8b": ModelConfig(
+        architecture="llama",
+        num_layers=32,
+        hidden_size=4096,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        intermediate_size=14336,
+        vocab_size=128_256,
+        rope_theta=500_000.0,
+        rope_scaling=RopeScaling("llama3", factor=8.0, original_max_position=8192),
+        rms_eps=1e-5,
+        max_position=131_072,
+        eos_ids=(128_001,),
+    ),
+    "random-300m": ModelConfig(
+        architecture="llama",
+        num_layers=12,
+        hidden_size=1536,
+        num_heads=12,
+        num_kv_heads=4,
+        head_dim=128,
+        intermediate_size=4096,
+        vocab_size=16_384,
+        rope_theta=10_000.0,
+        rope_scaling=RopeScaling("default"),
+        rms_eps=1e-5,
+        max_position=2048,
+        eos_ids=(0,),
+    ),
+    "tiny": ModelConfig(
+        architecture="llama",
+        num_layers=2,
+        hidden_size=128,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        intermediate_size=256,
+        vocab_size=512,
+        rope_theta=10_000.0,
+        rope_scaling=RopeScaling("default"),
+        rms_eps=1e-5,
+        max_position=2048,
+        eos_ids=(0,),
+    ),
+}
+"""`llama-3.1-8b` is what speed is measured on; `random-300m` (300 million weights) is what the quality
+of a quantised base is measured on, besides sapling; `tiny` is for tests."""
+
+
+def shape(name: str) -> ModelConfig:
+    """Raises ValueError when there is none of that name."""
+    if name not in SHAPES:
+        raise ValueError(f"unknown shape {name!r}; there are {', '.join(SHAPES)}")
+    return SHAPES[name]
