@@ -239,8 +239,7 @@ class Scheduler:
             return
         for request in self._at_limit:
             if request.state is RequestState.RUNNING:
-                request.table.name_computed(request.token_ids, request.computed_len)
-                self._running.vacate(request, RequestState.ENDING)
+                self._take_back(request, RequestState.ENDING)
         self._at_limit.clear()
         self._running.sweep()
 
@@ -299,8 +298,13 @@ class Scheduler:
         self.counters.preemptions += 1
         if request.adapter is not None:
             self.residency.expect(request.adapter)
-        self._running.vacate(request, RequestState.WAITING)
+        self._take_back(request, RequestState.WAITING)
         self.queue.push_returning(request)
+
+    def _take_back(self, request: Request, state: RequestState) -> None:
+        """End a request's stay for reasons of planning: all it has computed is known, and stays findable."""
+        request.table.name_computed(request.token_ids, request.computed_len)
+        self._running.vacate(request, state)
 
     def _admit(self, batch: Batch, prefill: _Shares, budget: int) -> None:
         """Let waiting requests in while there are tokens, rows and blocks for them."""

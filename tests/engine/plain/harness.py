@@ -170,6 +170,11 @@ class Engine:
     def tokens(self, request_id: str, index: int = 0) -> list[int]:
         return [token_id for chunk in self.chunks[request_id][index] for token_id in chunk.token_ids]
 
+    @property
+    def events(self) -> list[UsageEvent]:
+        """The last line of each request in the journal."""
+        return [event for _, event in self.finished.values()]
+
     def reason(self, request_id: str, index: int = 0) -> FinishReason | None:
         *earlier, last = self.chunks[request_id][index]
         assert all(chunk.finish_reason is None for chunk in earlier)
