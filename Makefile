@@ -8,18 +8,21 @@ PACKAGES := adapters admin api billing cli db engine kernels telemetry tenants w
 DEMO_DATA ?= var/demo
 DEMO_PORT ?= 8000
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores
+GPU_RESULTS ?= benchmarks/results/h200
 
-.PHONY: help demo test check lint fmt types contracts unit e2e gpu-test bench constraints clean
+.PHONY: help demo test check lint fmt types contracts unit kernels e2e gpu-test bench kernel-bench constraints clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    install, start everything with the sapling base and its adapters, show it off, keep serving"
 	@echo "             on http://127.0.0.1:$(DEMO_PORT)  (ONCE=1: exit after the showcase)"
-	@echo "make test    everything CI runs: lint, types, contracts, tests"
+	@echo "make test    everything CI runs: lint, types, contracts, tests, kernels interpreted"
 	@echo "make check   lint, types and contracts only"
 	@echo "make fmt     format and fix what can be fixed"
 	@echo "make bench   the CPU benchmarks, results under $(RESULTS)/"
+	@echo "make kernels   Triton kernels under its interpreter (the ordinary tests compile them)"
 	@echo "make gpu-test  the tests that need a CUDA device"
+	@echo "make kernel-bench  every kernel against its byte floor, on a CUDA device"
 
 .venv/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -31,7 +34,7 @@ help:
 demo: .venv/.installed
 	@$(BIN)/rootstock up --demo --showcase $(if $(ONCE),--once) --port $(DEMO_PORT) --data $(DEMO_DATA)
 
-test: check unit
+test: check kernels unit
 
 check: lint types contracts
 
@@ -49,11 +52,18 @@ contracts: .venv/.installed
 unit: .venv/.installed
 	$(BIN)/python -m pytest -m "not gpu"
 
+# A process of its own: Triton decides for good when a kernel is defined.
+kernels: .venv/.installed
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreted
+
 e2e: .venv/.installed
 	$(BIN)/python -m pytest tests/e2e
 
 gpu-test:
 	python3 -m pytest -c tests/gpu/pytest.ini tests/gpu
+
+kernel-bench:
+	python3 -m kernels.bench --out $(GPU_RESULTS)/kernels.json
 
 bench: .venv/.installed
 	$(BIN)/python -m benchmarks.bookkeeping --out $(RESULTS)/bookkeeping.json

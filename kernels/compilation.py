@@ -1,11 +1,13 @@
 """What must compile: every Triton kernel with the types and tile sizes it is launched with.
 
-Owns the description of one compilation and running it for a GPU that need not be there.
-`kernels/<op>/kernel.py` lists its own in `COMPILATIONS`. Refuses to know what kernels compute.
+Owns the description of one compilation, running it for a GPU that need not be there, and what the result
+takes of a multiprocessor. `kernels/<op>/kernel.py` lists its own in `COMPILATIONS`. Refuses to know what
+kernels compute.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +36,8 @@ class Compilation:
     num_stages: int = 2
     architectures: tuple[int, ...] = ARCHITECTURES
     """Fewer where an instruction is missing: FP8 products begin at 89."""
+    local_bytes: int = 0
+    """Local memory a thread may take: registers that spill. More than 0 wants a measured reason."""
 
     @property
     def name(self) -> str:
@@ -55,3 +59,41 @@ class Compilation:
             target=GPUTarget("cuda", architecture, 32),
             options={"num_warps": self.num_warps, "num_stages": self.num_stages},
         )
+
+
+# Records of the section .nv.info: format, attribute, then 16 bits of value or the length of what follows.
+_HAS_PAYLOAD = 4
+_FRAME_SIZE = 0x11
+_SECTION_HEADER = struct.Struct("<IIQQQQIIQQ")
+
+
+def local_memory_bytes(cubin: bytes) -> int:
+    """What each thread of a compiled kernel keeps in local memory, which is device memory in disguise.
+
+    The driver tells once a kernel is loaded on a GPU; the file (ELF64) says it without one, as the size of
+    each function's stack frame.
+    """
+    if cubin[:5] != b"\x7fELF\x02":
+        raise ValueError("a cubin is a 64-bit ELF file")
+    (table,) = struct.unpack_from("<Q", cubin, 40)
+    size, count, names_index = struct.unpack_from("<HHH", cubin, 58)
+    sections = [_SECTION_HEADER.unpack_from(cubin, table + index * size) for index in range(count)]
+    names_at = sections[names_index][4]
+    frames = [0]
+    for name, _, _, _, offset, length, *_ in sections:
+        start = names_at + name
+        if cubin[start : cubin.index(b"\0", start)] == b".nv.info":
+            frames += _frame_sizes(cubin[offset : offset + length])
+    return max(frames)
+
+
+def _frame_sizes(records: bytes) -> list[int]:
+    found, at = [], 0
+    while at + 4 <= len(records):
+        kind, attribute, length = struct.unpack_from("<BBH", records, at)
+        at += 4
+        if kind == _HAS_PAYLOAD:
+            if attribute == _FRAME_SIZE:
+                found.append(struct.unpack_from("<II", records, at)[1])
+            at += length
+    return found
