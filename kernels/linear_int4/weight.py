@@ -1,0 +1,187 @@
+"""A linear layer's weight in 4 bits with a scale, and where asked a zero point, per 128 inputs.
+
+Owns the codes' order in memory, which is made for tensor cores, and the way back to numbers. Refuses to know
+how codes are chosen, checkpoints' layouts and products.
+
+Words: the `[N, K]` codes are padded to multiples of 128 and cut into blocks of 16 rows by 128 inputs, one
+kilobyte each, stored `[N / 128, K / 128, 8, 256 words]`, so that a tile of rows streams through K. Within a
+block, row r + 8 i, quad c and word w are at word `128 i + 16 r + 4 c + w`; nibble j + 4 p of that word is
+input `32 w + 16 (j / 2) + 8 (j % 2) + 2 c + p`. That is the order of a tensor core's A operand: a thread
+reads its 16 bytes, and every word becomes four registers of two neighbours each, by one mask and one
+subtraction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.linear_int4.rounding import GROUP, SYMMETRIC_ZERO, round_to_codes
+
+TILE_ROWS = 128
+"""Rows are padded to a multiple."""
+MAGIC = 128
+"""A code OR 0x4300 is the bf16 number 128 + code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Weight:
+    """W[n, k] = (code[n, k] - zero[n, k / 128]) * scale[n, k / 128]; the inputs may come in another order."""
+
+    out_features: int
+    in_features: int
+    words: Tensor
+    """int32 [N / 128, G, 8, 256]: see the module."""
+    scales: Tensor
+    """int32 [G / 2, N padded]: two groups' scales, the even group's in the low half."""
+    scale_dtype: torch.dtype
+    """bf16 or fp16: the type of those halves."""
+    zeros: Tensor | None
+    """int32 [G, N padded]: -(128 + zero) in bf16, twice, as the kernel adds it; None where every zero is 8."""
+    bias_N: Tensor | None
+    """fp32, added after the product."""
+    order_K: Tensor | None
+    """int64: column k of the codes multiplies input order_K[k] (GPTQ's activation order)."""
+    arrivals: Tensor
+    """int32 [N padded / 16]: zero between products; blocks that share a tile count themselves here."""
+
+    @classmethod
+    def from_codes(
+        cls,
+        codes_NK: Tensor,
+        scale_NG: Tensor,
+        zero_NG: Tensor | None = None,
+        bias_N: Tensor | None = None,
+        order_K: Tensor | None = None,
+    ) -> Int4Weight:
+        """Packs codes.
+
+        Args:
+            codes_NK: uint8, 0 to 15.
+            scale_NG: bf16 or fp16, kept exactly; G = ceil(K / 128).
+            zero_NG: integers 0 to 16 (16: what GPTQ's offset of one makes of 15); None for 8 everywhere.
+            bias_N: kept in fp32.
+            order_K: a permutation of the inputs.
+        """
+        num_rows, num_inputs = codes_NK.shape
+        num_groups = -(-num_inputs // GROUP)
+        if scale_NG.shape != (num_rows, num_groups) or scale_NG.dtype not in (torch.bfloat16, torch.float16):
+            raise ValueError(
+                f"codes {tuple(codes_NK.shape)} need bf16 or fp16 scales {(num_rows, num_groups)}, "
+                f"not {scale_NG.dtype} {tuple(scale_NG.shape)}"
+            )
+        if not torch.isfinite(scale_NG).all():
+            raise ValueError("a scale of a 4-bit weight is not finite")
+        if zero_NG is not None and (zero_NG.shape != scale_NG.shape or not _within(zero_NG, 0, 16)):
+            raise ValueError(f"zero points must be 0 to 16, of shape {tuple(scale_NG.shape)}")
+        zeros = None
+        if zero_NG is not None and not (zero_NG == SYMMETRIC_ZERO).all():
+            zeros = _pack_zeros(zero_NG)
+        padded = -(-num_rows // TILE_ROWS) * TILE_ROWS
+        return cls(
+            out_features=num_rows,
+            in_features=num_inputs,
+            words=_pack_words(codes_NK),
+            scales=_pack_pairs(scale_NG),
+            scale_dtype=scale_NG.dtype,
+            zeros=zeros,
+            bias_N=None if bias_N is None else bias_N.float(),
+            order_K=order_K,
+            arrivals=torch.zeros(padded // 16, dtype=torch.int32, device=codes_NK.device),
+        )
+
+    @classmethod
+    def quantize(
+        cls,
+        weight_NK: Tensor,
+        group_size: int = GROUP,
+        bias_N: Tensor | None = None,
+        symmetric: bool = True,
+    ) -> Int4Weight:
+        """Rounds to nearest with the scale, per group, of the least squared error.
+
+        Args:
+            weight_NK: any float type; must be finite.
+            group_size: 128 is what there is.
+            symmetric: without zero points; with them the error of lopsided groups is smaller.
+        """
+        if group_size != GROUP:
+            raise ValueError(f"group_size {group_size}: 4-bit weights have groups of {GROUP}")
+        return cls.from_codes(*round_to_codes(weight_NK, symmetric), bias_N)
+
+    @property
+    def num_groups(self) -> int:
+        return self.words.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """What one product has to read."""
+        held = [self.words, self.scales, self.zeros, self.bias_N, self.order_K]
+        return sum(tensor.numel() * tensor.element_size() for tensor in held if tensor is not None)
+
+    def codes(self) -> Tensor:
+        """uint8 [N, K], unpacked."""
+        return _unpack_words(self.words)[: self.out_features, : self.in_features]
+
+    def dequantize(self) -> Tensor:
+        """fp32 [N, K], columns in the order of the codes (`order_K`)."""
+        scale_NG = _unpack_pairs(self.scales, self.scale_dtype)[: self.out_features, : self.num_groups]
+        codes = self.codes().float()
+        if self.zeros is None:
+            codes -= SYMMETRIC_ZERO
+        else:
+            minus_NG = self.zeros.view(torch.bfloat16)[:, : 2 * self.out_features : 2].t()
+            codes += self._by_input(minus_NG.float() + MAGIC)
+        return codes.mul_(self._by_input(scale_NG.float()))
+
+    def _by_input(self, value_NG: Tensor) -> Tensor:
+        return value_NG.repeat_interleave(GROUP, 1)[:, : self.in_features]
+
+
+def _within(values: Tensor, low: int, high: int) -> bool:
+    return bool(((values >= low) & (values <= high)).all())
+
+
+def _pack_words(codes_NK: Tensor) -> Tensor:
+    if codes_NK.dtype != torch.uint8 or not _within(codes_NK, 0, 15):
+        raise ValueError("codes of a 4-bit weight must be uint8 of 0 to 15")
+    num_rows, num_inputs = codes_NK.shape
+    pad = (0, -num_inputs % GROUP, 0, -num_rows % TILE_ROWS)
+    codes = torch.nn.functional.pad(codes_NK, pad)
+    # rows: tile, block, i, r; inputs: group, w, j / 2, j % 2, c, p
+    codes = codes.view(codes.shape[0] // TILE_ROWS, 8, 2, 8, codes.shape[1] // GROUP, 4, 2, 2, 4, 2)
+    # tile, group, block, i, r, c, w, p, j / 2, j % 2: nibbles from the lowest up are the last three
+    codes = codes.permute(0, 4, 1, 2, 3, 8, 5, 9, 6, 7)
+    octets = codes.reshape(*codes.shape[:2], 8, 256, 8).to(torch.int32)
+    words = octets[..., 0].clone()
+    for nibble in range(1, 8):
+        words |= octets[..., nibble] << (4 * nibble)
+    return words
+
+
+def _unpack_words(words: Tensor) -> Tensor:
+    tiles, groups = words.shape[:2]
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
+    codes = ((words[..., None] >> shifts) & 15).to(torch.uint8)
+    codes = codes.view(tiles, groups, 8, 2, 8, 4, 4, 2, 2, 2)
+    codes = codes.permute(0, 2, 3, 4, 1, 6, 8, 9, 5, 7)
+    return codes.reshape(tiles * TILE_ROWS, groups * GROUP)
+
+
+def _pack_pairs(value_NG: Tensor) -> Tensor:
+    """Two 16-bit numbers of neighbouring groups to a word; padding is zero."""
+    num_rows, num_groups = value_NG.shape
+    padded = torch.nn.functional.pad(value_NG, (0, num_groups % 2, 0, -num_rows % TILE_ROWS))
+    return padded.contiguous().view(torch.int32).t().contiguous()
+
+
+def _pack_zeros(zero_NG: Tensor) -> Tensor:
+    padded = torch.nn.functional.pad(zero_NG.float(), (0, 0, 0, -len(zero_NG) % TILE_ROWS))
+    minus = -(padded.t() + MAGIC).to(torch.bfloat16)
+    return minus[..., None].expand(-1, -1, 2).contiguous().view(torch.int32)[..., 0]
+
+
+def _unpack_pairs(words: Tensor, dtype: torch.dtype) -> Tensor:
+    return words.t().contiguous().view(dtype)
