@@ -90,7 +90,7 @@ def summarise(notes: Notes, arrivals: Sequence[Arrival], slo: Slo) -> dict[str, 
     return {
         **of_work(arrivals),
         **of_requests(requests, slo),
-        "steady_output_tok_s": steady_tok_s(notes.steps),
+        "steady_output_tok_s": steady_tok_s(notes.steps) if not arrivals[-1].at else None,
         "cold": cold_against_warm(requests),
         "itl_ms": inter_token_ms(requests, notes.steps),
         "loads": notes.loads,
@@ -131,7 +131,10 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 
 def steady_tok_s(steps: Sequence[StepNote]) -> float | None:
-    """Tokens per second while requests wait for a row: neither filling up nor running empty. None: never."""
+    """Tokens per second while requests wait: neither filling up nor running empty. None: they never do.
+
+    Says what the engine can do only of a run whose requests all came at the start.
+    """
     waiting = [place for place, step in enumerate(steps) if step.num_waiting]
     if len(waiting) < 2:
         return None

@@ -1,0 +1,158 @@
+"""The plots of `docs/performance.md`, drawn from the committed results and from nothing else.
+
+    python -m benchmarks.plots
+
+writes one SVG per plot under docs/plots/. A plot whose results are not there is not drawn. Owns which figures
+go into which plot. Refuses to know how they were measured and how a chart is drawn (`benchmarks.svg`).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.svg import Axis, Series, bar_chart, line_chart
+from benchmarks.tables import PEER, ROOT, Results, committed, kernel_figures
+
+PLOTS = ROOT / "docs/plots"
+
+
+def step_times(results: Results) -> str | None:
+    """Step time by batch and distinct adapters, against the floor and the peer."""
+    report = results("decode-fp8.json")
+    if report is None or "rows" not in report:
+        return None
+    rows = [row for row in report["rows"] if row["rank"] in (None, "16")]
+    places = {(row["batch"], row["distinct"]): place for place, row in enumerate(rows)}
+    series = [
+        Series(name, [(place, row[key]) for place, row in enumerate(rows)], line=False)
+        for name, key in (("Rootstock", "step_ms"), ("floor: bytes over copy bandwidth", "floor_ms"))
+    ]
+    peer = results(PEER)
+    if peer is not None:
+        points = [
+            (places[key], row["step_ms"])
+            for row in peer["rows"]
+            if (key := (row["batch"], row["distinct"])) in places
+        ]
+        series.append(Series(peer["peer"], points, line=False))
+    categories = tuple(f"{batch} / {distinct}" for batch, distinct in places)
+    return line_chart(
+        f"Decode step, {report['shape']}, {report['quantization']} base",
+        Axis("rows in the batch / distinct adapters of rank 16", categories=categories),
+        Axis("ms per step", log=True),
+        series,
+    )
+
+
+def adapter_kinds(results: Results) -> str | None:
+    """Step time at 256 rows by distinct adapters, for each rank and type measured."""
+    rows = []
+    for name in ("decode-fp8.json", "decode-ranks.json", "decode-fp8-adapters.json"):
+        rows += (results(name) or {}).get("rows", [])
+    if not rows:
+        return None
+    batch = max(row["batch"] for row in rows)
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row["batch"] == batch and row["distinct"]:
+            kind = f"rank {row['rank']}, {row['adapter_dtype']}"
+            lines.setdefault(kind, []).append((row["distinct"], row["step_ms"]))
+    if not lines:
+        return None
+    return line_chart(
+        f"Decode step of {batch} rows",
+        Axis("distinct adapters in the batch", log=True, marks=_values(lines)),
+        Axis("ms per step"),
+        [Series(kind, sorted(points)) for kind, points in sorted(lines.items())],
+    )
+
+
+def throughput(results: Results) -> str | None:
+    """Output tokens per second by number of registered adapters, at every rate."""
+    report = results("serving.json")
+    if report is None:
+        return None
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in report["rows"]:
+        saturated = row["rate"] == "inf" and row["steady_output_tok_s"] is not None
+        name = "all at once" if row["rate"] == "inf" else f"{row['rate']:g} requests/s"
+        value = row["steady_output_tok_s"] if saturated else row["output_tok_s"]
+        lines.setdefault(name, []).append((row["registered"], value))
+    return line_chart(
+        f"Throughput over registered adapters, {report['slots']} resident, Zipf {report['zipf']:g}",
+        Axis("registered adapters", log=True, marks=_values(lines)),
+        Axis("output tokens per second"),
+        [Series(name, sorted(points)) for name, points in lines.items()],
+    )
+
+
+def latency(results: Results) -> str | None:
+    """TTFT and TPOT percentiles by number of registered adapters, at the highest finite rate."""
+    report = results("serving.json")
+    finite = [row for row in (report or {}).get("rows", []) if row["rate"] != "inf"]
+    if not finite:
+        return None
+    rate = max(row["rate"] for row in finite)
+    rows = sorted((row for row in finite if row["rate"] == rate), key=lambda row: row["registered"])
+    series = [
+        Series(f"{name} {quantile}", [(row["registered"], row[key][quantile]) for row in rows])
+        for name, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"))
+        for quantile in ("p50", "p99")
+    ]
+    return line_chart(
+        f"Latency at {rate:g} requests per second",
+        Axis("registered adapters", log=True, marks=tuple(row["registered"] for row in rows)),
+        Axis("ms", log=True),
+        series,
+    )
+
+
+def kernels(results: Results) -> str | None:
+    """Each kernel's share of the speed that its bytes allow."""
+    report = results("kernels.json")
+    if report is None:
+        return None
+    bars = [(name, percent) for name, _, _, percent in map(kernel_figures, report["rows"])]
+    return bar_chart("Kernels: % of the floor of bytes", "% of floor", bars, limit=100)
+
+
+def _values(lines: dict[str, list[tuple[float, float]]]) -> tuple[float, ...]:
+    """All x there are, ascending: where the axis is to have its marks."""
+    return tuple(sorted({x for points in lines.values() for x, _ in points}))
+
+
+PLOTTED: dict[str, Callable[[Results], str | None]] = {
+    "step-time": step_times,
+    "adapter-kinds": adapter_kinds,
+    "throughput": throughput,
+    "latency": latency,
+    "kernels": kernels,
+}
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """Write every plot whose results are there; those whose results are gone go too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Any] = []
+    for name, plot in PLOTTED.items():
+        path = folder / f"{name}.svg"
+        drawn = plot(results)
+        if drawn is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_text(drawn, encoding="utf-8")
+            written.append(path)
+    return written
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    for path in draw(committed(), PLOTS):
+        print(path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The GPU tables of `docs/performance.md`, written from the committed results and from nothing else.
+
+    python -m benchmarks.tables
+
+rewrites what stands between `<!-- table: NAME -->` and `<!-- end -->` in that file. A test renders them again
+and compares, so that no number in a table can differ from the JSON it comes from.
+
+Owns the tables' columns. Refuses to know how anything was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks/results/h200"
+DOCUMENT = ROOT / "docs/performance.md"
+PEER = "vllm-0.26.0.json"
+MISSING = "No results are committed."
+
+STEP_BARS_MS = {
+    (1, 0): 3.2, (32, 0): 4.0, (128, 0): 5.2, (256, 0): 7.5, (1, 1): 3.6,
+    (32, 32): 5.5, (256, 8): 9.5, (256, 64): 11.5, (256, 256): 15.0,
+}  # fmt: skip
+"""(batch, distinct adapters of rank 16 in bf16) on an FP8 base: what a step may take."""
+MIXED_BARS_TOK_S = {0: 21_000, 32: 17_000, 256: 14_000}
+
+Json = dict[str, Any]
+Results = Callable[[str], Json | None]
+"""File name to its contents; None where there is no such file."""
+
+_BLOCK = re.compile(r"(<!-- table: (?P<name>[a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def committed(folder: Path = RESULTS) -> Results:
+    """Reader of the results in a folder."""
+
+    def read(name: str) -> Json | None:
+        path = folder / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    return read
+
+
+def rewrite(document: str, results: Results) -> str:
+    """The document with every table rendered anew. Raises KeyError on a table of unknown name."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return f"{match[1]}{TABLES[match['name']](results)}\n{match[3]}"
+
+    return _BLOCK.sub(replaced, document)
+
+
+def names_in(document: str) -> list[str]:
+    return [match["name"] for match in _BLOCK.finditer(document)]
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+    lines += [f"| {' | '.join(_cell(value) for value in row)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    whole = isinstance(value, int) or abs(value) >= 1000
+    return f"{value:,.0f}".replace(",", " ") if whole else f"{value:g}"
+
+
+def _circumstances(report: Mapping[str, Any], name: str) -> str:
+    hardware, versions = report.get("hardware", {}), report.get("versions", {})
+    parts = [f"`{name}`", hardware.get("gpu", hardware.get("cpu", "")), f"torch {versions.get('torch')}"]
+    if "copy_tb_s" in report:
+        parts.append(f"copy {report['copy_tb_s']} TB/s")
+    if "startup" in report:
+        startup = report["startup"]
+        parts.append(f"start: weights {startup['weights_s']} s, engine {startup['engine_s']} s")
+    return ", ".join(part for part in parts if part)
+
+
+def decode_table(name: str, barred: bool = False) -> Callable[[Results], str]:
+    """Step times; with the bars and the peer's beside them where the work is the same."""
+
+    def render(results: Results) -> str:
+        report = results(name)
+        if report is None or "rows" not in report:
+            return MISSING
+        peer = results(PEER) if barred else None
+        theirs = {(row["batch"], row["distinct"]): row["step_ms"] for row in (peer or {}).get("rows", [])}
+        columns = ["batch", "adapters", "rank", "type", "step ms", "floor ms", "ratio", "tok/s"]
+        if barred:
+            columns += ["bar ms", "vLLM 0.26.0 ms"]
+        rows = []
+        for row in report["rows"]:
+            key = row["batch"], row["distinct"]
+            cells = [
+                *key, row["rank"], row["adapter_dtype"], row["step_ms"], row["floor_ms"], row["ratio"],
+                row["decode_tok_s"],
+            ]  # fmt: skip
+            same_work = not row["distinct"] or (row["rank"], row["adapter_dtype"]) == ("16", "bf16")
+            if barred:
+                cells += [STEP_BARS_MS.get(key), theirs.get(key)] if same_work else [None, None]
+            rows.append(cells)
+        return f"{_markdown(columns, rows)}\n\n{_circumstances(report, name)}"
+
+    return render
+
+
+def prefill_table(name: str) -> Callable[[Results], str]:
+    def render(results: Results) -> str:
+        report = results(name)
+        if report is None or "prefill" not in report:
+            return MISSING
+        columns = ("prompts", "tokens each", "adapters", "seconds", "tok/s", "of the base's")
+        keys = ("prompts", "prompt_len", "distinct", "seconds", "prompt_tok_s", "ratio_to_base")
+        return _markdown(columns, [[row.get(key) for key in keys] for row in report["prefill"]])
+
+    return render
+
+
+def mixed_table(name: str) -> Callable[[Results], str]:
+    def render(results: Results) -> str:
+        report, peer = results(name), results(PEER) or {}
+        if report is None or "mixed_load" not in report:
+            return MISSING
+        theirs = {row["distinct"]: row["output_tok_s"] for row in peer.get("mixed_load", [])}
+        columns = ("requests", "in / out", "adapters", "seconds", "output tok/s", "bar", "vLLM 0.26.0")
+        rows = [
+            [
+                row["requests"], f"{row['prompt_len']} / {row['output_len']}", row["distinct"],
+                row["seconds"], row["output_tok_s"], MIXED_BARS_TOK_S.get(row["distinct"]),
+                theirs.get(row["distinct"]),
+            ]
+            for row in report["mixed_load"]
+        ]  # fmt: skip
+        return _markdown(columns, rows)
+
+    return render
+
+
+def serving_table(results: Results) -> str:
+    report = results("serving.json")
+    if report is None:
+        return MISSING
+    columns = (
+        "registered", "arrivals/s", "output tok/s", "while some wait", "TTFT p50 / p99 ms",
+        "TPOT p50 / p99 ms", "in SLO", "good/s", "loads", "cold: added p50 / p99 ms",
+    )  # fmt: skip
+    rows = []
+    for row in report["rows"]:
+        added = row["cold"].get("added_ms")
+        rows.append([
+            row["registered"], row["rate"], row["output_tok_s"], row["steady_output_tok_s"],
+            _pair(row["ttft_ms"]), _pair(row["tpot_ms"]), f"{row['goodput']['share']:.1%}",
+            row["goodput"]["per_s"], row["loads"], _pair(added) if added else None,
+        ])  # fmt: skip
+    return f"{_markdown(columns, rows)}\n\n{_circumstances(report, 'serving.json')}"
+
+
+def cold_start_table(results: Results) -> str:
+    report = results("serving.json")
+    if report is None or "cold_start" not in report:
+        return MISSING
+    cold = report["cold_start"]
+    rows = [
+        ("TTFT of a request on an adapter that has to be loaded, ms", _pair(cold["cold_ttft_ms"])),
+        ("TTFT of the same on a resident adapter, ms", _pair(cold["warm_ttft_ms"])),
+        ("added by being cold, ms", _pair(cold["added_ms"])),
+        ("a load, as the step loop sees it, ms", _pair(cold["load_ms"])),
+        ("other rows' inter-token latency during loads, ms", _pair(cold["itl_during_loads_ms"])),
+        ("... otherwise, ms", _pair(cold["itl_otherwise_ms"])),
+        ("... during loads over otherwise", _pair(cold["itl_ratio"])),
+    ]
+    return _markdown(("what", "p50 / p99"), rows)
+
+
+def kernel_table(results: Results) -> str:
+    report = results("kernels.json")
+    if report is None:
+        return MISSING
+    columns = ("kernel", "us", "GB/s", "% of floor")
+    return _markdown(columns, [kernel_figures(row) for row in report["rows"]])
+
+
+def kernel_figures(row: Json) -> tuple[str, float, float, float]:
+    """(name, us, GB/s, percent of the floor) of one row of `python -m kernels.bench`."""
+    return row["name"], row["us"], row["gb_s"], row["percent_of_floor"]
+
+
+def quality_table(results: Results) -> str:
+    report = results("quality.json")
+    if report is None:
+        return MISSING
+    columns = ("model", "base", "KV", "adapters", "mean KL", "max KL", "top-1", "accuracy", "unquantised")
+    keys = (
+        "model", "quantization", "kv_dtype", "adapter_dtype", "mean_kl", "max_kl", "top1", "accuracy",
+        "accuracy_exact",
+    )  # fmt: skip
+    return _markdown(columns, [[row.get(key) for key in keys] for row in report["summary"]])
+
+
+def _pair(figures: Mapping[str, float]) -> str | None:
+    return f"{figures['p50']:g} / {figures['p99']:g}" if figures else None
+
+
+TABLES: dict[str, Callable[[Results], str]] = {
+    "decode": decode_table("decode-fp8.json", barred=True),
+    "decode-ranks": decode_table("decode-ranks.json"),
+    "decode-fp8-adapters": decode_table("decode-fp8-adapters.json"),
+    "decode-fp8-kv": decode_table("decode-fp8-kv.json"),
+    "decode-int4": decode_table("decode-int4.json"),
+    "prefill": prefill_table("decode-fp8.json"),
+    "mixed-load": mixed_table("decode-fp8.json"),
+    "serving": serving_table,
+    "cold-start": cold_start_table,
+    "kernels": kernel_table,
+    "quality": quality_table,
+}
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    document = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(rewrite(document, committed()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
