@@ -10,7 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+FP8_MAX = 448.0
+"""Largest number of e4m3; past 464 it would round to NaN."""
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+"""Of a row of zeros: the smallest number that is not subnormal, so that dividing by it is exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +38,16 @@ class Projection:
     y_TN: Tensor
     scale_T: Tensor | None = None
     """fp32; None where y is the true value already."""
+
+
+def quantize_rows(x_TK: Tensor, quantized_TK: Tensor, scale_T: Tensor) -> None:
+    """The meaning of a scaled row, in torch: what kernels that write one are tested against.
+
+    Semantics: scale[t] = max(max_k |x[t, k]| / 448, 2^-126); quantized[t, k] = e4m3(x[t, k] / scale[t])
+
+    A row with NaN or infinity becomes a row without a finite number; the others do not notice.
+    """
+    wide = x_TK.float()
+    torch.amax(wide.abs(), -1, out=scale_T)
+    scale_T.div_(FP8_MAX).clamp_min_(SMALLEST_SCALE)
+    quantized_TK.copy_(wide / scale_T[:, None])

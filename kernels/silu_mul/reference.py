@@ -6,8 +6,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.activation import quantize_rows
 
-def silu_mul_reference(gate_up_T2F: Tensor, out_TF: Tensor) -> Tensor:
-    """Semantics: out[t, i] = silu(gate_up[t, i]) * gate_up[t, F + i]."""
+
+def silu_mul_reference(
+    gate_up_T2F: Tensor,
+    out_TF: Tensor | None,
+    *,
+    scale_T: Tensor | None = None,
+    quantized: Tensor | None = None,
+    quantized_scale_T: Tensor | None = None,
+) -> Tensor | None:
+    """Semantics: out[t, i] = silu(gate_up[t, i] * scale[t]) * (gate_up[t, F + i] * scale[t]);
+    quantized[t] = out[t] / s[t], where s[t] = max |out[t]| / 448.
+    """
+    kind = gate_up_T2F.dtype
+    if scale_T is not None:
+        gate_up_T2F = gate_up_T2F.float() * scale_T[:, None]
     gate, up = gate_up_T2F.chunk(2, dim=-1)
-    return torch.mul(F.silu(gate), up, out=out_TF)
+    if out_TF is None or gate.dtype != out_TF.dtype:
+        inner = (F.silu(gate) * up).to(kind)
+        if out_TF is not None:
+            out_TF.copy_(inner)
+    else:
+        inner = torch.mul(F.silu(gate), up, out=out_TF)
+    if quantized is not None and quantized_scale_T is not None:
+        quantize_rows(inner, quantized, quantized_scale_T)
+    return out_TF
