@@ -1,0 +1,122 @@
+"""The adapters of a model that runs in captured graphs: one capture serves any mix of adapters.
+
+Owns the step's work lists and the partial sums between shrink and expand. Refuses to know who is in which
+slot and when weights are loaded: the table is right for every slot that a row names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from kernels.backend import uses_triton
+from kernels.lora.device_work import DeviceWork
+from kernels.lora.scratch import Scratch
+from kernels.lora.table import MAX_MODULES, AdapterTable
+from kernels.lora.table_reference import expand_reference, shrink_reference
+from kernels.step_inputs import StepInputs
+
+
+class DeviceLora:
+    """LoRA of all layers over an `AdapterTable`.
+
+    Of a row's bits: they depend on the bucket, on how many rows of its own adapter are in the step (up to 2:
+    vector units; up to 16, and in buckets of up to 256 always: tensor cores; beyond: other tiles), and on
+    nothing else. With `batch_invariant` they depend on the row and its adapter alone.
+    """
+
+    def __init__(
+        self,
+        table: AdapterTable,
+        inputs: StepInputs,
+        max_tokens: int,
+        widths_in: Sequence[int],
+        *,
+        batch_invariant: bool = False,
+        early: bool = True,
+    ) -> None:
+        """Registers fields: before `inputs.freeze`.
+
+        Args:
+            max_tokens: rows of the largest bucket.
+            widths_in: columns of each group's input.
+            batch_invariant: every product on tensor cores, in one tile shape.
+            early: kernels may start before the last kernel of their stream has ended (`kernels/overlap.py`).
+        """
+        self._table = table
+        self._work = DeviceWork(inputs, max_tokens, table.num_slots, batch_invariant)
+        self._scratch = Scratch(table, max_tokens, widths_in, batch_invariant)
+        self._widths_in = frozenset(widths_in)
+        self._early = early
+        self._shrunk: tuple[int, int] | None = None
+        """(place, columns of x) of the last shrink."""
+
+    @property
+    def active(self) -> bool:
+        """Whether any row of the step has an adapter; if not, the graphs without adapters will do."""
+        return self._work.active
+
+    @property
+    def num_bytes(self) -> int:
+        """Of device memory for partial sums."""
+        return self._scratch.num_bytes
+
+    def begin(self, row_slots_T: npt.NDArray[np.integer]) -> None:
+        """Before each step, between the inputs' `begin` and `send`: the slot of every row of the bucket.
+
+        Args:
+            row_slots_T: T is the bucket; negative for rows of the base alone and for padding.
+        """
+        self._work.build(row_slots_T)
+
+    def shrink(self, layer: int, group: str, x_TK: Tensor) -> None:
+        """Projects the rows' inputs onto their adapters' ranks; may run beside the base product.
+
+        Args:
+            x_TK: T is the bucket, K one of `widths_in`; only rows with an adapter are read.
+        """
+        if x_TK.shape[1] not in self._widths_in or x_TK.shape[0] > self._work.max_tokens:
+            raise ValueError(f"lora: x {tuple(x_TK.shape)}")
+        place = self._place(layer, group)
+        self._shrunk = place, x_TK.shape[1]
+        if uses_triton(x_TK):
+            from kernels.lora.kernel import shrink_triton
+
+            shrink_triton(x_TK, self._work, self._table, place, self._scratch, self._early)
+        else:
+            shrink_reference(x_TK, self._work, self._table, place, self._scratch)
+
+    def expand(
+        self,
+        layer: int,
+        group: str,
+        out_TN: Tensor,
+        widths: Sequence[int],
+        scale_T: Tensor | None = None,
+    ) -> None:
+        """Adds the adapters of the group just shrunk to what the base wrote, in place.
+
+        Args:
+            out_TN: the bucket's rows; those without an adapter are neither read nor written.
+            widths: columns of each module of the group, in order; they sum to N.
+            scale_T: fp32; what is added to a row is divided by it.
+        """
+        if sum(widths) != out_TN.shape[1] or len(widths) > MAX_MODULES:
+            raise ValueError(f"lora: out {tuple(out_TN.shape)}, widths {tuple(widths)}")
+        place = self._place(layer, group)
+        assert self._shrunk is not None, "expand without shrink"
+        assert self._shrunk[0] == place, f"expand of {layer, group} after shrink of {self._shrunk[0]}"
+        width_in, self._shrunk = self._shrunk[1], None
+        arguments = (widths, scale_T, width_in, self._work, self._table, place, self._scratch)
+        if uses_triton(out_TN):
+            from kernels.lora.kernel import expand_triton
+
+            expand_triton(out_TN, *arguments, self._early)
+        else:
+            expand_reference(out_TN, *arguments)
+
+    def _place(self, layer: int, group: str) -> int:
+        return layer * len(self._table.groups) + self._table.group_index(group)

@@ -1,0 +1,211 @@
+"""LoRA on a GPU: which kernels a bucket launches and with what sizes.
+
+Owns tuning constants and the list of what must compile. Refuses to know what the kernels do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.backend import INTERPRETING
+from kernels.compilation import ARCHITECTURES, Compilation
+from kernels.lora import tiling
+from kernels.lora.device_work import DeviceWork
+from kernels.lora.kernels.expand import expand_rows
+from kernels.lora.kernels.shrink import shrink_rows
+from kernels.lora.kernels.tiles import expand_tiles, shrink_tiles
+from kernels.lora.scratch import Scratch
+from kernels.lora.table import DEFAULT_MAX_RANK, MAX_MODULES, AdapterTable
+from kernels.overlap import starts_early
+
+COMPUTE = tl.float32 if INTERPRETING else tl.bfloat16
+"""What tensor cores multiply; the interpreter's bf16 products are wrong."""
+PROGRAMS_PER_SM = 8
+
+
+def shrink_rows_sizes(width_in: int, bucket: int, rank_stride: int) -> dict[str, Any]:
+    return {
+        "K": width_in,
+        "CHUNK": tiling.chunk_size(width_in),
+        "CHUNKS": tiling.num_chunks(width_in),
+        "LANES": 2 if bucket <= tiling.SMALL_BUCKET else 1,
+        "RANK_STRIDE": rank_stride,
+        "BLOCK_R": 16,
+        "DOT_R": 32,
+        "DOT_K": min(128, tiling.chunk_size(width_in)),
+        "ITEM_ROWS": tiling.ITEM_ROWS,
+    }
+
+
+def expand_rows_sizes(width_in: int, widths: Sequence[int], bucket: int, rank_stride: int) -> dict[str, Any]:
+    return {
+        **_columns(widths),
+        "BLOCK_N": 256 if bucket <= tiling.SMALL_BUCKET else 512,
+        "CHUNKS": tiling.num_chunks(width_in),
+        "PADDED": triton.next_power_of_2(tiling.num_chunks(width_in)),
+        "RANK_STRIDE": rank_stride,
+        "BLOCK_R": 16,
+        "ITEM_ROWS": tiling.ITEM_ROWS,
+    }
+
+
+def shrink_tiles_sizes(width_in: int, bucket: int, rank_stride: int) -> dict[str, Any]:
+    return {
+        "K": width_in,
+        "SPLITS": tiling.num_splits(width_in, bucket),
+        "SPAN": tiling.span_size(width_in, bucket),
+        "RANK_STRIDE": rank_stride,
+        "BLOCK_M": tiling.TILE_ROWS,
+        "BLOCK_R": 64,
+        "BLOCK_K": tiling.SPAN_STEP,
+    }
+
+
+def expand_tiles_sizes(width_in: int, widths: Sequence[int], bucket: int, rank_stride: int) -> dict[str, Any]:
+    return {
+        **_columns(widths),
+        "BLOCK_N": 128,
+        "STRETCH": 8,
+        "SPLITS": tiling.num_splits(width_in, bucket),
+        "RANK_STRIDE": rank_stride,
+        "BLOCK_M": tiling.TILE_ROWS,
+        "BLOCK_R": 32,
+    }
+
+
+WARPS = {shrink_rows: 4, expand_rows: 4, shrink_tiles: 4, expand_tiles: 4}
+STAGES = {shrink_rows: 3, expand_rows: 2, shrink_tiles: 3, expand_tiles: 2}
+
+
+def _columns(widths: Sequence[int]) -> dict[str, int]:
+    padded = [*widths, *(0,) * (MAX_MODULES - len(widths))]
+    align = math.gcd(16, *widths)
+    return {**{f"N{module}": width for module, width in enumerate(padded)}, "ALIGN": align}
+
+
+@cache
+def _num_programs(index: int | None) -> int:
+    if index is None:
+        return 4
+    return PROGRAMS_PER_SM * torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], early: bool, arguments: Sequence[Any], sizes: Any) -> None:
+    options = {"launch_pdl": True} if early else {}
+    kernel[grid](
+        *arguments,
+        **sizes,
+        WITH_E4M3=True,
+        COMPUTE=COMPUTE,
+        STARTS_EARLY=early,
+        num_warps=WARPS[kernel],
+        num_stages=STAGES[kernel],
+        **options,
+    )
+
+
+def shrink_triton(
+    x_TK: Tensor, work: DeviceWork, table: AdapterTable, place: int, scratch: Scratch, early: bool
+) -> None:
+    """As `shrink_reference`."""
+    bucket, width_in = x_TK.shape
+    early = early and starts_early(x_TK)
+    weights = (table.arena, table.arena.view(torch.bfloat16), table.offsets, table.ranks, work.counts.device)
+    rest = (work.order.device, place, table.num_slots, x_TK.stride(0))
+    sizes = shrink_rows_sizes(width_in, bucket, scratch.rank_stride)
+    units = work.max_items(bucket) * sizes["CHUNKS"] * sizes["LANES"]
+    programs = min(units, _num_programs(x_TK.device.index))
+    arguments = (x_TK, scratch.of_items, *weights, work.items.device, *rest)
+    _launch(shrink_rows, (programs,), early, arguments, sizes)
+    if max_tiles := work.max_tiles(bucket):
+        sizes = shrink_tiles_sizes(width_in, bucket, scratch.rank_stride)
+        arguments = (x_TK, scratch.of_tiles, *weights, work.tiles.device, *rest)
+        _launch(shrink_tiles, (max_tiles, sizes["SPLITS"]), early, arguments, sizes)
+
+
+def expand_triton(
+    out_TN: Tensor,
+    widths: Sequence[int],
+    scale_T: Tensor | None,
+    width_in: int,
+    work: DeviceWork,
+    table: AdapterTable,
+    place: int,
+    scratch: Scratch,
+    early: bool,
+) -> None:
+    """As `expand_reference`."""
+    bucket = out_TN.shape[0]
+    early = early and starts_early(out_TN)
+    arena = table.arena
+    weights = (arena, arena.view(torch.bfloat16), arena.view(torch.float32), table.offsets, table.ranks)
+    rest = (work.order.device, place, table.num_slots, out_TN.stride(0))
+    sizes = expand_rows_sizes(width_in, widths, bucket, scratch.rank_stride)
+    tiles = sum(triton.cdiv(width, sizes["BLOCK_N"]) for width in widths)
+    programs = min(work.max_items(bucket) * tiles, _num_programs(out_TN.device.index))
+    arguments = (out_TN, scale_T, scratch.of_items, *weights, work.counts.device, work.items.device, *rest)
+    _launch(expand_rows, (programs,), early, arguments, sizes)
+    if max_tiles := work.max_tiles(bucket):
+        sizes = expand_tiles_sizes(width_in, widths, bucket, scratch.rank_stride)
+        stretch = sizes["STRETCH"] * sizes["BLOCK_N"]
+        stretches = sum(triton.cdiv(width, stretch) for width in widths)
+        arguments = (
+            *(out_TN, scale_T, scratch.of_tiles, *weights),
+            *(work.counts.device, work.tiles.device, *rest),
+        )
+        _launch(expand_tiles, (max_tiles, stretches), early, arguments, sizes)
+
+
+_SHAPES = (
+    (4096, (4096, 1024, 1024), (1, 256, 2048)),
+    (4096, (4096,), (256,)),
+    (4096, (14336, 14336), (1, 256, 8192)),
+    (14336, (4096,), (1, 256)),
+    (256, (256, 128, 128), (32,)),
+    (256, (640, 640), (512,)),
+    (640, (256,), (32,)),
+)
+"""(columns in, columns out, buckets) of the groups of an 8B model and of sapling; not every pair of them."""
+
+
+def _compilation(kernel: Any, sizes: dict[str, Any], architecture: int) -> Compilation:
+    types = {
+        **{f"{name}_ptr": "*bf16" for name in ("x", "out", "bf16")},
+        **{f"{name}_ptr": "*fp32" for name in ("scale", "partials", "fp32")},
+        **{f"{name}_ptr": "*i32" for name in ("ranks", "counts", "items", "tiles", "order")},
+        **{"bytes_ptr": "*u8", "offsets_ptr": "*i64"},
+        **dict.fromkeys(("place", "num_slots", "x_stride", "out_stride"), "i32"),
+    }
+    signature = {name: types[name] for name in kernel.arg_names if name in types}
+    modern = architecture >= 90  # e4m3 conversion and dependent launch
+    flags = {"WITH_E4M3": modern, "COMPUTE": tl.bfloat16, "STARTS_EARLY": modern}
+    return Compilation(kernel, signature, {**sizes, **flags}, WARPS[kernel], STAGES[kernel], (architecture,))
+
+
+def _compilations() -> list[Compilation]:
+    stride = MAX_MODULES * DEFAULT_MAX_RANK
+    wanted = []
+    for width_in, widths, buckets in _SHAPES:
+        for bucket in buckets:
+            if tiling.uses_tiles(bucket, batch_invariant=False):
+                wanted.append((shrink_tiles, shrink_tiles_sizes(width_in, bucket, stride)))
+                wanted.append((expand_tiles, expand_tiles_sizes(width_in, widths, bucket, stride)))
+            else:
+                wanted.append((shrink_rows, shrink_rows_sizes(width_in, bucket, stride)))
+                wanted.append((expand_rows, expand_rows_sizes(width_in, widths, bucket, stride)))
+    return [
+        _compilation(kernel, sizes, architecture)
+        for architecture in ARCHITECTURES
+        for kernel, sizes in wanted
+    ]
+
+
+COMPILATIONS = _compilations()

@@ -1,0 +1,80 @@
+"""How LoRA's work is cut on a device: sizes that kernels, references and scratch memory agree on.
+
+Everything here follows from the bucket (rows of the captured batch) and the layer's shape, never from what
+is in a batch: a captured graph serves any mix of adapters, and a row's sums are cut the same way in all.
+"""
+
+from __future__ import annotations
+
+ITEM_ROWS = 16
+"""Rows of a work item: the smallest tile of a tensor core. With fewer, rows of zeros fill it."""
+FEW_ROWS = 2
+"""Rows of a slot up to which products are sums of the vector units: a tensor core would be mostly idle, and
+waits for shared memory."""
+TILE_ROWS = 64
+"""Rows of a prefill tile: one warp group's matrix product."""
+TILES_FROM = 256
+"""Buckets beyond this also launch the tile kernels, which pay from tens of rows of a slot on; up to this,
+decoding steps spare two launches."""
+
+
+SMALL_BUCKET = 16
+"""Up to this a step's time is that of one program after another, and many small programs are best. Beyond, it
+is bytes."""
+SPAN_STEP = 128
+TILE_PROGRAMS = 128
+"""About one for every multiprocessor."""
+
+
+def chunk_size(width_in: int) -> int:
+    """Columns of x that one program multiplies; their sums are added up in order by expand.
+
+    512 makes enough programs of 4096 columns for a lone row; of 14336, 28 sums for each row of expand would
+    be too many.
+    """
+    longest = 512 if width_in <= 8192 else 1024
+    size = 64
+    while size < min(width_in, longest):
+        size *= 2
+    return size
+
+
+def num_chunks(width_in: int) -> int:
+    return -(-width_in // chunk_size(width_in))
+
+
+def num_splits(width_in: int, bucket: int) -> int:
+    """Parts into which the tile kernel cuts x's columns: `TILE_PROGRAMS` whatever the number of rows."""
+    splits = 1
+    while splits < 8 and splits * bucket < TILE_PROGRAMS * TILE_ROWS and width_in // (2 * splits) >= 512:
+        splits *= 2
+    return splits
+
+
+def span_size(width_in: int, bucket: int) -> int:
+    """Columns of each of the tile kernel's parts."""
+    steps = -(-width_in // SPAN_STEP)
+    return -(-steps // num_splits(width_in, bucket)) * SPAN_STEP
+
+
+def uses_tiles(bucket: int, batch_invariant: bool) -> bool:
+    """Whether slots of more than `ITEM_ROWS` rows go to the tile kernels."""
+    return bucket > TILES_FROM and not batch_invariant
+
+
+def max_items(bucket: int, num_slots: int, batch_invariant: bool) -> int:
+    """Work items that a batch of this many rows can have at most."""
+    more = 0 if uses_tiles(bucket, batch_invariant) else bucket // ITEM_ROWS
+    return min(bucket, num_slots + more)
+
+
+def max_item_rows(bucket: int, num_slots: int, batch_invariant: bool) -> int:
+    """Rows in work items at most."""
+    return min(bucket, num_slots * ITEM_ROWS) if uses_tiles(bucket, batch_invariant) else bucket
+
+
+def max_tiles(bucket: int, num_slots: int, batch_invariant: bool) -> int:
+    """Prefill tiles that a batch of this many rows can have at most."""
+    if not uses_tiles(bucket, batch_invariant):
+        return 0
+    return min(bucket // (ITEM_ROWS + 1), num_slots + bucket // TILE_ROWS)
