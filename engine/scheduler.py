@@ -139,8 +139,7 @@ class Scheduler:
             self._admit(batch, prefill, budget)
         for request, share in prefill:
             if share.num_tokens > 1:
-                self._planned.append(request)
-                batch.scheduled.append(share)
+                self._add(batch, request, share)
         if not batch.scheduled:
             assert not self.num_running, "running requests must progress"
             return None
@@ -273,15 +272,17 @@ class Scheduler:
         num_tokens = min(num_left, budget)
         share = Scheduled(request.row, num_tokens, num_tokens == num_left)
         prefill.append((request, share))
-        if num_tokens == 1:  # wider shares come last
-            self._planned.append(request)
-            batch.scheduled.append(share)
         request.computed_len += num_tokens
-        if share.samples:
-            request.total_len += 1
-            if request.total_len == request.limit:
-                self._at_limit.append(request)
+        request.total_len += share.samples
+        if num_tokens == 1:  # wider shares come last
+            self._add(batch, request, share)
         return num_tokens
+
+    def _add(self, batch: Batch, request: Request, share: Scheduled) -> None:
+        self._planned.append(request)
+        batch.scheduled.append(share)
+        if request.total_len == request.limit:
+            self._at_limit.append(request)
 
     def _grow(self, request: Request, batch: Batch) -> bool:
         """One more block for a running request. False when the request itself had to be preempted."""
