@@ -1,0 +1,107 @@
+"""CUDA graphs of a step, by its size: launching one replays a thousand kernels at the cost of one call.
+
+Owns the sizes that are captured and the captured graphs. Everything that differs between two steps of one
+bucket is read from device memory at fixed addresses, so a graph serves any mix of rows, lengths and adapters.
+Refuses to know what is captured: it is given a function.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROW_BUCKETS = (1, 2, 4)
+"""Decode steps of few rows; beyond, every multiple of `ROW_STEP`."""
+ROW_STEP = 8
+"""Padding costs at most the work of 7 rows, and products come in multiples of 8 or 16 rows anyway."""
+TOKEN_STEP = 64
+TOKEN_GROWTH = 1.125
+"""Mixed steps: a bucket is at most this much larger than the one below it, or `TOKEN_STEP` tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A size of step that is captured; smaller ones are padded to it."""
+
+    num_tokens: int
+    decode_only: bool
+    """Every sequence has one token; else any mix of decoding rows and prefill chunks."""
+    with_adapters: bool
+
+
+def row_buckets(max_rows: int) -> list[int]:
+    """Numbers of rows at which decode steps are captured."""
+    sizes = [size for size in ROW_BUCKETS if size < max_rows]
+    return [*sizes, *range(ROW_STEP, max_rows, ROW_STEP), max_rows]
+
+
+def token_buckets(max_tokens: int) -> list[int]:
+    """Numbers of tokens at which mixed steps are captured."""
+    sizes = [TOKEN_STEP]
+    while sizes[-1] < max_tokens:
+        grown = int(sizes[-1] * TOKEN_GROWTH) // TOKEN_STEP * TOKEN_STEP
+        sizes.append(max(grown, sizes[-1] + TOKEN_STEP))
+    return [*(size for size in sizes if size < max_tokens), max_tokens]
+
+
+class StepGraphs:
+    """Captured steps. Logits of a bucket stand in the same memory every time."""
+
+    def __init__(
+        self, forward: Callable[[Bucket], Tensor], rows: Sequence[int], tokens: Sequence[int]
+    ) -> None:
+        """`forward` queues one step of a bucket's size on the current stream, without waiting for it.
+
+        `rows` and `tokens`: sizes of decode and mixed steps, ascending.
+        """
+        self._forward = forward
+        self._rows = list(rows)
+        self._tokens = list(tokens)
+        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.num_replays = 0
+        self.num_eager_steps = 0
+
+    def bucket(self, num_tokens: int, decode_only: bool, with_adapters: bool) -> Bucket:
+        """The smallest bucket that holds a step."""
+        sizes = self._rows if decode_only else self._tokens
+        return Bucket(sizes[bisect_left(sizes, num_tokens)], decode_only, with_adapters)
+
+    def buckets(self, with_adapters: bool) -> list[Bucket]:
+        """All of them, the largest first: buffers grow once, and smaller graphs share their memory."""
+        forms = (False, True) if with_adapters else (False,)
+        sizes = [(size, False) for size in reversed(self._tokens)]
+        sizes += [(size, True) for size in reversed(self._rows)]
+        return [Bucket(size, decode_only, form) for size, decode_only in sizes for form in forms]
+
+    def capture(
+        self, buckets: Sequence[Bucket], on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Capture a graph for each bucket. `on_progress(done, of)` is called after each."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        pool = torch.cuda.graph_pool_handle()
+        for done, bucket in enumerate(buckets, start=1):
+            with torch.cuda.stream(stream):
+                self._forward(bucket)  # compiles kernels and grows buffers, neither of which can be captured
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=stream):
+                logits = self._forward(bucket)
+            self._graphs[bucket] = graph, logits
+            if on_progress is not None:
+                on_progress(done, len(buckets))
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def run(self, bucket: Bucket) -> Tensor:
+        """Queue a step: a replay where there is a graph, else kernel by kernel. Returns its logits."""
+        captured = self._graphs.get(bucket)
+        if captured is None:
+            self.num_eager_steps += 1
+            return self._forward(bucket)
+        self.num_replays += 1
+        captured[0].replay()
+        return captured[1]
