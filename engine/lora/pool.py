@@ -10,10 +10,12 @@ batch refers to; what other slots expose does not change.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from engine.lora.artifact import GROUPS, ArtifactError, GroupEntry, Manifest, PackedAdapter
+from engine.lora.values import check_finite, widened
 from engine.model.config import ModelConfig
 from kernels.lora_work import SlotGroup
 
@@ -55,7 +57,10 @@ class AdapterPool:
         Then, as after MemoryError, the slot is empty.
         """
         self.unload(slot)
-        _check_fits(packed.manifest, self._config)
+        check_fits(packed.manifest, self._config)
+        if packed.manifest.dtype == "float8_e4m3":
+            check_finite(packed)
+            packed = widened(packed)
         slab = torch.from_numpy(packed.slab)
         if packed.manifest.dtype == "bfloat16":
             slab = slab.view(torch.bfloat16)
@@ -68,6 +73,30 @@ class AdapterPool:
                 layer[name][slot] = _views(slab, name, entry)
         self._versions[slot] += 1
 
+    # What a loader asks of any pool.
+
+    capacity: int | None = None
+    """Memory is taken as it is needed."""
+
+    def size_of(self, manifest: Manifest) -> int:
+        return manifest.num_elements * self._dtype.itemsize
+
+    def cached(self, digest: str) -> PackedAdapter | None:
+        """Nothing is kept outside slots."""
+        return None
+
+    def read(self, path: Path, digest: str) -> PackedAdapter:
+        return PackedAdapter.read(path, digest)
+
+    def drop(self, packed: PackedAdapter) -> None:
+        """What was read is not to be loaded."""
+
+    def idle(self, slot: int) -> None:
+        """A slot is used no more: nothing to be done, since steps are over when they return."""
+
+    def close(self) -> None:
+        """Nothing is held beyond the object's own life."""
+
     def unload(self, slot: int) -> None:
         """Empty a slot and let go of its memory."""
         for layer in self._groups:
@@ -76,7 +105,8 @@ class AdapterPool:
         self._versions[slot] += 1
 
 
-def _check_fits(manifest: Manifest, config: ModelConfig) -> None:
+def check_fits(manifest: Manifest, config: ModelConfig) -> None:
+    """Raises ArtifactError when the adapter is for another base, by its sizes."""
     if len(manifest.layers) != config.num_layers:
         raise ArtifactError("layers", f"there are {len(manifest.layers)}, the base has {config.num_layers}")
     shapes = config.linear_shapes

@@ -1,23 +1,39 @@
-"""Which adapters should have slots: more may be in demand than there are slots, and none may starve.
+"""Which adapters should have slots: more may be in demand than there is room for, and none may starve.
 
-Owns the demand of waiting requests for adapters, and the turns adapters take. While slots are enough, an
-adapter gets one as soon as it is asked for, and idle slots nobody waits for are evicted, the least recently
-used first. When they are not, slots change hands by turns:
+Owns the demand of waiting requests for adapters, and the turns adapters take. While there is room, an adapter
+gets it as soon as it is asked for, and idle slots nobody waits for are evicted, the least recently used first.
+When there is not, room changes hands by turns:
 
 * an adapter that has waited longer than `patience_s` has a claim, the longest waiting first;
-* a claim closes a slot that has had at least `patience_s` to itself: no request on its adapter is admitted
-  any more, so that it drains as its running requests end, and then goes to the claimant.
+* a claim closes as many slots as give the adapter room, of those that have had at least `patience_s` to
+  themselves or that nobody asks for: no request on their adapters is admitted any more, so that they drain as
+  their running requests end. When all have, they are evicted for the claimant;
+* what a claim needs besides its closed slots is set aside for it: smaller adapters that come later cannot take
+  the bytes that a larger one is collecting. While too few slots have had their turn, nobody behind it in the
+  line has a claim.
 
-So an adapter waits for at most patience, the running requests of one slot and a load, times its place in
-the line over the number of slots. Refuses to know requests: it is told of adapters only.
+So an adapter waits for at most patience, the running requests of the slots it takes and a load, times its place
+in the line over the number of adapters that fit. Pinned adapters have no turns: they stay. One that can never
+fit is refused at once. Refuses to know requests: it is told of adapters only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from engine.lora.slots import AdapterSlot, SlotState, SlotTable
+from engine.lora.slots import NO_SLOT, NOTHING, AdapterSlot, Room, SlotState, SlotTable, fewest
 from engine.protocol import AdapterRef
+
+
+@dataclass(slots=True)
+class _Claim:
+    """Of an adapter on room that others have."""
+
+    ref: AdapterRef
+    need: Room
+    closed: set[int] = field(default_factory=set)
+    """Indices of the slots that are to drain for it."""
 
 
 class Residency:
@@ -30,14 +46,19 @@ class Residency:
         # Adapters with waiting requests and without a slot, with the time since when: the longest waiting
         # first.
         self._missing: dict[str, tuple[AdapterRef, float]] = {}
-        # By index of the closed slot: the digest that will have it.
-        self._claims: dict[int, str] = {}
+        # By digest, the longest waiting first; only the last may lack closed slots.
+        self._claims: dict[str, _Claim] = {}
+        # By index of the closed slot: the digest that will have its room.
+        self._closed: dict[int, str] = {}
         self._ready_since: dict[int, float] = {}
-        # No slot is to be had, until one is released, loaded or emptied, or an adapter is in demand no more.
-        self._exhausted = False
+        # No room for as many bytes as these is to be had, until a slot is released, loaded or emptied, or an
+        # adapter is in demand no more.
+        self._exhausted: int | None = None
+        # Adapters whose refusal has not come back yet.
+        self._refused: set[str] = set()
 
     def expect(self, ref: AdapterRef) -> None:
-        """A request on the adapter waits. Loading starts at once if there is a slot for it."""
+        """A request on the adapter waits. Loading starts at once if there is room for it."""
         digest = ref.digest
         self._waiting[digest] = self._waiting.get(digest, 0) + 1
         if not self._obtain(ref) and digest not in self._missing:
@@ -49,11 +70,20 @@ class Residency:
         self._waiting[digest] -= 1
         if not self._waiting[digest]:
             del self._waiting[digest]
-            self._exhausted = False
+            self._exhausted = None
             self._found(digest)
 
-    def prefetch(self, ref: AdapterRef) -> None:
-        """Load the adapter if that costs no adapter in demand its slot. It may be evicted again unused."""
+    def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
+        """Load the adapter if that costs no adapter in demand its slot.
+
+        `pinned`: keep it from now on, within `SlotTable.pin`'s bounds, or no longer; None leaves that as it is.
+        One that is not pinned may be evicted again unused.
+        """
+        if pinned:
+            self._pin(ref)
+        elif pinned is not None:
+            self.slots.unpin(ref.digest)
+            self._exhausted = None
         self._obtain(ref)
 
     def admits(self, ref: AdapterRef) -> bool:
@@ -66,50 +96,48 @@ class Residency:
             if not self._obtain(ref):
                 return False
             slot = self.slots.find(ref.digest)
-        return slot is not None and slot.state is SlotState.READY and slot.index not in self._claims
+        return slot is not None and slot.state is SlotState.READY and slot.index not in self._closed
 
     def acquire(self, ref: AdapterRef) -> int:
-        """Pin the adapter, which `admits`, for one running request. Returns its slot."""
+        """Hold the adapter, which `admits`, for one running request. Returns its slot."""
         return self.slots.acquire(ref)
 
     def release(self, index: int) -> None:
-        """A running request has ended or was preempted. The last one of a closed slot hands it over."""
+        """A running request has ended or was preempted. The last one of a claim's slots hands them over."""
         slot = self.slots.release(index)
-        self._exhausted = False
-        if not slot.references and index in self._claims:
-            self._hand_over(slot)
+        self._exhausted = None
+        if not slot.references and index in self._closed:
+            self._hand_over(self._claims[self._closed[index]])
 
     def loaded(self, index: int, digest: str) -> None:
         self._ready_since[index] = self._clock()
-        self._exhausted = False
+        self._exhausted = None
         self.slots.loaded(index, digest)
 
     def failed(self, index: int, digest: str) -> None:
         """Whoever waits for the adapter is for the caller to turn away."""
+        if index == NO_SLOT:
+            self._refused.discard(digest)
+            return
         self.slots.failed(index, digest)
-        self._exhausted = False
+        self._exhausted = None
 
     def take_turns(self) -> None:
-        """Let adapters that have waited too long claim slots. Call once before admitting."""
+        """Let adapters that have waited too long claim room. Call once before admitting."""
         if not self._missing:
             return
         now = self._clock()
-        claimants = set(self._claims.values())
         overdue = []
-        for digest, (ref, since) in self._missing.items():
+        for ref, since in self._missing.values():
             if now - since < self._patience_s:
                 break
-            if digest not in claimants:
-                overdue.append(ref)
+            overdue.append(ref)
         for ref in overdue:
-            if self._obtain(ref):
+            if self._obtain(ref) or ref.digest in self._refused:
                 continue
-            slot = self._closable(now)
-            if slot is None:
+            claim = self._claims.setdefault(ref.digest, _Claim(ref, self.slots.need(ref)))
+            if not self._pledge(claim, now):
                 return
-            self._claims[slot.index] = ref.digest
-            if not slot.references:
-                self._hand_over(slot)
 
     def check_integrity(self) -> None:
         self.slots.check_integrity()
@@ -118,51 +146,139 @@ class Residency:
         assert all(self.slots.find(digest) is None for digest in self._missing), (
             "a resident adapter is missed"
         )
-        assert set(self._claims.values()) <= self._missing.keys(), "a claim of an adapter that is not missed"
-        assert len(set(self._claims.values())) == len(self._claims), "an adapter claims two slots"
+        assert self._claims.keys() <= self._missing.keys(), "a claim of an adapter that is not missed"
+        closed = {index: digest for digest, claim in self._claims.items() for index in claim.closed}
+        assert closed == self._closed
+        assert len(closed) == sum(len(claim.closed) for claim in self._claims.values()), "a slot is claimed twice"
+        for index in closed:
+            slot = self.slots.slots[index]
+            assert slot.ref is not None
+            assert slot.state is SlotState.READY
+            assert not self.slots.is_pinned(slot.ref.digest)
+        complete = [NOTHING.holds(self._short(claim)) for claim in self._claims.values()]
+        assert all(complete[:-1]), "a claim behind one that lacks slots"
         sinces = [since for _, since in self._missing.values()]
         assert sinces == sorted(sinces), "the line is out of order"
 
+    def __contains__(self, digest: object) -> bool:
+        """Whether the adapter's slot is not to be had for the asking: in demand, or closed for a claim."""
+        if digest in self._waiting:
+            return True
+        assert isinstance(digest, str)
+        slot = self.slots.find(digest)
+        return slot is not None and slot.index in self._closed
+
+    # ------------------------------------------------------------------------------------------------------
+
     def _obtain(self, ref: AdapterRef) -> bool:
         """Whether the adapter has a slot, or could be given one that nobody in demand loses."""
-        if self.slots.find(ref.digest) is None:
-            if self._exhausted:
+        digest = ref.digest
+        if self.slots.find(digest) is None:
+            num_bytes = self.slots.need(ref).num_bytes
+            if self._exhausted is not None and num_bytes >= self._exhausted:
                 return False
-            if self.slots.want(ref, spare=self._waiting) is SlotState.EMPTY:
-                self._exhausted = True
+            if self.slots.want(ref, self, self._set_aside(digest)) is SlotState.EMPTY:
+                self._give_up(ref, num_bytes)
                 return False
-        self._found(ref.digest)
+        self._found(digest)
         return True
 
-    def _closable(self, now: float) -> AdapterSlot | None:
-        """The slot to close.
+    def _give_up(self, ref: AdapterRef, num_bytes: int) -> None:
+        reason = self.slots.refusal(ref)
+        if reason is None:
+            self._exhausted = num_bytes if self._exhausted is None else min(self._exhausted, num_bytes)
+        elif ref.digest not in self._refused:
+            self._refused.add(ref.digest)
+            self.slots.refuse(ref, reason)
 
-        Had its turn, fewest requests to wait for, and of those the one longest ready.
+    def _set_aside(self, digest: str) -> Room:
+        """What claims that go before the adapter need besides their closed slots."""
+        total = NOTHING
+        for claimant, claim in self._claims.items():
+            if claimant == digest:
+                break
+            rest = claim.need.minus(self._room_of(claim))
+            total = total.plus(Room(max(0, rest.slots), max(0, rest.num_bytes)))
+        return total
+
+    def _room_of(self, claim: _Claim) -> Room:
+        room = NOTHING
+        for index in claim.closed:
+            room = room.plus(self.slots.slots[index].room)
+        return room
+
+    def _short(self, claim: _Claim) -> Room:
+        """What the claimant would still lack, had all its closed slots drained; not above zero if nothing."""
+        free = self.slots.free.minus(self._set_aside(claim.ref.digest))
+        return claim.need.minus(free).minus(self._room_of(claim))
+
+    def _pledge(self, claim: _Claim, now: float) -> bool:
+        """Close slots until the claimant will have room, and give it that if they have drained already.
+
+        False when too few can be closed yet.
         """
-        candidates = [
-            slot
-            for slot in self.slots.slots
-            if slot.state is SlotState.READY
-            and slot.index not in self._claims
-            and now - self._ready_since[slot.index] >= self._patience_s
-        ]
-        return min(
-            candidates, key=lambda slot: (slot.references, self._ready_since[slot.index]), default=None
-        )
+        short = self._short(claim)
+        if not NOTHING.holds(short):
+            chosen, room = [], NOTHING
+            for slot in self._closable(now):
+                chosen.append(slot)
+                room = room.plus(slot.room)
+                if room.holds(short):
+                    chosen = fewest(chosen, short)
+                    break
+            for slot in chosen:
+                claim.closed.add(slot.index)
+                self._closed[slot.index] = claim.ref.digest
+            if not room.holds(short):
+                return False
+        self._hand_over(claim)
+        return True
 
-    def _hand_over(self, slot: AdapterSlot) -> None:
-        claimant, _ = self._missing[self._claims.pop(slot.index)]
-        evicted = slot.ref
-        assert evicted is not None
-        del self._missing[claimant.digest]
-        self.slots.replace(slot, claimant)
-        if evicted.digest in self._waiting:
-            self._missing[evicted.digest] = (evicted, self._clock())
+    def _closable(self, now: float) -> list[AdapterSlot]:
+        """Slots that can be closed, the best first.
+
+        Nobody asks for it, or it had its turn; fewest requests to wait for; and of those the one longest ready.
+        """
+        candidates = []
+        for slot in self.slots.slots:
+            if slot.state is not SlotState.READY or slot.index in self._closed:
+                continue
+            assert slot.ref is not None
+            digest, since = slot.ref.digest, self._ready_since[slot.index]
+            wanted = digest in self._waiting or slot.references > 0
+            if not self.slots.is_pinned(digest) and (not wanted or now - since >= self._patience_s):
+                candidates.append((slot.references, wanted, since, slot.index, slot))
+        return [candidate[-1] for candidate in sorted(candidates)]
+
+    def _hand_over(self, claim: _Claim) -> None:
+        """Evict what the claimant needs of its closed slots and load it, if they have all drained."""
+        closed = [self.slots.slots[index] for index in sorted(claim.closed)]
+        if any(slot.references for slot in closed) or not NOTHING.holds(self._short(claim)):
+            return
+        digest = claim.ref.digest
+        free = self.slots.free.minus(self._set_aside(digest))
+        evicted = fewest(closed, claim.need.minus(free))
+        refs = [slot.ref for slot in evicted if slot.ref is not None]
+        self._found(digest)
+        self.slots.replace(evicted, claim.ref)
+        now = self._clock()
+        for ref in refs:
+            if ref.digest in self._waiting:
+                self._missing[ref.digest] = (ref, now)
+
+    def _pin(self, ref: AdapterRef) -> None:
+        slot = self.slots.find(ref.digest)
+        if self.slots.pin(ref) and slot is not None and slot.index in self._closed:
+            # The claimant closes another at the next turn.
+            self._claims[self._closed.pop(slot.index)].closed.discard(slot.index)
 
     def _found(self, digest: str) -> None:
         """The adapter needs to wait no more.
 
         It has a slot, or nobody asks for it. Its claim, if any, is void.
         """
-        if self._missing.pop(digest, None) is not None:
-            self._claims = {index: claimant for index, claimant in self._claims.items() if claimant != digest}
+        self._missing.pop(digest, None)
+        claim = self._claims.pop(digest, None)
+        if claim is not None:
+            for index in claim.closed:
+                del self._closed[index]

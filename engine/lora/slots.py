@@ -1,20 +1,26 @@
 """Which adapter is in which slot of the adapter pool, and which slots may be given to another.
 
-Owns the slots' states, their references and the order of eviction. A slot's whole life:
+Owns the slots' states, their references, their bytes of the pool's memory, and the order of eviction. A slot's
+whole life:
 
-    EMPTY --want--> LOADING --loaded--> READY --want of another, while unreferenced--> LOADING
+    EMPTY --want--> LOADING --loaded--> READY --evicted, while unreferenced and not pinned--> EMPTY
                        \\--failed--> EMPTY
 
+An adapter needs a slot and, where memory is bounded, its bytes: as many others are evicted as that takes.
 Refuses to know requests, tensors and files: loading is started through a callable and reported back.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from enum import Enum
+from typing import NamedTuple, Protocol
 
 from engine.protocol import AdapterRef
+
+NO_SLOT = -1
+"""In a report on an adapter that was refused before it had a slot."""
 
 
 class SlotState(Enum):
@@ -23,17 +29,43 @@ class SlotState(Enum):
     READY = "ready"
 
 
+class Room(NamedTuple):
+    """What an adapter needs of the pool, or what is left of it."""
+
+    slots: int
+    num_bytes: int
+
+    def holds(self, need: Room) -> bool:
+        return self.slots >= need.slots and self.num_bytes >= need.num_bytes
+
+    def plus(self, other: Room) -> Room:
+        return Room(self.slots + other.slots, self.num_bytes + other.num_bytes)
+
+    def minus(self, other: Room) -> Room:
+        return Room(self.slots - other.slots, self.num_bytes - other.num_bytes)
+
+
+NOTHING = Room(0, 0)
+
+
 class AdapterSlot:
     """One place for one adapter in the pool."""
 
-    __slots__ = ("index", "ref", "references", "state")
+    __slots__ = ("index", "num_bytes", "ref", "references", "state")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.state = SlotState.EMPTY
         self.ref: AdapterRef | None = None
+        self.num_bytes = 0
+        """Of the pool's memory; 0 where that is not bounded."""
         self.references = 0
         """Running requests on the adapter. A referenced slot is never evicted."""
+
+    @property
+    def room(self) -> Room:
+        """What evicting its adapter would give."""
+        return Room(1, self.num_bytes)
 
 
 StartLoad = Callable[[int, AdapterRef], None]
@@ -43,10 +75,57 @@ May report `loaded` or `failed` before it returns, or any time later.
 """
 
 
-class SlotTable:
-    """All slots. Invariants: a digest is in at most one slot; references only on READY slots."""
+class SlotMemory(Protocol):
+    """The memory behind the slots."""
 
-    def __init__(self, num_slots: int, start_load: StartLoad) -> None:
+    @property
+    def capacity(self) -> int | None:
+        """Bytes of all adapters together; None: as many as the slots hold."""
+        ...
+
+    def size_of(self, ref: AdapterRef) -> int | None:
+        """Bytes the adapter will take; None when that cannot be known, and loading it will fail."""
+        ...
+
+    def refuse(self, ref: AdapterRef, reason: str) -> None:
+        """Report later, for `NO_SLOT`, that the adapter cannot be loaded."""
+        ...
+
+    def idle(self, slot: int) -> None:
+        """The slot's last reference is gone."""
+        ...
+
+    def unload(self, slot: int) -> None:
+        """The slot is empty."""
+        ...
+
+
+class Unbounded:
+    """Memory without a bound that wants to hear nothing."""
+
+    capacity: int | None = None
+
+    def size_of(self, ref: AdapterRef) -> int | None:
+        return 0
+
+    def refuse(self, ref: AdapterRef, reason: str) -> None:
+        raise AssertionError("what has no bound refuses nothing")
+
+    def idle(self, slot: int) -> None:
+        pass
+
+    def unload(self, slot: int) -> None:
+        pass
+
+
+class SlotTable:
+    """All slots.
+
+    Invariants: a digest is in at most one slot; references only on READY slots; the slots' bytes are within
+    the memory's capacity.
+    """
+
+    def __init__(self, num_slots: int, start_load: StartLoad, memory: SlotMemory | None = None) -> None:
         """`num_slots` may be 0: then no adapter can ever be served. Raises ValueError when negative."""
         if num_slots < 0:
             raise ValueError(f"num_slots must not be negative, not {num_slots}")
@@ -54,37 +133,65 @@ class SlotTable:
         self.num_loads = 0
         self.num_evictions = 0
         self._start_load = start_load
+        self._memory: SlotMemory = Unbounded() if memory is None else memory
+        self.capacity = self._memory.capacity
+        self._num_bytes = 0
         self._by_digest: dict[str, AdapterSlot] = {}
         self._empty = list(reversed(self.slots))
         # READY and unreferenced, the least recently used first.
         self._idle: OrderedDict[int, AdapterSlot] = OrderedDict()
+        self._pinned: dict[str, Room] = {}
 
     def find(self, digest: str) -> AdapterSlot | None:
         """The slot that holds the adapter, or is being filled with it."""
         return self._by_digest.get(digest)
 
-    def want(self, ref: AdapterRef, spare: Container[str] = ()) -> SlotState:
-        """See to it that the adapter is in a slot, if there is one to give: empty, or evictable.
+    @property
+    def free(self) -> Room:
+        """What no adapter has."""
+        num_bytes = 0 if self.capacity is None else self.capacity - self._num_bytes
+        return Room(len(self._empty), num_bytes)
 
-        Never evicts a referenced slot, nor one whose digest is in `spare`. Returns the state the adapter is
-        in now: EMPTY when no slot could be given to it.
+    def need(self, ref: AdapterRef) -> Room:
+        """What the adapter takes."""
+        size = 0 if self.capacity is None else self._memory.size_of(ref)
+        return Room(1, size or 0)
+
+    def want(self, ref: AdapterRef, spare: Container[str] = (), set_aside: Room = NOTHING) -> SlotState:
+        """See to it that the adapter is in a slot, if there is room to give: free, or of evictable adapters.
+
+        Never evicts a referenced slot, nor one that is pinned or whose digest is in `spare`; leaves as much as
+        `set_aside` free. Returns the state the adapter is in now: EMPTY when there was no room for it, and
+        then nothing was evicted.
         """
         slot = self._by_digest.get(ref.digest)
-        if slot is None:
-            slot = self._vacant(spare)
-            if slot is None:
-                return SlotState.EMPTY
-            self._load(slot, ref)
-        return slot.state
+        if slot is not None:
+            return slot.state
+        need = self.need(ref).plus(set_aside)
+        evicted = self._enough(need.minus(self.free), spare)
+        if evicted is None:
+            return SlotState.EMPTY
+        return self.replace(evicted, ref).state
 
-    def replace(self, slot: AdapterSlot, ref: AdapterRef) -> None:
-        """Give an idle (READY, unreferenced) slot to an adapter that has none."""
+    def replace(self, evicted: Iterable[AdapterSlot], ref: AdapterRef) -> AdapterSlot:
+        """Evict idle (READY, unreferenced) slots, and load an adapter that then has room."""
         assert ref.digest not in self._by_digest
-        self._evict(slot)
-        self._load(slot, ref)
+        for slot in evicted:
+            self._evict(slot)
+        need = self.need(ref)
+        assert self.free.holds(need), f"{need} is not within {self.free}"
+        slot = self._empty.pop()
+        slot.ref = ref
+        slot.state = SlotState.LOADING
+        slot.num_bytes = need.num_bytes
+        self._num_bytes += need.num_bytes
+        self._by_digest[ref.digest] = slot
+        self.num_loads += 1
+        self._start_load(slot.index, ref)
+        return slot
 
     def acquire(self, ref: AdapterRef) -> int:
-        """Pin the adapter, which must be READY, for one running request. Returns the slot's index."""
+        """Hold the adapter, which must be READY, for one running request. Returns the slot's index."""
         slot = self._by_digest[ref.digest]
         assert slot.state is SlotState.READY, f"slot {slot.index} is {slot.state.value}, not ready"
         if not slot.references:
@@ -99,6 +206,7 @@ class SlotTable:
         slot.references -= 1
         if not slot.references:
             self._idle[index] = slot
+            self._memory.idle(index)
         return slot
 
     def loaded(self, index: int, digest: str) -> AdapterSlot:
@@ -111,11 +219,51 @@ class SlotTable:
     def failed(self, index: int, digest: str) -> AdapterSlot:
         """A load has failed: the slot is empty again. The next `want` tries anew."""
         slot = self._settle(index, digest)
-        del self._by_digest[digest]
-        slot.state = SlotState.EMPTY
-        slot.ref = None
-        self._empty.append(slot)
+        self._vacate(slot)
         return slot
+
+    # Pins ------------------------------------------------------------------------------------------------
+
+    def pin(self, ref: AdapterRef) -> bool:
+        """Keep the adapter, once it is in a slot, until unpinned. False when too much is pinned already.
+
+        At most half of the slots and half of the bytes are pinned, so that the rest take turns in the others.
+        """
+        if ref.digest in self._pinned:
+            return True
+        need = self.need(ref)
+        total = self._pinned_room().plus(need)
+        if 2 * total.slots > len(self.slots):
+            return False
+        if self.capacity is not None and 2 * total.num_bytes > self.capacity:
+            return False
+        self._pinned[ref.digest] = need
+        return True
+
+    def unpin(self, digest: str) -> None:
+        """Let the adapter be evicted again, if it was pinned."""
+        self._pinned.pop(digest, None)
+
+    def is_pinned(self, digest: str) -> bool:
+        return digest in self._pinned
+
+    def refusal(self, ref: AdapterRef) -> str | None:
+        """Why there can never be room for the adapter; None when there can."""
+        if self.capacity is None:
+            return None
+        size = self.need(ref).num_bytes
+        if size > self.capacity:
+            return f"it takes {size} bytes, and there are {self.capacity} for all adapters"
+        left = self.capacity - self._pinned_room(ref.digest).num_bytes
+        if size > left:
+            return f"it takes {size} bytes, and there are {left} besides pinned adapters"
+        return None
+
+    def refuse(self, ref: AdapterRef, reason: str) -> None:
+        """Have it reported that the adapter cannot be loaded."""
+        self._memory.refuse(ref, reason)
+
+    # Looking in ------------------------------------------------------------------------------------------
 
     @property
     def num_ready(self) -> int:
@@ -135,31 +283,51 @@ class SlotTable:
             assert slot.references >= 0
             assert not slot.references or slot.state is SlotState.READY
             assert (slot.index in self._idle) == (slot.state is SlotState.READY and not slot.references)
+            assert slot.num_bytes >= 0
+            assert ref is not None or not slot.num_bytes
         assert len(self._by_digest) + len(empty) == len(self.slots)
         assert len(self._empty) == len(empty)
+        assert self._num_bytes == sum(slot.num_bytes for slot in self.slots)
+        assert self.capacity is None or self._num_bytes <= self.capacity
 
-    def _vacant(self, spare: Container[str]) -> AdapterSlot | None:
-        if self._empty:
-            return self._empty.pop()
+    # ------------------------------------------------------------------------------------------------------
+
+    def _enough(self, missing: Room, spare: Container[str]) -> list[AdapterSlot] | None:
+        """Evictable slots that give what is missing, the longest idle first; None when all do not."""
+        found: list[AdapterSlot] = []
+        if NOTHING.holds(missing):
+            return found
+        room = NOTHING
         for slot in self._idle.values():
             assert slot.ref is not None
-            if slot.ref.digest not in spare:
-                self._evict(slot)
-                return slot
+            digest = slot.ref.digest
+            if digest not in spare and digest not in self._pinned:
+                found.append(slot)
+                room = room.plus(slot.room)
+                if room.holds(missing):
+                    return fewest(found, missing)
         return None
 
     def _evict(self, slot: AdapterSlot) -> None:
-        assert slot.ref is not None
+        assert slot.state is SlotState.READY
+        assert not slot.references, f"slot {slot.index} is in use"
         del self._idle[slot.index]
-        del self._by_digest[slot.ref.digest]
         self.num_evictions += 1
+        self._vacate(slot)
 
-    def _load(self, slot: AdapterSlot, ref: AdapterRef) -> None:
-        slot.ref = ref
-        slot.state = SlotState.LOADING
-        self._by_digest[ref.digest] = slot
-        self.num_loads += 1
-        self._start_load(slot.index, ref)
+    def _vacate(self, slot: AdapterSlot) -> None:
+        assert slot.ref is not None
+        del self._by_digest[slot.ref.digest]
+        self._num_bytes -= slot.num_bytes
+        slot.state = SlotState.EMPTY
+        slot.ref = None
+        slot.num_bytes = 0
+        self._empty.append(slot)
+        self._memory.unload(slot.index)
+
+    def _pinned_room(self, besides: str = "") -> Room:
+        rooms = [room for digest, room in self._pinned.items() if digest != besides]
+        return Room(len(rooms), sum(room.num_bytes for room in rooms))
 
     def _settle(self, index: int, digest: str) -> AdapterSlot:
         slot = self.slots[index]
@@ -167,3 +335,17 @@ class SlotTable:
         assert slot.ref is not None
         assert slot.ref.digest == digest, f"slot {index} was loading another adapter"
         return slot
+
+
+def fewest(slots: Iterable[AdapterSlot], missing: Room) -> list[AdapterSlot]:
+    """Of slots that together give what is missing, those needed for it; the later ones are let go first."""
+    kept = list(slots)
+    room = NOTHING
+    for slot in kept:
+        room = room.plus(slot.room)
+    for slot in reversed(kept.copy()):
+        rest = room.minus(slot.room)
+        if rest.holds(missing):
+            kept.remove(slot)
+            room = rest
+    return kept

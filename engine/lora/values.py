@@ -61,7 +61,7 @@ def rank_scales(packed: PackedAdapter, layer: int, group: str) -> np.ndarray:
     """
     entry = packed.manifest.layers[layer][group]
     modules = entry.modules.values()
-    scales = np.repeat(np.float32([m.scale for m in modules]), [m.rank for m in modules])
+    scales = np.repeat(np.array([m.scale for m in modules], np.float32), [m.rank for m in modules])
     if entry.scales is not None:
         with np.errstate(over="ignore", under="ignore"):
             for of_matrix in packed.scales(layer, group):

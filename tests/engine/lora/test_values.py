@@ -1,4 +1,4 @@
-"""What words stand for: every one of them, against torch; and what is not a number is found wherever it is."""
+"""What words stand for: every one of them, against torch. What is not a number is found wherever it is."""
 
 import numpy as np
 import pytest

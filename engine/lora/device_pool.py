@@ -1,0 +1,303 @@
+"""Adapters in a GPU's memory: what the table of the LoRA kernels points to.
+
+Owns one arena of a fixed number of bytes, who lies where in it, and the slots' entries of the table. An
+adapter takes the bytes of its image, no more. Where free bytes suffice but no free range does, adapters are
+moved together. Refuses to know who should be in which slot: the slot table decides, and sees to it that what
+it asks for fits.
+
+Threads and streams. The step thread launches steps within `launching()`, and says which slots fall idle and
+which are emptied. One other thread at a time loads. What keeps a running step from reading anything half
+written:
+
+* Uploads run on a side stream. A range that was freed is written only after the last step that was launched
+  when its owner fell idle: freed ranges carry a mark (`_Freed`). A slot is reported loaded when its bytes and
+  its entries are there, so that steps that read them are launched later.
+* Moves, and the entries they change, are queued on the steps' own stream between two launches: every step
+  sees an adapter at its old place or at its new one, with the entries that go with it. So many bytes at a
+  time are moved, and no more before the device has done that, so that no step is held up for long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from engine.lora.artifact import GROUPS, ArtifactError, Manifest, PackedAdapter
+from engine.lora.host_cache import HostCache, HostImage
+from engine.lora.image import device_manifest, image_bytes, place, write_factors
+from engine.lora.pool import check_fits
+from engine.lora.ranges import Ranges, rounded
+from engine.lora.transfers import CHUNK_BYTES, PASSED, Mark, PageLocked, Transfers
+from engine.lora.values import check_finite, narrowed
+from engine.model.config import ModelConfig
+from kernels.lora.table import DEFAULT_MAX_RANK, AdapterTable
+
+MOVED_BYTES = 256 << 20
+"""Between two steps, at least one adapter: about 0.15 ms of an H200's time."""
+
+
+@dataclass(slots=True)
+class _Resident:
+    """What lies in a slot, or is on its way there."""
+
+    start: int
+    last_use: Mark | None = None
+    """No step launched later reads the adapter, while it is idle. None: nobody has said that it is."""
+
+
+class _Freed(NamedTuple):
+    """Bytes that nobody owns, but steps up to `last_use` may read."""
+
+    start: int
+    end: int
+    last_use: Mark
+
+
+class DevicePool:
+    """Memory for up to `num_slots` adapters of one base."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_slots: int,
+        num_bytes: int,
+        host_bytes: int,
+        device: torch.device | str = "cuda",
+        *,
+        max_rank: int = DEFAULT_MAX_RANK,
+        stream: torch.cuda.Stream | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        moved_bytes: int = MOVED_BYTES,
+    ) -> None:
+        """`num_bytes` of device memory, and `host_bytes` page-locked, are taken now.
+
+        `stream` is the one that steps are launched on: the current one unless told.
+        """
+        if num_slots < 0 or num_bytes < 0 or host_bytes < 0:
+            raise ValueError(f"sizes must not be negative: {num_slots} slots, {num_bytes}, {host_bytes} bytes")
+        self.num_slots = num_slots
+        self._config = config
+        self._device = torch.device(device)
+        self._moved_bytes = moved_bytes
+        self._transfers = Transfers(self._device, stream, chunk_bytes)
+        self._ranges = Ranges(num_bytes)
+        self.table = AdapterTable(config.num_layers, num_slots, tuple(GROUPS), self._device, max_rank=max_rank)
+        self.table.arena = torch.zeros(self._ranges.capacity, dtype=torch.uint8, device=self._device)
+        self._locked = PageLocked(host_bytes, self._device)
+        self.host_cache = HostCache(self._locked.bytes)
+        self._residents: dict[int, _Resident] = {}
+        self._freed: list[_Freed] = []
+        self._last_launch: Mark = PASSED
+        self._lock = threading.RLock()
+        """Of everything above. Held while a step is launched."""
+        self._loading = threading.Lock()
+        pinned = self._device.type == "cuda"
+        shape = (config.num_layers, len(GROUPS))
+        self._offsets_LG5 = torch.zeros(
+            *shape, self.table.offsets.shape[-1], dtype=torch.int64, pin_memory=pinned
+        )
+        self._ranks_LG4 = torch.zeros(*shape, self.table.ranks.shape[-1], dtype=torch.int32, pin_memory=pinned)
+        self.num_moves = 0
+
+    # The step thread -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def launching(self) -> Iterator[None]:
+        """Around the launch of every step: nothing is moved meanwhile, and what comes up waits for its end."""
+        with self._lock:
+            yield
+            self._last_launch = self._transfers.mark()
+
+    def idle(self, slot: int) -> None:
+        """No step launched from now on reads the slot's adapter, until the slot is used again."""
+        with self._lock:
+            resident = self._residents.get(slot)
+            if resident is not None:
+                resident.last_use = self._last_launch
+
+    def unload(self, slot: int) -> None:
+        """Empty an idle slot and let go of its memory. An empty one stays as it is."""
+        with self._lock:
+            resident = self._residents.pop(slot, None)
+            if resident is None:
+                return
+            last_use = self._last_launch if resident.last_use is None else resident.last_use
+            size = self._ranges.give(resident.start)
+            self._note_freed(resident.start, resident.start + size, last_use)
+            with self._transfers.beside(last_use):
+                self.table.clear(slot)
+
+    # Loading ---------------------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of adapters that can be resident."""
+        return self._ranges.capacity
+
+    @property
+    def num_bytes_used(self) -> int:
+        with self._lock:
+            return self._ranges.capacity - self._ranges.num_free
+
+    def size_of(self, manifest: Manifest) -> int:
+        """Bytes that an adapter takes of `capacity`."""
+        return rounded(image_bytes(manifest))
+
+    def cached(self, digest: str) -> HostImage | None:
+        """The adapter's image, if it is in host memory: to be loaded or dropped."""
+        return self.host_cache.borrow(digest)
+
+    def read(self, path: Path, digest: str) -> HostImage:
+        """Bring an artifact into host memory, verified: to be loaded or dropped. From any thread.
+
+        Raises ArtifactError, also when it does not fit the base or has values not finite; OSError; MemoryError.
+        """
+        made: list[HostImage] = []
+
+        def allocate(manifest: Manifest) -> np.ndarray:
+            self._check(manifest)
+            made.append(self.host_cache.make(digest, image_bytes(manifest)))
+            if manifest.dtype == "float32":
+                return np.empty(manifest.num_bytes, np.uint8)  # only its bf16 goes into the image
+            return made[0].bytes.numpy()
+
+        try:
+            packed = PackedAdapter.read(path, digest, allocate)
+            self._finish(made[0], packed)
+        except BaseException:
+            for image in made:
+                self.host_cache.give_back(image)
+            raise
+        self.host_cache.keep(made[0])
+        return made[0]
+
+    def adopt(self, packed: PackedAdapter) -> HostImage:
+        """As `read`, of an adapter that is in memory already."""
+        self._check(packed.manifest)
+        image = self.host_cache.make(packed.digest, image_bytes(packed.manifest))
+        try:
+            if packed.manifest.dtype != "float32":
+                image.bytes.numpy()[: packed.manifest.num_bytes] = packed.slab.view(np.uint8)
+            self._finish(image, packed)
+        except BaseException:
+            self.host_cache.give_back(image)
+            raise
+        self.host_cache.keep(image)
+        return image
+
+    def drop(self, image: HostImage) -> None:
+        """The image is not to be loaded, by whom it was given to."""
+        self.host_cache.give_back(image)
+
+    def load(self, slot: int, image: HostImage) -> None:
+        """Fill an empty slot, and wait until it is usable. Drops the image.
+
+        Raises MemoryError when the free bytes do not suffice: then the slot is empty.
+        """
+        try:
+            with self._loading:
+                self.unload(slot)
+                start, after = self._settle_down(slot, image)
+                try:
+                    self._upload(slot, image, start, after)
+                except BaseException:
+                    self._transfers.settle()
+                    self.unload(slot)
+                    raise
+        finally:
+            self.host_cache.give_back(image)
+
+    def close(self) -> None:
+        """End loads that wait for room. No other call may follow, nor run meanwhile but those."""
+        self.host_cache.close()
+        with self._loading:
+            self._transfers.settle()
+            self._locked.close()
+
+    def check_integrity(self) -> None:
+        """Assert that every range belongs to a slot. For tests."""
+        with self._lock:
+            self._ranges.check_integrity()
+            held = sum(self._ranges.size(resident.start) for resident in self._residents.values())
+            assert held == self._ranges.capacity - self._ranges.num_free
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _check(self, manifest: Manifest) -> None:
+        check_fits(manifest, self._config)
+        if manifest.rank > self.table.max_rank:
+            raise ArtifactError("rank", f"is {manifest.rank}, this engine serves up to {self.table.max_rank}")
+
+    def _finish(self, image: HostImage, packed: PackedAdapter) -> None:
+        """Complete an image that holds the slab, unless that is fp32."""
+        check_finite(packed)
+        memory = image.bytes.numpy()
+        image.manifest = device_manifest(packed.manifest)
+        image.places = place(image.manifest)
+        if packed.manifest.dtype == "float32":
+            packed = narrowed(packed)
+            memory[: packed.manifest.num_bytes] = packed.slab.view(np.uint8)
+        write_factors(packed, image.places, memory)
+
+    def _settle_down(self, slot: int, image: HostImage) -> tuple[int, list[Mark]]:
+        """A range for the slot, and what must have happened before it is written."""
+        size = len(image.bytes)
+        while True:
+            with self._lock:
+                if rounded(size) > self._ranges.num_free:
+                    free, capacity = self._ranges.num_free, self._ranges.capacity
+                    raise MemoryError(f"needs {size} bytes, {free} of {capacity} are free")
+                start = self._ranges.take(size)
+                if start is not None:
+                    self._residents[slot] = _Resident(start)
+                    end = start + rounded(size)
+                    return start, [f.last_use for f in self._freed if f.start < end and start < f.end]
+                moved = self._compact(size)
+            moved.synchronize()
+
+    def _compact(self, size: int) -> Mark:
+        """Some of the moves towards a free range of `size` bytes, between two launches."""
+        slots = {resident.start: slot for slot, resident in self._residents.items()}
+        moves = self._ranges.plan(size)
+        num_bytes = 0
+        moved: list[_Resident] = []
+        for move in moves:
+            if num_bytes and num_bytes + move.size > self._moved_bytes:
+                break
+            num_bytes += move.size
+            slot = slots[move.source]
+            self._transfers.slide(self.table.arena, *move)
+            with self._transfers.between():
+                self.table.offsets[:, :, slot] += move.target - move.source
+            self._ranges.move(move)
+            self._residents[slot].start = move.target
+            moved.append(self._residents[slot])
+        self.num_moves += len(moved)
+        mark = self._last_launch = self._transfers.mark()
+        for resident in moved:
+            if resident.last_use is not None:
+                resident.last_use = mark
+        last = moves[len(moved) - 1]
+        self._note_freed(moves[0].target, last.source + last.size, mark)
+        return mark
+
+    def _upload(self, slot: int, image: HostImage, start: int, after: list[Mark]) -> None:
+        target = self.table.arena[start : start + len(image.bytes)]
+        with self._transfers.beside(*after):
+            self._transfers.upload(image.bytes, target)
+            torch.add(image.places.offsets_LG5, start, out=self._offsets_LG5)
+            self._ranks_LG4.copy_(image.places.ranks_LG4)
+            self.table.fill(slot, self._offsets_LG5, self._ranks_LG4, non_blocking=True)
+        self._transfers.settle()
+
+    def _note_freed(self, start: int, end: int, last_use: Mark) -> None:
+        self._freed = [freed for freed in self._freed if not freed.last_use.query()]
+        if not last_use.query():
+            self._freed.append(_Freed(start, end, last_use))

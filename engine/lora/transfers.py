@@ -1,0 +1,151 @@
+"""Copies beside and between the steps of a device.
+
+Owns the side stream on which adapters come up from the host, and the ways to queue work there and between
+steps. On a CPU, where no step runs meanwhile, everything is done at once. Refuses to know what is copied, why
+and into what.
+
+Host memory that copies run from while the host goes on must be page-locked: `PageLocked`.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections import deque
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 4 << 20
+"""Of one copy from the host: what a step's own small copies may have to wait behind."""
+MAX_CHUNKS = 2
+"""Queued at a time: one begins as soon as the other ends, and others' copies come in between."""
+SCRATCH_BYTES = 32 << 20
+"""For moving bytes onto themselves."""
+
+
+class Mark(Protocol):
+    """A point in the order of a device's work."""
+
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it has."""
+        ...
+
+
+class _Passed:
+    """Of a device that does everything at once."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+PASSED: Mark = _Passed()
+
+
+class Transfers:
+    """Call from one thread at a time."""
+
+    def __init__(
+        self, device: torch.device, stream: torch.cuda.Stream | None = None, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        """`stream`: where steps are launched; the device's current one unless told."""
+        self._device = device
+        self._chunk_bytes = chunk_bytes
+        self._scratch: Tensor | None = None
+        self._compute: torch.cuda.Stream | None = None
+        self._side: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._compute = stream if stream is not None else torch.cuda.current_stream(device)
+            self._side = torch.cuda.Stream(device)
+
+    def mark(self) -> Mark:
+        """The end of what is queued behind steps so far."""
+        return PASSED if self._compute is None else _record(self._compute)
+
+    def between(self) -> AbstractContextManager[None]:
+        """What is queued within runs behind all steps launched so far, and before the next."""
+        return nullcontext() if self._compute is None else torch.cuda.stream(self._compute)
+
+    def beside(self, *after: Mark) -> AbstractContextManager[None]:
+        """What is queued within runs beside steps, once the device has passed `after`."""
+        if self._side is None:
+            return nullcontext()
+        for mark in after:
+            if isinstance(mark, torch.cuda.Event) and not mark.query():
+                self._side.wait_event(mark)
+        return torch.cuda.stream(self._side)
+
+    def upload(self, source: Tensor, target: Tensor) -> None:
+        """Copy host bytes to device bytes, beside steps, and wait until the last few are on their way."""
+        if self._side is None:
+            target.copy_(source)
+            return
+        under_way: deque[Mark] = deque()
+        with self.beside():
+            for start in range(0, len(source), self._chunk_bytes):
+                if len(under_way) >= MAX_CHUNKS:
+                    under_way.popleft().synchronize()
+                end = start + self._chunk_bytes
+                target[start:end].copy_(source[start:end], non_blocking=True)
+                under_way.append(_record(self._side))
+
+    def settle(self) -> None:
+        """Wait until all that was queued beside steps is done."""
+        if self._side is not None:
+            _record(self._side).synchronize()
+
+    def slide(self, memory: Tensor, source: int, target: int, size: int) -> None:
+        """Move bytes of `memory` to a lower place, between steps, though source and target may overlap."""
+        assert target < source
+        with self.between():
+            if target + size <= source:
+                memory[target : target + size].copy_(memory[source : source + size])
+                return
+            scratch = self._scratch
+            if scratch is None:
+                scratch = self._scratch = torch.empty(SCRATCH_BYTES, dtype=torch.uint8, device=self._device)
+            for done in range(0, size, SCRATCH_BYTES):
+                piece = scratch[: min(SCRATCH_BYTES, size - done)]
+                piece.copy_(memory[source + done : source + done + len(piece)])
+                memory[target + done : target + done + len(piece)].copy_(piece)
+
+
+class PageLocked:
+    """Host memory at addresses that a device can read by itself. Close it when no copy runs any more."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        """Raises MemoryError. torch's own page-locked memory comes in powers of two: this is `size`."""
+        self._closing = ExitStack()
+        try:
+            memory = mmap.mmap(-1, max(size, 1))
+        except OSError as error:
+            raise MemoryError(f"{size} bytes of host memory are not to be had") from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to lock: a start takes less time
+        self.bytes = torch.frombuffer(memory, dtype=torch.uint8)[:size]
+        if device.type == "cuda" and size:
+            address = self.bytes.data_ptr()
+            runtime = torch.cuda.cudart()
+            with torch.cuda.device(device):
+                status = int(runtime.cudaHostRegister(address, size, 0))
+            if status:
+                raise MemoryError(f"{size} bytes of host memory cannot be page-locked: error {status}")
+            self._closing.callback(runtime.cudaHostUnregister, address)
+
+    def close(self) -> None:
+        self._closing.close()
+
+
+def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    # Waiting for it sleeps: a loader that spins would take a processor from the step loop.
+    event = torch.cuda.Event(blocking=True)
+    event.record(stream)
+    return event
