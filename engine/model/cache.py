@@ -17,6 +17,8 @@ class KVCache:
 
     One head's keys of one block are contiguous: a sequence's cache is gathered as rows of block_size *
     head_dim numbers, into the order that batched products want. Block 0 is nobody's and stays zero.
+    Whatever the model computes in, the cache may be `torch.float8_e4m3fn` on a GPU: half the bytes of bf16, as
+    many tokens again in the same memory. Values are stored as they are, without a scale, clamped to 448.
     """
 
     def __init__(
@@ -27,6 +29,8 @@ class KVCache:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        if dtype.itemsize == 1 and dtype != torch.float8_e4m3fn:
+            raise ValueError(f"keys and values are held as floating-point numbers or e4m3, not as {dtype}")
         if num_blocks < 2:
             raise ValueError(
                 f"num_blocks is {num_blocks}: block 0 is the null block, so at least 2 are needed"
@@ -40,12 +44,12 @@ class KVCache:
     def block_bytes(config: ModelConfig, block_size: int = 16, dtype: torch.dtype = torch.float32) -> int:
         """Bytes of one block over all layers."""
         elements = config.num_layers * 2 * config.num_kv_heads * block_size * config.head_dim
-        return elements * torch.empty(0, dtype=dtype).element_size()
+        return elements * dtype.itemsize
 
     def clear(self, block_ids: Tensor) -> None:
         """Zeroes blocks in every layer, when their first slot is about to be written.
 
-        Attention reads whole blocks and weighs what lies beyond a sequence's end with zero; a former
-        owner's NaN would survive that.
+        Attention in torch reads whole blocks and weighs what lies beyond a sequence's end with zero; a former
+        owner's NaN would survive that. The kernels do not look there, so nobody clears on a GPU.
         """
         self.layers.index_fill_(1, block_ids, 0)

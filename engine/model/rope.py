@@ -1,7 +1,8 @@
 """Rotary frequencies of every supported scaling, and the table of rotations by position.
 
-Owns the frequency formulas (YaRN, Llama 3, linear) and a table that grows with the longest position seen.
-Refuses to know heads and layers; the rotation itself is `kernels.rope`.
+Owns the frequency formulas (YaRN, Llama 3, linear) and a table: on a CPU it grows with the longest position
+seen, on a GPU it is whole from the start, so that captured graphs may read it. Refuses to know heads and layers;
+the rotation itself is `kernels.rope_kv`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,22 @@ CHUNK = 1024
 
 
 class RotaryTable:
-    """Cosines and sines by position, as `kernels.rope` reads them: fp32 `[positions, 2, D]`."""
+    """Cosines and sines by position, as `kernels.rope_kv` reads them: fp32 `[positions, 2, D]`."""
 
     def __init__(self, config: ModelConfig, device: torch.device | str = "cpu") -> None:
         self._inv_freq, self._magnitude = rotary_frequencies(config)
         self._device = torch.device(device)
         self._max_position = config.max_position
         self._table = torch.empty(0, 2, config.head_dim, device=self._device)
+        if self._device.type == "cuda":
+            self._grow(self._max_position - 1)
+
+    @property
+    def whole_P2D(self) -> Tensor:
+        """Every position of the model's context and perhaps some more; it never moves once asked for."""
+        if len(self._table) < self._max_position:
+            self._grow(self._max_position - 1)
+        return self._table
 
     def rows(self, positions_T: Tensor, max_position: int) -> Tensor:
         """[T, 2, D] for the given positions, none of which exceeds `max_position`."""

@@ -8,7 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.attention.metadata import AttentionMetadata
+from kernels.attention.device_plan import DevicePlan, DeviceStep
+from kernels.attention.metadata import AttentionMetadata, IntArray
+from kernels.step_inputs import StepInputs
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,51 @@ class Case:
         cache = torch.randn(shape, generator=generator)
         cache[0] = 0
         return q.to(device, dtype), cache.to(device, dtype)
+
+    def poison(self, cache: Tensor, value: float = float("nan")) -> Tensor:
+        """What no token of the step may look at: the null block, and slots beyond each sequence's end."""
+        metadata = self.metadata()
+        seen = torch.zeros(cache.shape[0], self.block_size, dtype=torch.bool)
+        for seq, (_, total) in enumerate(self.seqs):
+            positions = torch.arange(total)
+            blocks = torch.from_numpy(metadata.block_tables[seq]).long()[positions // self.block_size]
+            seen[blocks, positions % self.block_size] = True
+        hidden = ~seen.to(cache.device)[:, None, None, :, None]
+        return torch.where(hidden, torch.tensor(value, device=cache.device), cache.float()).to(cache.dtype)
+
+    def device_step(self, device: torch.device | str = "cpu", filling: int = 0) -> DeviceStep:
+        """The step as kernels read it, rows in reverse order, in a bucket with `filling` tokens to spare."""
+        metadata = self.metadata()
+        num_seqs, num_tokens = metadata.num_seqs, metadata.num_tokens + filling
+        batch = DeviceBatch(self, num_seqs + filling, num_tokens, metadata.block_tables.shape[1], device)
+        rows = np.arange(num_seqs)[::-1].copy()
+        batch.set_tables(rows, metadata.block_tables)
+        decode_only = bool((metadata.query_lens == 1).all())
+        step = batch.plan.bucket(num_tokens, decode_only)
+        batch.fill(rows, metadata.query_lens, metadata.total_lens, num_tokens)
+        return step
+
+
+class DeviceBatch:
+    """A plan with inputs of its own."""
+
+    def __init__(
+        self, case: Case, max_rows: int, max_tokens: int, max_blocks: int, device: torch.device | str
+    ) -> None:
+        self.inputs = StepInputs(device)
+        geometry = case.num_heads, case.num_kv_heads, case.head_dim, case.block_size
+        self.plan = DevicePlan(self.inputs, max_rows, max_tokens, max_blocks, *geometry, device)
+        self.inputs.freeze()
+
+    def set_tables(self, rows: IntArray, tables: IntArray) -> None:
+        there = self.plan.tables_RB
+        new = torch.from_numpy(np.ascontiguousarray(tables)).to(there.device, torch.int32)
+        there[torch.from_numpy(rows).to(there.device), : new.shape[1]] = new
+
+    def fill(self, rows: IntArray, query_lens: IntArray, total_lens: IntArray, num_tokens: int) -> None:
+        self.inputs.begin()
+        self.plan.fill(rows, query_lens, total_lens, num_tokens)
+        self.inputs.send()
 
 
 def naive_attention(q_THD: Tensor, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:

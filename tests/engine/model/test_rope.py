@@ -47,6 +47,17 @@ def test_rows_do_not_depend_on_how_the_table_grew() -> None:
     assert torch.equal(torch.cat(rows), whole.rows(positions, 2 * CHUNK + 7))
 
 
+def test_the_whole_table_has_the_same_rows_and_stays_where_it_is() -> None:
+    ours, _ = config_of(YARN, max_position_embeddings=2 * CHUNK + 5)
+    table, grown = RotaryTable(ours), RotaryTable(ours)
+    whole = table.whole_P2D
+    assert len(whole) >= 2 * CHUNK + 5
+    positions = torch.tensor([0, CHUNK, 2 * CHUNK + 4])
+    assert torch.equal(whole[positions], grown.rows(positions, 2 * CHUNK + 4))
+    table.rows(positions, 2 * CHUNK + 4)
+    assert table.whole_P2D.data_ptr() == whole.data_ptr()
+
+
 def test_refuses_a_position_beyond_the_context() -> None:
     ours, _ = config_of(LINEAR)
     with pytest.raises(ValueError, match="context of 256"):

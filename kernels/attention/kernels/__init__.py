@@ -1,0 +1,1 @@
+"""The Triton kernels of paged attention. `kernels.attention.kernel` launches them."""

@@ -1,0 +1,126 @@
+"""How steps are cut for the device: every key and query once, within what a bucket's grid covers."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.attention.cases import Case, DeviceBatch
+from kernels.attention.device_plan import (
+    MAX_SPLITS,
+    PREFILL_ROWS,
+    SPLIT_KEYS,
+    SPLIT_STEP,
+    DevicePlan,
+    max_splits,
+    split_lengths,
+)
+from kernels.step_inputs import StepInputs
+
+HEADS = Case(((1, 1),), 32, 8, 128)
+TILE_TOKENS = PREFILL_ROWS // 4
+
+
+def batch_of(max_rows: int, max_tokens: int, max_blocks: int) -> DeviceBatch:
+    return DeviceBatch(HEADS, max_rows, max_tokens, max_blocks, "cpu")
+
+
+def test_splits_cover_any_length_and_depend_on_it_alone() -> None:
+    lengths = np.arange(1, 140_000)
+    splits = split_lengths(lengths)
+    counts = -(-lengths // splits)
+    assert counts.max() == MAX_SPLITS
+    assert splits.min() == SPLIT_KEYS
+    assert (splits % SPLIT_STEP == 0).all()
+    assert (np.diff(splits) >= 0).all()
+    for length in (1, SPLIT_KEYS, SPLIT_KEYS + 1, 5000, 139_999):
+        assert counts[:length].max() <= max_splits(length)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_token_and_every_key_is_covered_once(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_seqs = int(rng.integers(1, 40))
+    query_lens = np.where(rng.random(num_seqs) < rng.random(), 1, rng.integers(1, 200, num_seqs))
+    total_lens = query_lens + np.where(rng.random(num_seqs) < 0.8, rng.integers(0, 900, num_seqs), 30_000)
+    num_tokens = int(query_lens.sum()) + int(rng.integers(0, 5))
+    rows = rng.permutation(64)[:num_seqs]
+    batch = batch_of(64, 8192, 2048)
+    decode_only = bool((query_lens == 1).all()) and num_tokens <= 64
+    step = batch.plan.bucket(num_tokens, decode_only)
+    batch.fill(rows, query_lens, total_lens, num_tokens)
+
+    expected_rows = np.repeat(rows, query_lens)
+    expected = np.concatenate([np.arange(t - q, t) for q, t in zip(query_lens, total_lens, strict=True)])
+    used = int(query_lens.sum())
+    assert step.positions_T[:used].tolist() == expected.tolist()
+    assert step.rows_T[:used].tolist() == expected_rows.tolist()
+    assert (step.positions_T[used:] == -1).all()
+    assert (step.rows_T[used:] == 64).all()
+
+    num_items, num_tiles = step.counts_2.tolist()
+    seen = np.zeros(num_tokens, dtype=np.int64)
+    next_split: dict[int, int] = {}
+    lengths = []
+    for item in step.items_I[:num_items].tolist():
+        ordinal, split = item & 0xFFFF, item >> 16
+        token, row, total_len, split_len = step.seqs_S4[ordinal].tolist()
+        assert split == next_split.get(ordinal, 0)
+        next_split[ordinal] = split + 1
+        assert (expected_rows[token], expected[token]) == (row, total_len - 1)
+        seen[token] += min(split_len, total_len - split * split_len)
+        lengths.append(split_len)
+    assert lengths == sorted(lengths, reverse=True)
+    assert num_items <= min(num_tokens, 64) * max_splits(batch.plan.max_len)
+    assert num_tiles <= step.prefill_tiles
+    last_keys = []
+    for token, count, position, row in step.tiles_I4[:num_tiles].tolist():
+        assert 1 <= count <= TILE_TOKENS
+        assert (expected_rows[token : token + count] == row).all()
+        assert expected[token : token + count].tolist() == list(range(position, position + count))
+        seen[token : token + count] += expected[token : token + count] + 1
+        last_keys.append(position + count)
+    assert last_keys == sorted(last_keys, reverse=True)
+    assert seen[:used].tolist() == (expected + 1).tolist()
+    assert not seen[used:].any()
+
+
+def test_grids_depend_on_the_bucket_and_hold_its_worst_step() -> None:
+    batch = batch_of(8, 512, 4)
+    worst = batch.plan.bucket(512, decode_only=False)
+    batch.fill(np.arange(8), np.full(8, TILE_TOKENS + 1), np.full(8, TILE_TOKENS + 1), 512)
+    assert worst.counts_2[1] == 16 <= worst.prefill_tiles
+    few = batch.plan.bucket(2, decode_only=False)
+    batch.fill(np.array([0]), np.array([2]), np.array([2]), 2)
+    assert few.counts_2[1] == 1 <= few.prefill_tiles
+    assert batch.plan.bucket(8, decode_only=True).prefill_tiles == 0
+
+
+def test_a_step_is_filled_within_its_share_of_the_host_time() -> None:
+    """60 us is the budget of a decode step of 256 rows; a busy machine gets ten times that."""
+    batch = batch_of(256, 2048, 8192)
+    rng = np.random.default_rng(0)
+    rows, ones, totals = rng.permutation(256), np.ones(256, dtype=np.int64), rng.integers(1, 4000, 256)
+    best = float("inf")
+    for _ in range(50):
+        began = time.perf_counter()
+        batch.plan.fill(rows, ones, totals, 256)
+        best = min(best, time.perf_counter() - began)
+    assert best < 600e-6
+
+
+def test_refuses_what_does_not_fit() -> None:
+    batch = batch_of(4, 64, 4)
+    with pytest.raises(ValueError, match="bucket of 65"):
+        batch.plan.bucket(65, decode_only=False)
+    with pytest.raises(ValueError, match="bucket of 5"):
+        batch.plan.bucket(5, decode_only=True)
+    with pytest.raises(AssertionError, match="tokens for a bucket"):
+        batch.plan.fill(np.array([0]), np.array([3]), np.array([3]), 2)
+    with pytest.raises(AssertionError, match="in a row of 64"):
+        batch.plan.fill(np.array([0]), np.array([1]), np.array([65]), 1)
+    with pytest.raises(ValueError, match="cannot share"):
+        DevicePlan(StepInputs("cpu"), 4, 64, 4, 6, 4, 32, 16, torch.device("cpu"))
+    with pytest.raises(ValueError, match="max_rows"):
+        DevicePlan(StepInputs("cpu"), 1 << 16, 64, 4, 4, 4, 32, 16, "cpu")
