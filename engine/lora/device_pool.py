@@ -81,14 +81,18 @@ class DevicePool:
         `stream` is the one that steps are launched on: the current one unless told.
         """
         if num_slots < 0 or num_bytes < 0 or host_bytes < 0:
-            raise ValueError(f"sizes must not be negative: {num_slots} slots, {num_bytes}, {host_bytes} bytes")
+            raise ValueError(
+                f"sizes must not be negative: {num_slots} slots, {num_bytes}, {host_bytes} bytes"
+            )
         self.num_slots = num_slots
         self._config = config
         self._device = torch.device(device)
         self._moved_bytes = moved_bytes
         self._transfers = Transfers(self._device, stream, chunk_bytes)
         self._ranges = Ranges(num_bytes)
-        self.table = AdapterTable(config.num_layers, num_slots, tuple(GROUPS), self._device, max_rank=max_rank)
+        self.table = AdapterTable(
+            config.num_layers, num_slots, tuple(GROUPS), self._device, max_rank=max_rank
+        )
         self.table.arena = torch.zeros(self._ranges.capacity, dtype=torch.uint8, device=self._device)
         self._locked = PageLocked(host_bytes, self._device)
         self.host_cache = HostCache(self._locked.bytes)
@@ -103,7 +107,9 @@ class DevicePool:
         self._offsets_LG5 = torch.zeros(
             *shape, self.table.offsets.shape[-1], dtype=torch.int64, pin_memory=pinned
         )
-        self._ranks_LG4 = torch.zeros(*shape, self.table.ranks.shape[-1], dtype=torch.int32, pin_memory=pinned)
+        self._ranks_LG4 = torch.zeros(
+            *shape, self.table.ranks.shape[-1], dtype=torch.int32, pin_memory=pinned
+        )
         self.num_moves = 0
 
     # The step thread -------------------------------------------------------------------------------------

@@ -111,7 +111,9 @@ class Ranges:
         """Assert the invariants. Linear in the number of ranges."""
         assert self._starts == sorted(self._used)
         assert self._free_starts == sorted(self._free)
-        tiles = sorted([(s, n, True) for s, n in self._used.items()] + [(s, n, False) for s, n in self._free.items()])
+        tiles = sorted(
+            [(s, n, True) for s, n in self._used.items()] + [(s, n, False) for s, n in self._free.items()]
+        )
         end, was_free = 0, False
         for start, size, used in tiles:
             assert start == end, "ranges overlap or leave a gap"

@@ -149,7 +149,9 @@ class Residency:
         assert self._claims.keys() <= self._missing.keys(), "a claim of an adapter that is not missed"
         closed = {index: digest for digest, claim in self._claims.items() for index in claim.closed}
         assert closed == self._closed
-        assert len(closed) == sum(len(claim.closed) for claim in self._claims.values()), "a slot is claimed twice"
+        assert len(closed) == sum(len(claim.closed) for claim in self._claims.values()), (
+            "a slot is claimed twice"
+        )
         for index in closed:
             slot = self.slots.slots[index]
             assert slot.ref is not None
@@ -174,20 +176,23 @@ class Residency:
         """Whether the adapter has a slot, or could be given one that nobody in demand loses."""
         digest = ref.digest
         if self.slots.find(digest) is None:
+            reason = self.slots.refusal(ref)
+            if reason is not None:
+                self._refuse(ref, reason)
+                return False
             num_bytes = self.slots.need(ref).num_bytes
             if self._exhausted is not None and num_bytes >= self._exhausted:
                 return False
             if self.slots.want(ref, self, self._set_aside(digest)) is SlotState.EMPTY:
-                self._give_up(ref, num_bytes)
+                self._exhausted = num_bytes
                 return False
         self._found(digest)
         return True
 
-    def _give_up(self, ref: AdapterRef, num_bytes: int) -> None:
-        reason = self.slots.refusal(ref)
-        if reason is None:
-            self._exhausted = num_bytes if self._exhausted is None else min(self._exhausted, num_bytes)
-        elif ref.digest not in self._refused:
+    def _refuse(self, ref: AdapterRef, reason: str) -> None:
+        """Once for all that wait for it: they are turned away when the report comes back."""
+        self._end_claim(ref.digest)
+        if ref.digest not in self._refused:
             self._refused.add(ref.digest)
             self.slots.refuse(ref, reason)
 
@@ -269,8 +274,10 @@ class Residency:
     def _pin(self, ref: AdapterRef) -> None:
         slot = self.slots.find(ref.digest)
         if self.slots.pin(ref) and slot is not None and slot.index in self._closed:
-            # The claimant closes another at the next turn.
-            self._claims[self._closed.pop(slot.index)].closed.discard(slot.index)
+            # The claimant, and who came after it, claim again at the next turn.
+            claimants = list(self._claims)
+            for digest in claimants[claimants.index(self._closed[slot.index]) :]:
+                self._end_claim(digest)
 
     def _found(self, digest: str) -> None:
         """The adapter needs to wait no more.
@@ -278,7 +285,11 @@ class Residency:
         It has a slot, or nobody asks for it. Its claim, if any, is void.
         """
         self._missing.pop(digest, None)
+        self._end_claim(digest)
+
+    def _end_claim(self, digest: str) -> None:
         claim = self._claims.pop(digest, None)
         if claim is not None:
+            self._exhausted = None  # what was set aside for it
             for index in claim.closed:
                 del self._closed[index]

@@ -10,7 +10,7 @@ from typing import Any
 from engine.admission import Limits
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
-from engine.lora.slots import SlotTable
+from engine.lora.slots import SlotMemory, SlotTable
 from engine.null_runner import begin_history, extend_history
 from engine.outputs import StepOutputs
 from engine.protocol import (
@@ -64,6 +64,7 @@ class Engine:
         block_size: int = 4,
         num_slots: int = 4,
         auto_load: bool = True,
+        memory: SlotMemory | None = None,
         eos_ids: tuple[int, ...] = (EOS,),
         depth: int = 0,
         **limits: Any,
@@ -91,7 +92,7 @@ class Engine:
         self.broken_adapters: set[str] = set()
         self.loads: deque[tuple[int, AdapterRef]] = deque()
         self.load_order: list[str] = []
-        slots = SlotTable(num_slots, self._start_load)
+        slots = SlotTable(num_slots, self._start_load, memory)
         self.core = EngineCore(
             Scheduler(
                 self.limits,

@@ -9,25 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.lora.residency import Residency
-from engine.lora.slots import SlotState, SlotTable
+from engine.lora.slots import NO_SLOT, SlotState
 from engine.protocol import AdapterRef
 from tests.engine.plain.harness import Engine, adapter, submission
+from tests.engine.plain.memory import Memory, bounded_engine
 
-A, B, C = (adapter(name) for name in "abc")
+A, B, C, D = (adapter(name) for name in "abcd")
 PATIENCE_S = 5.0
 
 
 class World:
     """Residency over slots whose loads end when told."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, capacity: int | None = None, **sizes: int) -> None:
         self.now = 0.0
-        self.loads: list[tuple[int, AdapterRef]] = []
-        self.slots = SlotTable(num_slots, lambda slot, ref: self.loads.append((slot, ref)))
+        self.memory = Memory(num_slots, capacity, sizes)
+        self.slots = self.memory.table
         self.residency = Residency(self.slots, lambda: self.now, PATIENCE_S)
 
+    @property
+    def loads(self) -> list[tuple[int, AdapterRef]]:
+        return self.memory.started
+
     def finish_loads(self) -> None:
-        loads, self.loads = self.loads, []
+        loads, self.memory.started = self.memory.started, []
         for slot, ref in loads:
             self.residency.loaded(slot, ref.digest)
 
@@ -151,6 +156,205 @@ def test_prefetching_takes_no_slot_from_an_adapter_in_demand() -> None:
     assert [ref for _, ref in world.loads] == [B]
 
 
+def running(world: World, *refs: AdapterRef, demand: int = 2) -> dict[str, int]:
+    """Adapters with a request that runs and others that wait. Slots by digest."""
+    slots = {}
+    for ref in refs:
+        for _ in range(demand):
+            world.residency.expect(ref)
+        world.finish_loads()
+        slots[ref.digest] = world.admit(ref)
+    return slots
+
+
+def test_a_claim_closes_as_many_slots_as_it_needs_bytes() -> None:
+    world = World(9, 10, a=3, b=3, c=4, d=6)
+    slots = running(world, A, B, C)
+    world.residency.expect(D)
+    world.now = PATIENCE_S
+    world.residency.take_turns()
+    admitted = [world.residency.admits(ref) for ref in (A, B, C)]
+    assert admitted.count(False) == 2
+    closed = [ref for ref, admits in zip((A, B, C), admitted, strict=True) if not admits]
+    world.residency.release(slots[closed[0].digest])
+    assert not world.loads, "half of its room is no room"
+    assert world.residency.admits(closed[0]) is False, "a closed slot that has drained stays closed"
+    world.residency.release(slots[closed[1].digest])
+    assert [ref for _, ref in world.loads] == [D]
+    world.residency.check_integrity()
+
+
+def test_small_adapters_do_not_take_the_bytes_a_large_one_collects() -> None:
+    world = World(9, 10, a=5, b=5, c=10, d=5)
+    slots = running(world, A, B, demand=1)
+    world.residency.expect(C)
+    world.now = PATIENCE_S
+    world.residency.take_turns()
+    world.residency.release(slots[A.digest])
+    world.residency.expect(D)
+    assert not world.loads
+    assert not world.residency.admits(D)
+    world.residency.release(slots[B.digest])
+    assert [ref for _, ref in world.loads] == [C]
+    world.residency.check_integrity()
+
+
+def test_nobody_claims_before_a_large_one_that_still_lacks_slots() -> None:
+    world = World(9, 10, a=5, b=5, c=10, d=5)
+    running(world, A)
+    world.now = 4.0
+    running(world, B)
+    world.residency.expect(C)
+    world.residency.expect(D)
+    world.now = 4.0 + PATIENCE_S - 0.5
+    world.residency.take_turns()
+    assert world.residency.admits(A), "nobody has waited long enough"
+    world.now = 4.0 + PATIENCE_S
+    world.residency.take_turns()
+    assert not world.residency.admits(A)
+    assert not world.residency.admits(B)
+    world.residency.check_integrity()
+
+
+def test_a_claim_void_gives_all_its_slots_back() -> None:
+    world = World(9, 10, a=5, b=5, c=10)
+    running(world, A, B)
+    world.residency.expect(C)
+    world.now = PATIENCE_S
+    world.residency.take_turns()
+    assert not world.residency.admits(A)
+    world.residency.dismiss(C)
+    assert world.residency.admits(A)
+    assert world.residency.admits(B)
+    world.residency.check_integrity()
+
+
+def test_a_smaller_adapter_is_tried_where_a_larger_one_found_no_room() -> None:
+    world = World(9, 10, a=4, b=7, c=6)
+    running(world, A)
+    world.residency.expect(B)
+    world.residency.expect(C)
+    assert [ref for _, ref in world.loads] == [C]
+
+
+def test_an_adapter_larger_than_all_memory_is_refused_at_once_and_once() -> None:
+    world = World(2, 10, a=11)
+    for _ in range(3):
+        world.residency.expect(A)
+    assert not world.residency.admits(A)
+    assert world.memory.refused == [(A, "it takes 11 bytes, and there are 10 for all adapters")]
+    for _ in range(3):
+        world.residency.dismiss(A)
+    world.residency.failed(NO_SLOT, A.digest)
+    world.residency.check_integrity()
+    world.residency.expect(A)
+    assert len(world.memory.refused) == 2, "who asks again is told again"
+
+
+def test_a_refused_request_ends_with_the_reason() -> None:
+    engine = bounded_engine(10, {A.digest: 11}, num_slots=2)
+    engine.submit(submission("r", [1, 2], adapter=A))
+    engine.submit(submission("s", [1, 2]))
+    engine.run()
+    assert engine.rejected["r"].code == "adapter_unavailable"
+    assert "it takes 11 bytes, and there are 10" in engine.rejected["r"].message
+    assert engine.reason("s") == "length"
+    engine.check_idle()
+
+
+def test_pinned_adapters_have_no_turns() -> None:
+    world = World(9, 10, a=5, b=5, c=5)
+    world.residency.prefetch(A, pinned=True)
+    world.finish_loads()
+    slots = running(world, B)
+    world.residency.expect(C)
+    world.now = PATIENCE_S
+    world.residency.take_turns()
+    assert not world.residency.admits(B), "B's slot is closed, though A's is idle"
+    world.residency.release(slots[B.digest])
+    assert [ref for _, ref in world.loads] == [C]
+    world.finish_loads()
+    world.residency.prefetch(A, pinned=False)
+    # Nobody waits for A: B, which has a request waiting, may have its bytes now.
+    world.residency.take_turns()
+    assert not world.residency.admits(B)
+    assert [ref for _, ref in world.loads] == [B]
+    world.residency.check_integrity()
+
+
+def test_pinning_an_adapter_whose_slot_is_closed_opens_it() -> None:
+    world = World(4)
+    running(world, A, B, C, D)
+    world.residency.expect(adapter("e"))
+    world.now = PATIENCE_S
+    world.residency.take_turns()
+    closed = next(ref for ref in (A, B, C, D) if not world.residency.admits(ref))
+    world.residency.prefetch(closed, pinned=True)
+    assert world.residency.admits(closed)
+    world.residency.check_integrity()
+    world.residency.take_turns()
+    assert world.residency.admits(closed)
+    assert sum(not world.residency.admits(ref) for ref in (A, B, C, D)) == 1
+    world.residency.check_integrity()
+
+
+@settings(max_examples=120, deadline=None)
+@given(num_slots=st.integers(1, 5), capacity=st.integers(1, 30), random=st.integers(0, 2**32).map(Random))
+def test_any_sequence_by_bytes_keeps_the_line_in_order(num_slots: int, capacity: int, random: Random) -> None:
+    names = "abcdef"
+    world = World(num_slots, capacity, **{name: random.randint(1, 12) for name in names})
+    waiting: list[AdapterRef] = []
+    held: list[int] = []
+
+    def report(slot: int, ref: AdapterRef, error: str | None) -> None:
+        if error is None and random.random() < 0.9:
+            world.residency.loaded(slot, ref.digest)
+            return
+        world.residency.failed(slot, ref.digest)
+        for other in [other for other in waiting if other == ref]:
+            waiting.remove(other)
+            world.residency.dismiss(other)
+
+    for _ in range(120):
+        world.now += random.random()
+        ref = adapter(random.choice(names))
+        match random.randrange(7):
+            case 0 | 1:
+                world.residency.expect(ref)
+                waiting.append(ref)
+            case 2 if waiting:
+                world.residency.dismiss(waiting.pop(random.randrange(len(waiting))))
+            case 3 if held:
+                world.residency.release(held.pop(random.randrange(len(held))))
+            case 4:
+                for slot, loading, error in world.memory.reports():
+                    report(slot, loading, error)
+            case 5:
+                world.residency.take_turns()
+                for candidate in sorted(waiting, key=lambda ref: ref.digest):
+                    if world.residency.admits(candidate) and random.random() < 0.5:
+                        waiting.remove(candidate)
+                        held.append(world.admit(candidate))
+            case 6:
+                world.residency.prefetch(ref, random.choice([True, False, None]))
+        world.residency.check_integrity()
+    # Let go of everything that runs, again and again: whoever waits gets its turn, or hears why it never will.
+    for _ in range(40 * len(names)):
+        world.now += PATIENCE_S
+        for index in held:
+            world.residency.release(index)
+        held.clear()
+        for slot, loading, error in world.memory.reports():
+            report(slot, loading, error)
+        world.residency.take_turns()
+        for candidate in sorted(set(waiting), key=lambda ref: ref.digest):
+            if world.residency.admits(candidate):
+                waiting.remove(candidate)
+                held.append(world.admit(candidate))
+        world.residency.check_integrity()
+    assert not waiting, "somebody starves"
+
+
 @settings(max_examples=60, deadline=None)
 @given(num_slots=st.integers(0, 3), random=st.integers(0, 2**32).map(Random))
 def test_any_sequence_keeps_the_line_in_order(num_slots: int, random: Random) -> None:
@@ -221,6 +425,39 @@ def test_no_adapter_waits_longer_than_its_place_in_the_line_allows(num_slots: in
     assert engine.runner.distinct_slots <= num_slots
     most_loads = num_slots * (1 + 300 / engine.limits.slot_patience_s)
     assert engine.core.stats.adapter_loads <= most_loads, "slots change hands within a turn: thrashing"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_large_adapters_wait_no_longer_than_their_turns_allow(seed: int) -> None:
+    """Adapters of 1 to 8 of 10 bytes, all always in demand: small ones fit together, large ones do not."""
+    sizes = {adapter(f"a{number}").digest: size for number, size in enumerate((1, 2, 8, 3, 5, 8, 1))}
+    engine = bounded_engine(
+        10, sizes, num_slots=16, num_blocks=400, max_rows=16, max_batch_tokens=64, max_waiting=10_000
+    )
+    refs = [adapter(f"a{number}") for number in range(len(sizes))]
+    random = Random(seed)
+    served_at = {ref.digest: engine.now for ref in refs}
+    longest = 0.0
+    for number in range(400):
+        open_digests = [
+            submit.adapter.digest
+            for request_id, submit in engine.submitted.items()
+            if request_id not in engine.finished and submit.adapter is not None
+        ]
+        for ref in refs:
+            for copy in range(5 - open_digests.count(ref.digest)):
+                name = f"r{number}-{ref.digest[:8]}-{copy}"
+                engine.submit(submission(name, [1, 2], random.randint(1, 6), adapter=ref, tenant=name))
+        engine.now += 1.0
+        for chunk in engine.step().chunks:
+            served = engine.submitted[chunk.request_id].adapter
+            assert served is not None
+            longest = max(longest, engine.now - served_at[served.digest])
+            served_at[served.digest] = engine.now
+    # No two of 8 bytes fit together: at worst everybody before one has a turn alone.
+    turn = engine.limits.slot_patience_s + 6 + 3
+    assert longest <= turn * len(refs)
+    assert engine.core.stats.adapter_evictions > 0
 
 
 def test_slots_that_suffice_never_change_hands() -> None:

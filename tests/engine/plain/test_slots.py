@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.lora.slots import SlotState, SlotTable
+from engine.lora.slots import Room, SlotState, SlotTable
 from engine.protocol import AdapterRef
 from tests.engine.plain.harness import adapter
+from tests.engine.plain.memory import Memory
 
 A, B, C, D = (adapter(name) for name in "abcd")
 
@@ -118,6 +119,157 @@ def test_a_loader_may_report_at_once() -> None:
 def test_a_negative_number_of_slots_is_refused() -> None:
     with pytest.raises(ValueError, match="num_slots"):
         SlotTable(-1, lambda slot, ref: None)
+
+
+def sized(num_slots: int, capacity: int | None, **sizes: int) -> Memory:
+    return Memory(num_slots, capacity, sizes)
+
+
+def loaded(memory: Memory, *refs: AdapterRef) -> None:
+    for ref in refs:
+        assert memory.table.want(ref) is SlotState.LOADING
+    for slot, ref, error in memory.reports():
+        assert error is None
+        memory.table.loaded(slot, ref.digest)
+
+
+def test_an_adapter_that_fits_evicts_nobody() -> None:
+    memory = sized(9, 10, a=4, b=6)
+    loaded(memory, A, B)
+    assert memory.table.free == (7, 0)
+    assert memory.table.num_evictions == 0
+
+
+def test_as_many_are_evicted_as_it_takes_the_longest_idle_first() -> None:
+    memory = sized(9, 10, a=3, b=3, c=4, d=6)
+    loaded(memory, A, B, C)
+    assert memory.table.want(D) is SlotState.LOADING
+    assert memory.resident() == {"c", "d"}
+    assert memory.table.num_evictions == 2
+    assert [event for event, _ in memory.heard] == ["unload", "unload"]
+    memory.table.check_integrity()
+
+
+def test_none_is_evicted_that_need_not_be() -> None:
+    memory = sized(9, 10, a=1, b=1, c=8, d=7)
+    loaded(memory, A, B, C)
+    memory.table.want(D)
+    assert memory.resident() == {"a", "b", "d"}
+
+
+def test_nothing_is_evicted_for_an_adapter_that_still_would_not_fit() -> None:
+    memory = sized(9, 10, a=3, b=7, c=8)
+    loaded(memory, A, B)
+    memory.table.acquire(B)
+    assert memory.table.want(C) is SlotState.EMPTY
+    assert memory.resident() == {"a", "b"}
+
+
+def test_what_is_set_aside_is_left_alone() -> None:
+    memory = sized(9, 10, a=3, b=3, c=3)
+    loaded(memory, A)
+    assert memory.table.want(B, set_aside=Room(1, 5)) is SlotState.LOADING
+    assert memory.resident() == {"b"}
+    assert memory.table.want(C, set_aside=Room(1, 5)) is SlotState.EMPTY
+
+
+def test_the_memory_hears_when_a_slot_falls_idle_and_when_a_load_failed() -> None:
+    memory = sized(2, 10, a=3)
+    loaded(memory, A)
+    slot = memory.table.acquire(A)
+    memory.table.acquire(A)
+    memory.table.release(slot)
+    assert memory.heard == []
+    memory.table.release(slot)
+    assert memory.heard == [("idle", slot)]
+    assert memory.table.want(B) is SlotState.LOADING  # of unknown size: loading it will tell
+    ((other, _, error),) = memory.reports()
+    assert error == "missing"
+    memory.table.failed(other, B.digest)
+    assert memory.heard[-1] == ("unload", other)
+    assert memory.table.free == (1, 7)
+
+
+def test_a_pinned_adapter_is_never_evicted_until_unpinned() -> None:
+    memory = sized(9, 10, a=4, b=4, c=6)
+    assert memory.table.pin(A)
+    loaded(memory, A, B)
+    assert memory.table.want(C) is SlotState.LOADING
+    assert memory.resident() == {"a", "c"}
+    for slot, ref, _ in memory.reports():
+        memory.table.loaded(slot, ref.digest)
+    assert memory.table.want(B) is SlotState.LOADING
+    assert memory.resident() == {"a", "b"}
+    memory.reports()
+    memory.table.loaded(memory.slot(B).index, B.digest)
+    memory.table.acquire(B)
+    assert memory.table.want(C) is SlotState.EMPTY
+    memory.table.unpin(A.digest)
+    assert memory.table.want(C) is SlotState.LOADING
+    assert memory.resident() == {"b", "c"}
+
+
+def test_at_most_half_is_pinned() -> None:
+    memory = sized(4, 10, a=2, b=3, c=1, d=1)
+    assert memory.table.pin(A)
+    assert memory.table.pin(B)
+    assert memory.table.pin(B)
+    assert not memory.table.pin(C)
+    memory.table.unpin(B.digest)
+    assert memory.table.pin(C)
+    assert not memory.table.pin(D), "half of the slots are pinned"
+
+
+def test_an_adapter_that_can_never_fit_is_known_and_why() -> None:
+    memory = sized(9, 10, a=11, b=7, c=4)
+    table = memory.table
+    assert table.refusal(A) == "it takes 11 bytes, and there are 10 for all adapters"
+    assert table.refusal(B) is None
+    table.pin(C)
+    assert table.refusal(B) == "it takes 7 bytes, and there are 6 besides pinned adapters"
+    assert table.refusal(C) is None
+    assert sized(9, None, a=11).table.refusal(A) is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(num_slots=st.integers(0, 5), capacity=st.integers(0, 30), random=st.integers(0, 2**32).map(Random))
+def test_any_sequence_by_bytes_keeps_the_table_whole(num_slots: int, capacity: int, random: Random) -> None:
+    names = "abcdefg"
+    memory = Memory(num_slots, capacity, {name: random.randint(1, 12) for name in names[:-1]})
+    table = memory.table
+    held: list[tuple[int, str]] = []
+    for _ in range(100):
+        ref = adapter(random.choice(names))
+        match random.randrange(6):
+            case 0 | 1:
+                before = memory.resident()
+                aside = Room(random.randint(0, 1), random.randint(0, 3))
+                was_there = table.find(ref.digest) is not None
+                if table.want(ref, {adapter(random.choice(names)).digest}, aside) is SlotState.EMPTY:
+                    assert memory.resident() == before, "something was evicted for nothing"
+                elif not was_there:
+                    assert table.free.holds(aside), "what was set aside has been given away"
+            case 2 if memory.started:
+                slot, loading = memory.started.pop(random.randrange(len(memory.started)))
+                good = loading.digest in memory.sizes and random.random() < 0.8
+                (table.loaded if good else table.failed)(slot, loading.digest)
+            case 3:
+                found = table.find(ref.digest)
+                if found is not None and found.state is SlotState.READY:
+                    held.append((table.acquire(ref), ref.digest))
+            case 4 if held:
+                table.release(held.pop(random.randrange(len(held)))[0])
+            case 5:
+                resident = table.find(ref.digest) is not None
+                if random.random() < 0.5:
+                    table.unpin(ref.digest)
+                elif table.pin(ref):
+                    assert resident == (table.find(ref.digest) is not None)
+        table.check_integrity()
+        for slot, digest in held:
+            occupant = table.slots[slot].ref
+            assert occupant is not None
+            assert occupant.digest == digest
 
 
 @settings(max_examples=60, deadline=None)
