@@ -1,16 +1,56 @@
 """Picking tokens from logits: truncation, penalties, a counter-based uniform, and log-probabilities.
 
-Owns the argument checks and the choice of implementation: today the torch reference on every device. Refuses
-to know requests: what a row asks for arrives as numbers.
+Owns the argument checks and the choice of implementation: Triton on a GPU, the torch reference on a CPU;
+penalties and log-probabilities are torch everywhere. Refuses to know requests: what a row asks for arrives as
+numbers.
 """
 
 from __future__ import annotations
 
 import torch
 
+from kernels.backend import uses_triton
 from kernels.sampling import reference
+from kernels.sampling.step import Asked, Drawn, Scratch
 
-__all__ = ["draw", "greedy", "logprobs", "penalize", "uniform"]
+__all__ = ["Asked", "Drawn", "Scratch", "draw", "greedy", "logprobs", "penalize", "sample", "uniform"]
+
+
+def sample(
+    logits_SV: torch.Tensor,
+    asked: Asked,
+    drawn: Drawn,
+    scratch: Scratch,
+    *,
+    draws: bool = True,
+    truncates: bool = True,
+) -> None:
+    """One id per position, on the device and without waiting for it: see `reference.sample_reference`.
+
+    Args:
+        logits_SV: fp32 or bf16; rows may be strided.
+        asked: by position, S of them at least; read when the kernels run, so a captured graph may call this.
+        scratch: for S positions at least of this vocabulary; one step at a time.
+        draws: False promises that no position has a temperature: one kernel.
+        truncates: False promises that none has top-k or top-p.
+    """
+    if logits_SV.dim() != 2 or logits_SV.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(
+            f"logits: [S, V] fp32 or bf16 expected, got {list(logits_SV.shape)} {logits_SV.dtype}"
+        )
+    num_positions, vocab_size = logits_SV.shape
+    if logits_SV.stride(1) != 1:
+        raise ValueError("logits: the elements of a row side by side expected")
+    if num_positions > scratch.max_positions or vocab_size != scratch.vocab_size:
+        raise ValueError(f"scratch: for {num_positions} positions of {vocab_size} expected")
+    if len(asked.rows_S) < num_positions:
+        raise ValueError(f"asked: {num_positions} positions expected, got {len(asked.rows_S)}")
+    if uses_triton(logits_SV):
+        from kernels.sampling.launch import launch
+
+        launch(logits_SV, asked, drawn, scratch, draws=draws, truncates=truncates)
+    else:
+        reference.sample_reference(logits_SV, asked, drawn)
 
 
 def _check_rows(logits_SV: torch.Tensor, **rows: torch.Tensor) -> None:
@@ -26,12 +66,20 @@ def uniform(seeds_S: torch.Tensor, positions_S: torch.Tensor) -> torch.Tensor:
     for name, tensor_S in (("seeds", seeds_S), ("positions", positions_S)):
         if tensor_S.dtype is not torch.int64:
             raise ValueError(f"{name}: int64 expected, got {tensor_S.dtype}")
+    if uses_triton(seeds_S):
+        from kernels.sampling import launch
+
+        return launch.uniform(seeds_S, positions_S)
     return reference.uniform(seeds_S, positions_S)
 
 
 def greedy(logits_SV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids int64 [S], finite bool [S]): see `reference.greedy`."""
     _check_rows(logits_SV)
+    if uses_triton(logits_SV):
+        from kernels.sampling import launch
+
+        return launch.greedy(logits_SV)
     return reference.greedy(logits_SV)
 
 
@@ -62,6 +110,10 @@ def draw(
     _check_rows(
         logits_SV, temperature=temperature_S, top_k=top_k_S, top_p=top_p_S, min_p=min_p_S, uniform=uniform_S
     )
+    if uses_triton(logits_SV):
+        from kernels.sampling import launch
+
+        return launch.draw(logits_SV, temperature_S, top_k_S, top_p_S, min_p_S, uniform_S)
     return reference.draw(logits_SV, temperature_S, top_k_S, top_p_S, min_p_S, uniform_S)
 
 

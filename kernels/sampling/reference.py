@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from kernels.sampling.step import Asked, Drawn
+
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -130,6 +132,33 @@ def _descending(z_SV: torch.Tensor) -> torch.Tensor:
     if z_SV.device.type == "cpu":
         return torch.from_numpy(-np.sort(-z_SV.numpy(), axis=-1))
     return z_SV.sort(dim=-1, descending=True).values
+
+
+def sample_reference(logits_SV: torch.Tensor, asked: Asked, drawn: Drawn) -> None:
+    """Semantics: ids[places[s]] = next_ids[rows[s]] for every position s whose row is not the null row:
+    `greedy` where temperature is 0, else `draw` at `uniform(seed, position)`. A row that is not finite gets
+    finite[places[s]] = 0 and id 0.
+    """
+    rows_S = asked.rows_S[: len(logits_SV)]
+    active_A = (rows_S != len(drawn.next_ids_R) - 1).nonzero().squeeze(-1)
+    logits_AV = logits_SV[active_A].float()
+    ids_A, finite_A = greedy(logits_AV)
+    ids_A = torch.where(finite_A, ids_A, 0)
+    random_D = ((asked.temperature_S[active_A] > 0) & finite_A).nonzero().squeeze(-1)
+    if len(random_D):
+        at_D = active_A[random_D]
+        ids_A[random_D] = draw(
+            logits_AV[random_D],
+            asked.temperature_S[at_D],
+            asked.top_k_S[at_D].long(),
+            asked.top_p_S[at_D],
+            asked.min_p_S[at_D],
+            uniform(asked.seeds_S[at_D], asked.positions_S[at_D]),
+        )
+    places_A = asked.places_S[active_A].long()
+    drawn.ids_S[places_A] = ids_A.to(drawn.ids_S.dtype)
+    drawn.finite_S[places_A] = finite_A.to(drawn.finite_S.dtype)
+    drawn.next_ids_R[rows_S[active_A].long()] = ids_A.to(drawn.next_ids_R.dtype)
 
 
 def logprobs(

@@ -50,8 +50,9 @@ def compilations(module: ModuleType) -> list[Compilation]:
 
 def launched(op: str) -> Iterator[JITFunction]:
     """The kernels that the modules of an op launch: `kernel[grid](...)`."""
-    for path in sorted((ROOT / "kernels" / op).glob("*.py")):
-        module = importlib.import_module(f"kernels.{op}.{path.stem}")
+    for path in sorted((ROOT / "kernels" / op).rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        module = importlib.import_module(name)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:
                 case ast.Call(func=ast.Subscript(value=ast.Name(id=name))):

@@ -1,0 +1,1 @@
+"""Device code of sampling that `kernel.py` puts together."""

@@ -1,0 +1,115 @@
+"""What a step asks of sampling, where results go, and the memory its kernels share.
+
+Owns the shapes and types of these arrays and how a row is cut into blocks. No triton: engines on a CPU read
+this too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+MAX_VOCABULARY = 1 << 18
+"""As many weights of 1 as an integer sum holds."""
+MIN_BLOCK = 1024
+MAX_BLOCK = 8192
+MIN_PROGRAMS = 512
+"""Some four for each multiprocessor of an H200: blocks are halved until there are as many."""
+DRAW_BLOCK = 4096
+"""One for all steps: the survey's fp32 sums are over blocks, and a row's draw may not depend on its batch."""
+CANDIDATES = 8192
+"""That one program keeps in registers when it looks for a threshold: 8 for each of 1024 threads."""
+NUM_PIVOTS = 8
+SURVEY = 16
+"""Per block: the measures at the pivots, the total mass, the deepest pivot; a power of two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the positions of a step ask for, on the device; arrays may be longer than the step."""
+
+    temperature_S: Tensor
+    """fp32; 0 is greedy."""
+    top_k_S: Tensor
+    """int32; outside 1..V is off."""
+    top_p_S: Tensor
+    """fp32; 1 is off."""
+    min_p_S: Tensor
+    """fp32; 0 is off."""
+    seeds_S: Tensor
+    """int64."""
+    positions_S: Tensor
+    """int64: of the token in the request's output."""
+    rows_S: Tensor
+    """int32: row of the batch state; the null row (the last) skips the position."""
+    places_S: Tensor
+    """int32: where the position's results go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Where results go, on the device."""
+
+    ids_S: Tensor
+    """int32, by place."""
+    finite_S: Tensor
+    """uint8, by place: 0 for a row whose largest logit is not finite; its id is 0."""
+    next_ids_R: Tensor
+    """int32, by row of the batch state, the null row last: the inputs of the next step."""
+
+
+@dataclass(slots=True)
+class Scratch:
+    """Memory between the kernels of a step, for up to `max_positions` of them."""
+
+    max_positions: int
+    vocab_size: int
+    device: torch.device
+    best_SB: Tensor = field(init=False)
+    where_SB: Tensor = field(init=False)
+    tickets_S: Tensor = field(init=False)
+    largest_S: Tensor = field(init=False)
+    survey_SBJ: Tensor = field(init=False)
+    bracket_S2: Tensor = field(init=False)
+    wanted_S2: Tensor = field(init=False)
+    counts_S: Tensor = field(init=False)
+    list_SL: Tensor = field(init=False)
+    limit_S: Tensor = field(init=False)
+    masses_SB: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.vocab_size > MAX_VOCABULARY:
+            raise ValueError(f"a vocabulary of {self.vocab_size} is larger than {MAX_VOCABULARY}")
+        positions, device = self.max_positions, self.device
+        # The most blocks there are at any number of positions.
+        most = max(
+            num * num_blocks(self.vocab_size, block_size(num, self.vocab_size))
+            for num in {1, *(1 << bit for bit in range(positions.bit_length())), positions}
+        )
+        draw_blocks = num_blocks(self.vocab_size, DRAW_BLOCK)
+        self.best_SB = torch.empty(most, dtype=torch.float32, device=device)
+        self.where_SB = torch.empty(most, dtype=torch.int32, device=device)
+        self.tickets_S = torch.zeros(positions, dtype=torch.int32, device=device)
+        self.largest_S = torch.empty(positions, dtype=torch.float32, device=device)
+        self.survey_SBJ = torch.empty(positions, draw_blocks, SURVEY, dtype=torch.float32, device=device)
+        self.bracket_S2 = torch.empty(positions, 2, dtype=torch.int32, device=device)
+        self.wanted_S2 = torch.empty(positions, 2, dtype=torch.float64, device=device)
+        self.counts_S = torch.zeros(positions, dtype=torch.int32, device=device)
+        self.list_SL = torch.empty(positions, CANDIDATES, dtype=torch.int32, device=device)
+        self.limit_S = torch.empty(positions, dtype=torch.int32, device=device)
+        self.masses_SB = torch.empty(positions, draw_blocks, dtype=torch.int64, device=device)
+
+
+def block_size(num_positions: int, vocab_size: int) -> int:
+    """Elements per program of the pass for the largest: large, but enough of them for the whole device."""
+    block = MAX_BLOCK
+    while block > MIN_BLOCK and num_positions * num_blocks(vocab_size, block) < MIN_PROGRAMS:
+        block //= 2
+    return block
+
+
+def num_blocks(vocab_size: int, block: int) -> int:
+    """Of a row."""
+    return -(-vocab_size // block)
