@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.backend import INTERPRETING
 from kernels.linear_int4.kernel import dequantize_kernel, linear_int4_kernel
-from kernels.linear_int4.weight import GROUP, Int4Weight
+from kernels.linear_int4.weight import STEP_INPUTS, Int4Weight
 from kernels.overlap import starts_early
 
 MAX_TILED_ROWS = 256
@@ -28,47 +28,73 @@ class Tiling:
     block_t: int
     block_n: int
     splits: int
-    """Shares of K; at most one per group."""
+    """Shares of K; at most one per pair of groups."""
     stages: int
     num_warps: int
-    fetch_groups: int = 8
+    fetch_pairs: int = 4
 
 
-def choose_tiling(num_rows: int, out_features: int, num_groups: int) -> Tiling:
+def choose_tiling(num_rows: int, out_features: int, in_features: int) -> Tiling:
     """By the bucket's rows and the weight's shape only: what a row's bits depend on."""
     block_t = next(size for size in (16, 32, 64, 128) if size >= min(num_rows, 128))
     tiles = -(-out_features // 128) * -(-num_rows // block_t)
-    splits = max(1, min(8, 264 // tiles, num_groups))
-    return Tiling(block_t, 128, splits, 4, 8)
+    splits = max(1, min(8, 264 // tiles, -(-in_features // STEP_INPUTS)))
+    return Tiling(block_t, 128, splits, 3, 8)
 
 
-def linear_int4_triton(x_TK: Tensor, weight: Int4Weight, out_TN: Tensor) -> Tensor:
+def linear_int4_triton(
+    x_TK: Tensor,
+    weight: Int4Weight,
+    out_TN: Tensor,
+    quantized_TK: Tensor | None,
+    scale_T: Tensor | None,
+) -> Tensor:
     """Semantics: see `linear_int4`."""
     if weight.order_K is not None:
         x_TK = x_TK.index_select(1, weight.order_K)
     num_rows = x_TK.shape[0]
     if num_rows > MAX_TILED_ROWS and not INTERPRETING:
         return _linear_through_bf16(x_TK, weight, out_TN)
-    return launch(x_TK, weight, out_TN, choose_tiling(num_rows, weight.out_features, weight.num_groups))
+    tiling = choose_tiling(num_rows, weight.out_features, weight.in_features)
+    if weight.for_fp8:
+        assert quantized_TK is not None and scale_T is not None
+        if weight.order_K is not None:
+            quantized_TK = (
+                quantized_TK.view(torch.uint8).index_select(1, weight.order_K).view(quantized_TK.dtype)
+            )
+        return launch(quantized_TK, scale_T, weight, out_TN, tiling)
+    return launch(x_TK, None, weight, out_TN, tiling)
 
 
-def launch(x_TK: Tensor, weight: Int4Weight, out_TN: Tensor, tiling: Tiling, early: bool | None = None) -> Tensor:
+def launch(
+    x_TK: Tensor,
+    scale_T: Tensor | None,
+    weight: Int4Weight,
+    out_TN: Tensor,
+    tiling: Tiling,
+    early: bool | None = None,
+) -> Tensor:
     """One launch with these tiles; columns of x in the order of the codes."""
     num_rows, in_features = x_TK.shape
     tiles_n, tiles_t = -(-weight.out_features // tiling.block_n), -(-num_rows // tiling.block_t)
     if tiles_n * tiles_t == 0:
         return out_TN
     splits = tiling.splits
-    assert weight.words.shape[0] * 128 % tiling.block_n == 0 and tiles_n * tiles_t <= len(weight.arrivals)
+    assert weight.words.shape[0] * 128 % tiling.block_n == 0
+    assert tiles_n * tiles_t <= len(weight.arrivals)
     if splits > 1:
         size = (tiles_n * tiles_t, splits, tiling.block_t, tiling.block_n)
         partial = torch.empty(size, dtype=torch.float32, device=x_TK.device)
     else:
         partial = out_TN  # never read
-    early = starts_early(x_TK) if early is None else early
-    aligned = x_TK.stride(0) % 8 == 0 and x_TK.data_ptr() % 16 == 0
+    if early is None:
+        early = starts_early(x_TK)
+    unit = 16 // x_TK.element_size()
+    if x_TK.stride(0) % unit or x_TK.data_ptr() % 16:
+        unit = 1
     linear_int4_kernel[(tiles_n * splits * tiles_t,)](
         x_TK,
+        scale_T,
         weight.words,
         weight.scales,
         weight.zeros,
@@ -77,8 +103,8 @@ def launch(x_TK: Tensor, weight: Int4Weight, out_TN: Tensor, tiling: Tiling, ear
         partial,
         weight.arrivals,
         num_rows,
-        weight.num_groups,
-        x_TK.stride(0) // 8 if aligned else x_TK.stride(0),
+        weight.words.shape[1] // 2,
+        x_TK.stride(0) // unit,
         weight.out_features,
         weight.scales.shape[1],
         in_features,
@@ -86,10 +112,11 @@ def launch(x_TK: Tensor, weight: Int4Weight, out_TN: Tensor, tiling: Tiling, ear
         BLOCK_N=tiling.block_n,
         SPLITS=splits,
         STAGES=tiling.stages,
-        X_UNIT=8 if aligned else 1,
-        MASK_K=in_features % GROUP != 0,
+        X_UNIT=unit,
+        MASK_K=in_features % STEP_INPUTS != 0,
         HALF=weight.scale_dtype == torch.float16,
-        FETCH_GROUPS=tiling.fetch_groups,
+        FP8=weight.for_fp8,
+        FETCH_PAIRS=tiling.fetch_pairs,
         STARTS_EARLY=early,
         INTERPRETING=INTERPRETING,
         num_warps=tiling.num_warps,
@@ -107,12 +134,13 @@ def dequantize(weight: Int4Weight, out_NK: Tensor) -> Tensor:
         weight.scales,
         weight.zeros,
         out_NK,
-        weight.num_groups,
+        weight.words.shape[1] // 2,
         weight.out_features,
         weight.scales.shape[1],
         weight.in_features,
         BLOCK_N=DEQUANTIZE_ROWS,
         HALF=weight.scale_dtype == torch.float16,
+        FP8=weight.for_fp8,
         INTERPRETING=INTERPRETING,
         num_warps=4,
     )

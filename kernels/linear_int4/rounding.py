@@ -49,7 +49,9 @@ def _search(wide_NGI: Tensor, symmetric: bool) -> tuple[Tensor, Tensor]:
         for shrink in SHRINKS:
             scale = (full_scale * shrink).to(torch.bfloat16).float()  # as stored, so that the codes suit it
             zero = zero_of(scale)
-            decoded = (_encode(wide_NGI, scale[..., None], zero[..., None]) - zero[..., None]) * scale[..., None]
+            decoded = (_encode(wide_NGI, scale[..., None], zero[..., None]) - zero[..., None]) * scale[
+                ..., None
+            ]
             error = (decoded - wide_NGI).square_().sum(-1)
             if best_error is None:
                 best_scale, best_zero, best_error = scale, zero, error

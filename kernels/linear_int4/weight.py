@@ -3,12 +3,15 @@
 Owns the codes' order in memory, which is made for tensor cores, and the way back to numbers. Refuses to know
 how codes are chosen, checkpoints' layouts and products.
 
-Words: the `[N, K]` codes are padded to multiples of 128 and cut into blocks of 16 rows by 128 inputs, one
-kilobyte each, stored `[N / 128, K / 128, 8, 256 words]`, so that a tile of rows streams through K. Within a
-block, row r + 8 i, quad c and word w are at word `128 i + 16 r + 4 c + w`; nibble j + 4 p of that word is
-input `32 w + 16 (j / 2) + 8 (j % 2) + 2 c + p`. That is the order of a tensor core's A operand: a thread
-reads its 16 bytes, and every word becomes four registers of two neighbours each, by one mask and one
-subtraction.
+Words: the `[N, K]` codes are padded (N to a multiple of 128, K of 256) and cut into blocks of 16 rows by 128
+inputs, one kilobyte each, stored `[N / 128, K / 128, 8, 256 words]`, so that a tile of rows streams through
+K. Within a block, row r + 8 i, quad c and word w are at word `128 i + 16 r + 4 c + w`. Its nibbles:
+
+    for bf16 activations    nibble j + 4 p is input 32 w + 16 (j / 2) + 8 (j % 2) + 2 c + p
+    for FP8 activations     nibble 2 b + j is input 32 w + 16 j + 4 c + b
+
+These are the orders of a tensor core's A operand: a thread reads 16 bytes, and a word becomes four registers
+of two bf16 by a mask and a subtraction each, or two registers of four FP8 by a mask each.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from kernels.linear_int4.rounding import GROUP, SYMMETRIC_ZERO, round_to_codes
 
 TILE_ROWS = 128
 """Rows are padded to a multiple."""
+STEP_INPUTS = 2 * GROUP
+"""Inputs are padded to a multiple: kernels take groups by pairs."""
 MAGIC = 128
 """A code OR 0x4300 is the bf16 number 128 + code."""
 
@@ -33,13 +38,16 @@ class Int4Weight:
     out_features: int
     in_features: int
     words: Tensor
-    """int32 [N / 128, G, 8, 256]: see the module."""
+    """int32 [N / 128, G even, 8, 256]: see the module."""
+    for_fp8: bool
+    """Which of the two orders they have."""
     scales: Tensor
     """int32 [G / 2, N padded]: two groups' scales, the even group's in the low half."""
     scale_dtype: torch.dtype
     """bf16 or fp16: the type of those halves."""
     zeros: Tensor | None
-    """int32 [G, N padded]: -(128 + zero) in bf16, twice, as the kernel adds it; None where every zero is 8."""
+    """int32 [G even, N padded]: what the kernel adds to a code, -(128 + zero) in bf16 twice or -zero / 512 in
+    e4m3 four times; None where every zero is 8."""
     bias_N: Tensor | None
     """fp32, added after the product."""
     order_K: Tensor | None
@@ -55,6 +63,7 @@ class Int4Weight:
         zero_NG: Tensor | None = None,
         bias_N: Tensor | None = None,
         order_K: Tensor | None = None,
+        for_fp8: bool = False,
     ) -> Int4Weight:
         """Packs codes.
 
@@ -64,6 +73,7 @@ class Int4Weight:
             zero_NG: integers 0 to 16 (16: what GPTQ's offset of one makes of 15); None for 8 everywhere.
             bias_N: kept in fp32.
             order_K: a permutation of the inputs.
+            for_fp8: in the order for products with FP8 activations, not bf16 ones.
         """
         num_rows, num_inputs = codes_NK.shape
         num_groups = -(-num_inputs // GROUP)
@@ -78,12 +88,13 @@ class Int4Weight:
             raise ValueError(f"zero points must be 0 to 16, of shape {tuple(scale_NG.shape)}")
         zeros = None
         if zero_NG is not None and not (zero_NG == SYMMETRIC_ZERO).all():
-            zeros = _pack_zeros(zero_NG)
+            zeros = _pack_zeros(zero_NG, for_fp8)
         padded = -(-num_rows // TILE_ROWS) * TILE_ROWS
         return cls(
             out_features=num_rows,
             in_features=num_inputs,
-            words=_pack_words(codes_NK),
+            words=_pack_words(codes_NK, for_fp8),
+            for_fp8=for_fp8,
             scales=_pack_pairs(scale_NG),
             scale_dtype=scale_NG.dtype,
             zeros=zeros,
@@ -99,6 +110,7 @@ class Int4Weight:
         group_size: int = GROUP,
         bias_N: Tensor | None = None,
         symmetric: bool = True,
+        for_fp8: bool = False,
     ) -> Int4Weight:
         """Rounds to nearest with the scale, per group, of the least squared error.
 
@@ -106,14 +118,15 @@ class Int4Weight:
             weight_NK: any float type; must be finite.
             group_size: 128 is what there is.
             symmetric: without zero points; with them the error of lopsided groups is smaller.
+            for_fp8: see `from_codes`.
         """
         if group_size != GROUP:
             raise ValueError(f"group_size {group_size}: 4-bit weights have groups of {GROUP}")
-        return cls.from_codes(*round_to_codes(weight_NK, symmetric), bias_N)
+        return cls.from_codes(*round_to_codes(weight_NK, symmetric), bias_N, for_fp8=for_fp8)
 
     @property
     def num_groups(self) -> int:
-        return self.words.shape[1]
+        return -(-self.in_features // GROUP)
 
     @property
     def num_bytes(self) -> int:
@@ -123,7 +136,7 @@ class Int4Weight:
 
     def codes(self) -> Tensor:
         """uint8 [N, K], unpacked."""
-        return _unpack_words(self.words)[: self.out_features, : self.in_features]
+        return _unpack_words(self.words, self.for_fp8)[: self.out_features, : self.in_features]
 
     def dequantize(self) -> Tensor:
         """fp32 [N, K], columns in the order of the codes (`order_K`)."""
@@ -132,8 +145,8 @@ class Int4Weight:
         if self.zeros is None:
             codes -= SYMMETRIC_ZERO
         else:
-            minus_NG = self.zeros.view(torch.bfloat16)[:, : 2 * self.out_features : 2].t()
-            codes += self._by_input(minus_NG.float() + MAGIC)
+            zero_NG = _unpack_zeros(self.zeros, self.for_fp8)[: self.out_features, : self.num_groups]
+            codes -= self._by_input(zero_NG)
         return codes.mul_(self._by_input(scale_NG.float()))
 
     def _by_input(self, value_NG: Tensor) -> Tensor:
@@ -144,29 +157,33 @@ def _within(values: Tensor, low: int, high: int) -> bool:
     return bool(((values >= low) & (values <= high)).all())
 
 
-def _pack_words(codes_NK: Tensor) -> Tensor:
+def _pack_words(codes_NK: Tensor, for_fp8: bool) -> Tensor:
     if codes_NK.dtype != torch.uint8 or not _within(codes_NK, 0, 15):
         raise ValueError("codes of a 4-bit weight must be uint8 of 0 to 15")
     num_rows, num_inputs = codes_NK.shape
-    pad = (0, -num_inputs % GROUP, 0, -num_rows % TILE_ROWS)
-    codes = torch.nn.functional.pad(codes_NK, pad)
-    # rows: tile, block, i, r; inputs: group, w, j / 2, j % 2, c, p
-    codes = codes.view(codes.shape[0] // TILE_ROWS, 8, 2, 8, codes.shape[1] // GROUP, 4, 2, 2, 4, 2)
-    # tile, group, block, i, r, c, w, p, j / 2, j % 2: nibbles from the lowest up are the last three
-    codes = codes.permute(0, 4, 1, 2, 3, 8, 5, 9, 6, 7)
-    octets = codes.reshape(*codes.shape[:2], 8, 256, 8).to(torch.int32)
-    words = octets[..., 0].clone()
+    codes = torch.nn.functional.pad(codes_NK, (0, -num_inputs % STEP_INPUTS, 0, -num_rows % TILE_ROWS))
+    tiles, groups = codes.shape[0] // TILE_ROWS, codes.shape[1] // GROUP
+    # rows: tile, block, i, r; inputs: group, w, and by the order j / 2, j % 2, c, p or j, c, b. Packed: tile,
+    # group, block, i, r, c, w, and eight nibbles from the lowest up.
+    if for_fp8:
+        codes = codes.view(tiles, 8, 2, 8, groups, 4, 2, 4, 4).permute(0, 4, 1, 2, 3, 7, 5, 8, 6)
+    else:
+        codes = codes.view(tiles, 8, 2, 8, groups, 4, 2, 2, 4, 2).permute(0, 4, 1, 2, 3, 8, 5, 9, 6, 7)
+    octets = codes.reshape(tiles, groups, 8, 256, 8)
+    words = octets[..., 0].to(torch.int32)
     for nibble in range(1, 8):
-        words |= octets[..., nibble] << (4 * nibble)
+        words |= octets[..., nibble].to(torch.int32) << (4 * nibble)
     return words
 
 
-def _unpack_words(words: Tensor) -> Tensor:
+def _unpack_words(words: Tensor, for_fp8: bool) -> Tensor:
     tiles, groups = words.shape[:2]
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
     codes = ((words[..., None] >> shifts) & 15).to(torch.uint8)
-    codes = codes.view(tiles, groups, 8, 2, 8, 4, 4, 2, 2, 2)
-    codes = codes.permute(0, 2, 3, 4, 1, 6, 8, 9, 5, 7)
+    if for_fp8:
+        codes = codes.view(tiles, groups, 8, 2, 8, 4, 4, 4, 2).permute(0, 2, 3, 4, 1, 6, 8, 5, 7)
+    else:
+        codes = codes.view(tiles, groups, 8, 2, 8, 4, 4, 2, 2, 2).permute(0, 2, 3, 4, 1, 6, 8, 9, 5, 7)
     return codes.reshape(tiles * TILE_ROWS, groups * GROUP)
 
 
@@ -177,10 +194,22 @@ def _pack_pairs(value_NG: Tensor) -> Tensor:
     return padded.contiguous().view(torch.int32).t().contiguous()
 
 
-def _pack_zeros(zero_NG: Tensor) -> Tensor:
-    padded = torch.nn.functional.pad(zero_NG.float(), (0, 0, 0, -len(zero_NG) % TILE_ROWS))
-    minus = -(padded.t() + MAGIC).to(torch.bfloat16)
+def _pack_zeros(zero_NG: Tensor, for_fp8: bool) -> Tensor:
+    num_rows, num_groups = zero_NG.shape
+    padded = torch.nn.functional.pad(zero_NG.to(torch.int32), (0, num_groups % 2, 0, -num_rows % TILE_ROWS))
+    zero_GN = padded.t()
+    if for_fp8:
+        return ((zero_GN | 0x80).to(torch.uint8)[..., None].expand(-1, -1, 4).contiguous()).view(torch.int32)[
+            ..., 0
+        ]
+    minus = -(zero_GN + MAGIC).to(torch.bfloat16)
     return minus[..., None].expand(-1, -1, 2).contiguous().view(torch.int32)[..., 0]
+
+
+def _unpack_zeros(words: Tensor, for_fp8: bool) -> Tensor:
+    if for_fp8:
+        return (words & 0x7F).float().t()
+    return -words.view(torch.bfloat16)[:, ::2].float().t() - MAGIC
 
 
 def _unpack_pairs(words: Tensor, dtype: torch.dtype) -> Tensor:
