@@ -149,8 +149,9 @@ class Bench:
     def profile(self, batch: int, distinct: int, adapters: Adapters, num_steps: int = 8) -> str:
         """Where the time of a decode step goes, as text."""
         chosen = self._resident(distinct, adapters)
+        num_steps = min(num_steps, OUTPUT_LEN - 4)
         for index, prompt in enumerate(self._prompts(batch, PROMPT_LEN)):
-            self._engine.submit(prompt, 4 * num_steps, chosen[index % distinct] if distinct else None)
+            self._engine.submit(prompt, OUTPUT_LEN, chosen[index % distinct] if distinct else None)
         num_tokens = 0
         while num_tokens < 2 * batch:  # every row decodes
             num_tokens += sum(len(chunk.token_ids) for chunk in self._engine.step())

@@ -6,6 +6,7 @@ Owns the putting together, and a plain way to ask: submit, step, see what came w
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -111,9 +112,13 @@ class InProcessEngine:
         self.core = EngineCore(scheduler, runner)
 
     def __enter__(self) -> InProcessEngine:
+        # What is there now stays: collections between runs need not look at it.
+        gc.collect()
+        gc.freeze()
         return self
 
     def __exit__(self, *_: object) -> None:
+        gc.unfreeze()
         self._loader.close()
 
     def submit(self, prompt_ids: list[int], output_len: int, adapter: Registered | None = None) -> str:

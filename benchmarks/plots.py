@@ -1,22 +1,31 @@
-"""The plots of `docs/performance.md`, drawn from the committed results and from nothing else.
+"""The GPU part of `docs/performance.md`: plots and tables, from the committed results and from nothing else.
 
     python -m benchmarks.plots
 
-writes one SVG per plot under docs/plots/. A plot whose results are not there is not drawn. Owns which figures
-go into which plot. Refuses to know how they were measured and how a chart is drawn (`benchmarks.svg`).
+draws one SVG per plot under docs/plots/, and rewrites in the document what stands between
+`<!-- table: NAME -->` or `<!-- plot: NAME -->` and `<!-- end -->`. What has no results is not drawn, and its
+table says so.
+
+Owns which figures go into which plot. Refuses to know how they were measured, what is in a table
+(`benchmarks.tables`) and how a chart is drawn (`benchmarks.svg`).
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from benchmarks.svg import Axis, Series, bar_chart, line_chart
-from benchmarks.tables import PEER, ROOT, Results, committed, kernel_figures
+from benchmarks.tables import PEER, ROOT, TABLES, Results, committed
 
 PLOTS = ROOT / "docs/plots"
+DOCUMENT = ROOT / "docs/performance.md"
+
+_BLOCK = re.compile(r"(<!-- (?P<kind>table|plot): (?P<name>[a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def step_times(results: Results) -> str | None:
@@ -113,9 +122,9 @@ def latency(results: Results) -> str | None:
 def kernels(results: Results) -> str | None:
     """Each kernel's share of the speed that its bytes allow."""
     report = results("kernels.json")
-    if report is None:
+    if report is None or not report["figures"]:
         return None
-    bars = [(name, percent) for name, _, _, percent in map(kernel_figures, report["rows"])]
+    bars = [(f"{one['op']} {one['case']}", round(one["floor_percent"], 1)) for one in report["figures"]]
     return bar_chart("Kernels: % of the floor of bytes", "% of floor", bars, limit=100)
 
 
@@ -148,10 +157,39 @@ def draw(results: Results, folder: Path) -> list[Path]:
     return written
 
 
+def rewrite(document: str, results: Results) -> str:
+    """The document with every table and link rendered anew. Raises KeyError where a name is not known."""
+
+    def replaced(match: re.Match[str]) -> str:
+        name = match["name"]
+        if match["kind"] == "table":
+            return f"{match[1]}{TABLES[name](results)}\n{match[4]}"
+        return f"{match[1]}{_link(name, results)}{match[4]}"
+
+    return _BLOCK.sub(replaced, document)
+
+
+def blocks_in(document: str) -> list[tuple[str, str]]:
+    """(kind, name) of each."""
+    return [(match["kind"], match["name"]) for match in _BLOCK.finditer(document)]
+
+
+def _link(name: str, results: Results) -> str:
+    drawn = PLOTTED[name](results)
+    if drawn is None:
+        return ""
+    title = ElementTree.fromstring(drawn).attrib["aria-label"]  # noqa: S314  our own
+    return f"![{title}](plots/{name}.svg)\n"
+
+
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     for path in draw(committed(), PLOTS):
         print(path.relative_to(ROOT))
+    document = DOCUMENT.read_text(encoding="utf-8")
+    DOCUMENT.write_text(rewrite(document, committed()), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,14 @@
-"""What quantising the base costs in quality: the gate a base passes before it is quantised by default.
+"""What quantising costs in quality: the gate a base passes before it is quantised by default.
 
-`python -m benchmarks.quality --quantization int8 --out F` scores held-out conversations of every Sapling
-task, with the task's adapter and without, on the unquantised base and on the quantised one: Kullback-Leibler
-divergence of the next-token distributions, how often the likeliest token is the same, negative log-likelihood
-of the right answer, and exact-match accuracy of greedy answers. Exit status 1 when the gate fails.
+    python -m benchmarks.quality --quantization int8 --out F
+    python -m benchmarks.quality --variants fp8,fp8/fp8,fp8/auto/fp8,int4 --random-shape random-300m --out F
+
+scores held-out conversations of every Sapling task, with the task's adapter and without, on the unquantised
+base and on each variant (base/keys and values/adapters): Kullback-Leibler divergence of the next-token
+distributions, how often the likeliest token is the same, negative log-likelihood of the right answer, and
+exact-match accuracy of greedy answers. With `--random-shape` also a larger model of random weights that have
+a trained model's tails (`benchmarks.random_base`): there only divergence means anything. Exit status 1 when
+the gate fails for a variant of Sapling.
 """
 
 from __future__ import annotations
@@ -11,30 +16,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from adapters.packing import pack
 from api.text import TextCodec
+from benchmarks.quality_random import random_rows
+from benchmarks.random_adapters import STORED
 from benchmarks.report import write_report
+from benchmarks.scorer import EXACT, Scorer, Variant, divergence
+from benchmarks.shapes import SHAPES
 from engine.lora.artifact import PackedAdapter, artifact_path
-from engine.lora.pool import AdapterPool
-from engine.model.cache import KVCache
+from engine.lora.manifest import Dtype
 from engine.model.config import load_config
-from engine.model.model import Model, load_model
+from engine.model.model import load_model
 from engine.model.weights import base_digest
 from examples.sapling.tasks import TASKS, Example
-from kernels.attention import AttentionMetadata
-from kernels.lora import LoraContext
 
 SAPLING = Path(__file__).resolve().parent.parent / "examples/sapling/weights"
-BLOCK_SIZE = 16
 
 MAX_KL = 0.02
 """Nats per token, mean over answers."""
@@ -59,6 +65,7 @@ class Fidelity:
     task: str
     adapter: str | None
     kl: float
+    max_kl: float
     top1: float
     nll: float
     nll_quantized: float
@@ -66,56 +73,34 @@ class Fidelity:
     accuracy_quantized: float
 
 
-class Scorer:
-    """One loaded base and the adapters in its slots; runs one sequence at a time."""
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What one base makes of one conversation."""
 
-    def __init__(self, base: Path, quantization: str, adapters: dict[str, PackedAdapter]) -> None:
-        self.model: Model = load_model(base, quantization)
-        config = self.model.config
-        self._slots = {name: slot for slot, name in enumerate(adapters)}
-        pool = AdapterPool(config, max(1, len(adapters)), self.model.device, self.model.dtype)
-        for name, packed in adapters.items():
-            pool.load(self._slots[name], packed)
-        self._lora = LoraContext(pool, self.model.device)
-        num_blocks = -(-config.max_position // BLOCK_SIZE)
-        self._kv = KVCache(config, num_blocks + 1, BLOCK_SIZE, self.model.device, self.model.dtype)
-        self._table = np.arange(1, num_blocks + 1, dtype=np.int32)[None]
-
-    def logits(self, token_ids: list[int], adapter: str | None, computed: int = 0) -> Tensor:
-        """[T - computed, V]: next-token logits of all but the first `computed` tokens, which are cached."""
-        total = len(token_ids)
-        attention = AttentionMetadata.build(
-            np.array([total - computed]), np.array([total]), self._table, BLOCK_SIZE
-        )
-        slot = -1 if adapter is None else self._slots[adapter]
-        self._lora.begin(np.full(total - computed, slot))
-        ids = torch.tensor(token_ids[computed:])
-        positions = torch.from_numpy(attention.positions)
-        return self.model.logits(self.model.forward(ids, positions, attention, self._kv, self._lora))
-
-    def answer(self, prompt_ids: list[int], adapter: str | None, max_tokens: int) -> list[int]:
-        """Greedy tokens up to the end of sequence, which is left out."""
-        token_ids = list(prompt_ids)
-        computed = 0
-        for _ in range(max_tokens):
-            token_id = int(self.logits(token_ids, adapter, computed)[-1].argmax())
-            if token_id in self.model.config.eos_ids:
-                break
-            computed = len(token_ids)
-            token_ids.append(token_id)
-        return token_ids[len(prompt_ids) :]
+    log_probs: Tensor
+    """Of the right answer's positions, on the host."""
+    right: bool
+    """The greedy answer is accepted."""
 
 
 class Bench:
-    """The held-out conversations and the two bases they are run on."""
+    """The held-out conversations, the unquantised base, and the variant it is compared with."""
 
-    def __init__(self, base: Path, adapters: Path, quantization: str) -> None:
+    def __init__(
+        self, base: Path, adapters: Path, variant: str | Variant, device: torch.device | str = "cpu"
+    ) -> None:
         self.codec = TextCodec.load(base)
         self._tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+        self._base, self._adapters, self._device = base, adapters, device
         self.names = sorted(folder.name for folder in adapters.iterdir() if folder.name in TASKS)
-        packed = _pack_all(base, adapters, self.names)
-        self.exact = Scorer(base, "none", packed)
-        self.quantized = Scorer(base, quantization, packed)
+        self.exact = self._scorer(EXACT)
+        self._known: dict[tuple[str | None, tuple[int, ...]], Answered] = {}
+        self.use(variant)
+
+    def use(self, variant: str | Variant) -> None:
+        """Compare with this one from now on."""
+        self.variant = Variant.parse(variant) if isinstance(variant, str) else variant
+        self.quantized = self._scorer(self.variant)
 
     def conversations(self, task: str, count: int) -> list[Conversation]:
         found = []
@@ -125,24 +110,25 @@ class Bench:
             found.append(Conversation(example, prompt_ids + answer_ids, len(prompt_ids)))
         return found
 
-    def fidelity(self, task: str, adapter: str | None, conversations: list[Conversation]) -> Fidelity:
+    def fidelity(self, task: str, adapter: str | None, conversations: Sequence[Conversation]) -> Fidelity:
         divergences, agreements, nlls, nlls_quantized = [], [], [], []
         right = right_quantized = 0
         for conversation in conversations:
-            scored = slice(conversation.answer_start - 1, len(conversation.token_ids) - 1)
             targets = torch.tensor(conversation.token_ids[conversation.answer_start :])[:, None]
-            exact = self.exact.logits(conversation.token_ids, adapter)[scored].log_softmax(-1)
-            moved = self.quantized.logits(conversation.token_ids, adapter)[scored].log_softmax(-1)
-            divergences.append((exact.exp() * (exact - moved)).sum(-1))
-            agreements.append((exact.argmax(-1) == moved.argmax(-1)).float())
-            nlls.append(-exact.gather(1, targets)[:, 0])
-            nlls_quantized.append(-moved.gather(1, targets)[:, 0])
-            right += self._answers_right(self.exact, task, adapter, conversation)
-            right_quantized += self._answers_right(self.quantized, task, adapter, conversation)
+            exact = self._exactly(task, adapter, conversation)
+            moved = self._answered(self.quantized, task, adapter, conversation)
+            kl, same = divergence(exact.log_probs, moved.log_probs)
+            divergences.append(kl)
+            agreements.append(same)
+            nlls.append(-exact.log_probs.gather(1, targets)[:, 0])
+            nlls_quantized.append(-moved.log_probs.gather(1, targets)[:, 0])
+            right += exact.right
+            right_quantized += moved.right
         return Fidelity(
             task,
             adapter,
             kl=_mean(divergences),
+            max_kl=float(torch.cat(divergences).max()),
             top1=_mean(agreements),
             nll=_mean(nlls),
             nll_quantized=_mean(nlls_quantized),
@@ -150,19 +136,35 @@ class Bench:
             accuracy_quantized=right_quantized / len(conversations),
         )
 
-    def _answers_right(self, scorer: Scorer, task: str, adapter: str | None, asked: Conversation) -> bool:
-        prompt_ids = asked.token_ids[: asked.answer_start]
-        max_tokens = len(asked.token_ids) - asked.answer_start + 16
-        answer_ids = scorer.answer(prompt_ids, adapter, max_tokens)
+    def _exactly(self, task: str, adapter: str | None, conversation: Conversation) -> Answered:
+        """The unquantised base's answer does not change with the variant."""
+        key = adapter, tuple(conversation.token_ids)
+        if key not in self._known:
+            self._known[key] = self._answered(self.exact, task, adapter, conversation)
+        return self._known[key]
+
+    def _answered(
+        self, scorer: Scorer, task: str, adapter: str | None, conversation: Conversation
+    ) -> Answered:
+        token_ids, start = conversation.token_ids, conversation.answer_start
+        log_probs = scorer.log_probs(token_ids, adapter, start).cpu()
+        answer_ids = scorer.answer(token_ids[:start], adapter, len(token_ids) - start + 16)
         text = self.codec.vocabulary.decode(answer_ids).decode("utf-8", "replace")
-        return TASKS[task].check(asked.example, text)
+        return Answered(log_probs, TASKS[task].check(conversation.example, text))
+
+    def _scorer(self, variant: Variant) -> Scorer:
+        device = torch.device(self._device)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        model = load_model(self._base, variant.quantization, dtype, device)
+        packed = _pack_all(self._base, self._adapters, self.names, STORED[variant.adapter_dtype])
+        return Scorer(model, packed, model.config.max_position, variant.kv_dtype)
 
     def _encode(self, prompt: str) -> list[int]:
         chat = self.codec.render_chat([{"role": "user", "content": prompt}])
         return asyncio.run(self.codec.encode_chat(chat))
 
 
-def passes(rows: list[Fidelity]) -> list[str]:
+def passes(rows: Sequence[Fidelity]) -> list[str]:
     """What keeps the gate shut; empty when it opens. Rows with an adapter count: they are what is sold."""
     why = []
     for row in rows:
@@ -177,48 +179,92 @@ def passes(rows: list[Fidelity]) -> list[str]:
     return why
 
 
-def _pack_all(base: Path, adapters: Path, names: list[str]) -> dict[str, PackedAdapter]:
+def summary(model: str, variant: Variant, rows: Sequence[Fidelity]) -> dict[str, Any]:
+    """One line of the table: the mean over adapters, but the largest divergence of any position."""
+    sold = [row for row in rows if row.adapter is not None]
+    why = passes(rows)
+    return {
+        "model": model,
+        **asdict(variant),
+        "mean_kl": round(sum(row.kl for row in sold) / len(sold), 6),
+        "max_kl": round(max(row.max_kl for row in sold), 4),
+        "top1": round(sum(row.top1 for row in sold) / len(sold), 5),
+        "accuracy": round(sum(row.accuracy_quantized for row in sold) / len(sold), 4),
+        "accuracy_exact": round(sum(row.accuracy for row in sold) / len(sold), 4),
+        "gate": {"passed": not why, "why_not": why},
+    }
+
+
+def _pack_all(base: Path, adapters: Path, names: Sequence[str], dtype: Dtype) -> dict[str, PackedAdapter]:
     config, digest = load_config(base), base_digest(base)
     packed = {}
     with TemporaryDirectory() as folder:
         for name in names:
-            ref = pack(adapters / name, config, digest, Path(folder))
+            ref = pack(adapters / name, config, digest, Path(folder), dtype)
             packed[name] = PackedAdapter.read(artifact_path(Path(folder), ref.digest), ref.digest)
     return packed
 
 
-def _mean(parts: list[Tensor]) -> float:
-    return float(torch.cat(parts).mean())
+def _mean(parts: Sequence[Tensor]) -> float:
+    return float(torch.cat(list(parts)).mean())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--base", type=Path, default=SAPLING / "base")
-    parser.add_argument("--adapters", type=Path, default=SAPLING / "adapters")
-    parser.add_argument("--quantization", default="int8")
-    parser.add_argument("--examples", type=int, default=25, help="held-out conversations per task")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    bench = Bench(options.base, options.adapters, options.quantization)
-    rows = []
+def _scored(bench: Bench, num_examples: int) -> list[Fidelity]:
+    """Every task with its adapter and without, printed as they come."""
     print(
-        f"{'task':<16}{'adapter':<10}{'KL nats':>9}{'top-1':>8}"
+        f"{bench.variant}\n{'task':<16}{'adapter':<10}{'KL nats':>9}{'top-1':>8}"
         f"{'NLL':>8}{'NLL q':>8}{'right':>8}{'right q':>8}"
     )
+    rows = []
     for task in bench.names:
-        conversations = bench.conversations(task, options.examples)
+        conversations = bench.conversations(task, num_examples)
         for adapter in (task, None):
             row = bench.fidelity(task, adapter, conversations)
             rows.append(row)
             print(
                 f"{task:<16}{'yes' if adapter else 'no':<10}{row.kl:>9.5f}{row.top1:>8.4f}{row.nll:>8.4f}"
-                f"{row.nll_quantized:>8.4f}{row.accuracy:>8.3f}{row.accuracy_quantized:>8.3f}"
+                f"{row.nll_quantized:>8.4f}{row.accuracy:>8.3f}{row.accuracy_quantized:>8.3f}",
+                flush=True,
             )
-    why = passes(rows)
+    return rows
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--base", type=Path, default=SAPLING / "base")
+    parser.add_argument("--adapters", type=Path, default=SAPLING / "adapters")
+    parser.add_argument("--quantization", default="int8", help="of the base, when there are no --variants")
+    parser.add_argument("--variants", help="BASE[/KV[/ADAPTERS]],... such as fp8,fp8/fp8,fp8/auto/fp8")
+    parser.add_argument("--examples", type=int, default=25, help="held-out conversations per task")
+    parser.add_argument("--random-shape", choices=list(SHAPES), help="also a model of random weights")
+    parser.add_argument("--random-tokens", type=int, default=512)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    variants = [Variant.parse(text) for text in (options.variants or options.quantization).split(",")]
+    torch.set_num_threads(1)
+    name = options.base.resolve().parts[-3] if options.base == SAPLING / "base" else options.base.name
+    bench = Bench(options.base, options.adapters, variants[0], options.device)
+    rows: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
+    for variant in variants:
+        if variant != bench.variant:
+            bench.use(variant)
+        scored = _scored(bench, options.examples)
+        rows += [{"variant": str(variant), **asdict(row)} for row in scored]
+        lines.append(summary(name, variant, scored))
+    if options.random_shape:
+        lines += random_rows(options.random_shape, variants, options.random_tokens, options.device)
+    why = [f"{line['model']} {why}" for line in lines for why in line.get("gate", {}).get("why_not", [])]
     figures = {
-        "base": options.base.resolve().parts[-3] if options.base == SAPLING / "base" else options.base.name,
-        "quantization": options.quantization,
+        "base": name,
+        "device": options.device,
         "examples_per_task": options.examples,
         "gate": {
             "max_kl": MAX_KL,
@@ -227,7 +273,8 @@ def main() -> int:
             "passed": not why,
             "why_not": why,
         },
-        "rows": [asdict(row) for row in rows],
+        "summary": lines,
+        "rows": rows,
     }
     write_report(options.out, figures)
     print("gate passed" if not why else "gate failed:\n  " + "\n  ".join(why))

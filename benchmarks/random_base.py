@@ -3,8 +3,8 @@
 Two kinds of weights. `Plain` ones are normal, 1 / sqrt(K) wide: for speed, where only sizes matter.
 `Outliers` have what makes quantisation hard in trained models: heavy-tailed weights (Student's t of 5
 degrees), norms whose weights vary by channel with a few an order of magnitude larger, so that the same few
-input channels of every linear are large in every token, and an output head wide enough that next-token
-distributions are about as peaked as a trained model's.
+input channels of every linear are large in every token, blocks that add little to the residual stream, and
+an output head wide enough that next-token distributions are about as peaked as a trained model's.
 
 Owns the drawing of the numbers. Refuses to know how linears store their weights: they are handed over in the
 model's type, one at a time.
@@ -22,11 +22,19 @@ from engine.model.config import GROUPS, ModelConfig
 from engine.model.model import Layer, Model
 from engine.model.quantization import check_quantization, make_linear
 
+RESIDUAL_GROUPS = ("o", "down")
+"""Linears whose outputs are added to the residual stream."""
+
+
+def residual_gain(config: ModelConfig) -> float:
+    """What keeps all blocks together about as large as the embedding, as models are initialised (GPT-2)."""
+    return (2 * config.num_layers) ** -0.5
+
 
 class Weights(Protocol):
-    """Draws tensors in the order they are asked for."""
+    """Draws tensors in the order they are asked for. `gain` is for weights like a trained model's."""
 
-    def linear(self, rows: int, columns: int) -> Tensor: ...
+    def linear(self, rows: int, columns: int, gain: float = 1.0) -> Tensor: ...
     def norm(self, size: int) -> Tensor: ...
     def head(self, rows: int, columns: int) -> Tensor: ...
 
@@ -39,7 +47,7 @@ class Plain:
         self._dtype = dtype
         self._generator = torch.Generator(device).manual_seed(seed)
 
-    def linear(self, rows: int, columns: int) -> Tensor:
+    def linear(self, rows: int, columns: int, gain: float = 1.0) -> Tensor:
         return self.normal(rows, columns).mul_(columns**-0.5)
 
     def norm(self, size: int) -> Tensor:
@@ -73,7 +81,7 @@ class Outliers(Plain):
         weights[channels % size] *= factors
         return weights
 
-    def linear(self, rows: int, columns: int) -> Tensor:
+    def linear(self, rows: int, columns: int, gain: float = 1.0) -> Tensor:
         # t = normal / sqrt(chi squared / degrees).
         weight = self.normal(rows, columns)
         chi = torch.zeros_like(weight)
@@ -82,7 +90,7 @@ class Outliers(Plain):
         weight /= (chi / self.DEGREES).sqrt_()
         # Outlier channels would drown the others in the products; trained weights are smaller there.
         spread = self.DEGREES / (self.DEGREES - 2)
-        return weight.div_(math.sqrt(columns * spread * (1 + self.CHANNELS * self.MAGNITUDE**2)))
+        return weight.mul_(gain).div_(math.sqrt(columns * spread * (1 + self.CHANNELS * self.MAGNITUDE**2)))
 
     def head(self, rows: int, columns: int) -> Tensor:
         # What it reads has the final norm behind it: every number about 1.
@@ -120,7 +128,8 @@ def _layer(config: ModelConfig, quantization: str, weights: Weights) -> Layer:
     for group, modules in GROUPS.items():
         rows = sum(config.linear_shapes[module][0] for module in modules)
         columns = config.linear_shapes[modules[0]][1]
-        linears[group] = make_linear(quantization, weights.linear(rows, columns), None)
+        gain = residual_gain(config) if group in RESIDUAL_GROUPS else 1.0
+        linears[group] = make_linear(quantization, weights.linear(rows, columns, gain), None)
     return Layer(
         input_norm_H=weights.norm(config.hidden_size),
         post_norm_H=weights.norm(config.hidden_size),

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd import DeviceType
+from torch.autograd.profiler import profile
 
 TOP = 25
 
@@ -29,10 +30,10 @@ class Span:
 def profile_steps(step: Callable[[], object], num_steps: int, device: torch.device) -> str:
     """Run `step` so many times under the profiler. Returns the table, times per step."""
     on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CUDA] if on_gpu else [ProfilerActivity.CPU]
     if on_gpu:
         torch.cuda.synchronize(device)
-    with profile(activities=activities) as profiler:
+    # torch.profiler would import torch's compiler, seconds of it, to ask whether it is there.
+    with profile(use_kineto=True, use_cpu=not on_gpu, use_device="cuda" if on_gpu else None) as profiler:
         began = time.perf_counter()
         for _ in range(num_steps):
             step()
@@ -41,9 +42,8 @@ def profile_steps(step: Callable[[], object], num_steps: int, device: torch.devi
         seconds = time.perf_counter() - began
     spans = [
         Span(event.name, event.time_range.start, event.time_range.end)
-        for event in profiler.events()
-        if (event.device_type == torch.autograd.DeviceType.CUDA) == on_gpu
-        and (on_gpu or event.cpu_parent is None)
+        for event in profiler.function_events
+        if (event.device_type == DeviceType.CUDA) == on_gpu and (on_gpu or event.cpu_parent is None)
     ]
     return table(spans, num_steps, 1e6 * seconds)
 

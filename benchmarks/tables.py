@@ -1,25 +1,20 @@
-"""The GPU tables of `docs/performance.md`, written from the committed results and from nothing else.
+"""The GPU tables of `docs/performance.md`, from the committed results and from nothing else.
 
-    python -m benchmarks.tables
+`python -m benchmarks.plots` writes them into the document. A test renders them again and compares, so that no
+number in a table can differ from the JSON it comes from.
 
-rewrites what stands between `<!-- table: NAME -->` and `<!-- end -->` in that file. A test renders them again
-and compares, so that no number in a table can differ from the JSON it comes from.
-
-Owns the tables' columns. Refuses to know how anything was measured.
+Owns the tables' columns. Refuses to know how anything was measured, and where in the document a table stands.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results/h200"
-DOCUMENT = ROOT / "docs/performance.md"
 PEER = "vllm-0.26.0.json"
 MISSING = "No results are committed."
 
@@ -34,8 +29,6 @@ Json = dict[str, Any]
 Results = Callable[[str], Json | None]
 """File name to its contents; None where there is no such file."""
 
-_BLOCK = re.compile(r"(<!-- table: (?P<name>[a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
 
 def committed(folder: Path = RESULTS) -> Results:
     """Reader of the results in a folder."""
@@ -45,19 +38,6 @@ def committed(folder: Path = RESULTS) -> Results:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
     return read
-
-
-def rewrite(document: str, results: Results) -> str:
-    """The document with every table rendered anew. Raises KeyError on a table of unknown name."""
-
-    def replaced(match: re.Match[str]) -> str:
-        return f"{match[1]}{TABLES[match['name']](results)}\n{match[3]}"
-
-    return _BLOCK.sub(replaced, document)
-
-
-def names_in(document: str) -> list[str]:
-    return [match["name"] for match in _BLOCK.finditer(document)]
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -186,13 +166,16 @@ def kernel_table(results: Results) -> str:
     report = results("kernels.json")
     if report is None:
         return MISSING
-    columns = ("kernel", "us", "GB/s", "% of floor")
-    return _markdown(columns, [kernel_figures(row) for row in report["rows"]])
-
-
-def kernel_figures(row: Json) -> tuple[str, float, float, float]:
-    """(name, us, GB/s, percent of the floor) of one row of `python -m kernels.bench`."""
-    return row["name"], row["us"], row["gb_s"], row["percent_of_floor"]
+    columns = ("kernel", "case", "us", "GB/s", "floor us", "% of floor")
+    rows = [
+        (
+            one["op"], one["case"], round(one["us"], 2), round(one["gigabytes_per_s"]),
+            round(one["floor_us"], 2), round(one["floor_percent"]),
+        )
+        for one in report["figures"]
+    ]  # fmt: skip
+    refused = [f"Refused, check is red: {op}." for op in report.get("refused", {})]
+    return "\n\n".join([_markdown(columns, rows), *refused])
 
 
 def quality_table(results: Results) -> str:
@@ -224,13 +207,3 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "kernels": kernel_table,
     "quality": quality_table,
 }
-
-
-def main() -> None:
-    argparse.ArgumentParser(description=__doc__).parse_args()
-    document = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(rewrite(document, committed()), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.quality import MAX_ACCURACY_LOSS, MAX_KL, MIN_TOP1, SAPLING, Bench, Fidelity, passes
+from benchmarks import quality_random
+from benchmarks.quality import (
+    MAX_ACCURACY_LOSS,
+    MAX_KL,
+    MIN_TOP1,
+    SAPLING,
+    Bench,
+    Fidelity,
+    main,
+    passes,
+    summary,
+)
+from benchmarks.quality_random import random_rows
+from benchmarks.scorer import Variant, divergence
 
 GOOD = Fidelity(
-    "sql", "sql", kl=0.001, top1=0.999, nll=0.1, nll_quantized=0.1, accuracy=1, accuracy_quantized=1
+    "sql",
+    "sql",
+    kl=0.001,
+    max_kl=0.01,
+    top1=0.999,
+    nll=0.1,
+    nll_quantized=0.1,
+    accuracy=1,
+    accuracy_quantized=1,
 )
 
 
@@ -60,3 +84,71 @@ def test_a_ruined_base_does_not_pass(bench: Bench) -> None:
     finally:
         bench.quantized.model._layers = original
     assert passes([row])
+
+
+def test_a_variant_is_named_by_what_is_quantised() -> None:
+    assert Variant.parse("int8") == Variant("int8", "auto", "bf16")
+    assert str(Variant.parse("none/auto/fp8")) == "none/auto/fp8"
+    for wrong in ("fp3", "int8/fp3", "int8/auto/fp3"):
+        with pytest.raises(ValueError, match="fp3"):
+            Variant.parse(wrong)
+
+
+def test_divergence_of_distributions_worked_out_by_hand() -> None:
+    exact = torch.tensor([[0.5, 0.5], [0.9, 0.1]]).log()
+    moved = torch.tensor([[0.25, 0.75], [0.8, 0.2]]).log()
+    kl, same = divergence(exact, moved)
+    assert kl[0] == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3))
+    assert kl[1] == pytest.approx(0.9 * math.log(9 / 8) + 0.1 * math.log(1 / 2))
+    assert same.tolist() == [0, 1]
+
+
+def test_a_summary_is_over_what_is_sold() -> None:
+    rows = [
+        GOOD,
+        replace(GOOD, kl=0.003, max_kl=0.5, accuracy_quantized=0.5),
+        replace(GOOD, adapter=None, kl=9),
+    ]
+    line = summary("sapling", Variant("int8"), rows)
+    assert (line["mean_kl"], line["max_kl"], line["accuracy"]) == (0.002, 0.5, 0.75)
+    assert not line["gate"]["passed"]
+
+
+def test_fp8_adapters_are_compared_on_the_same_base(bench: Bench) -> None:
+    before = bench.quantized, bench.variant
+    try:
+        bench.use("none/auto/fp8")
+        row = bench.fidelity("upper-case", "upper-case", bench.conversations("upper-case", 2))
+    finally:
+        bench.quantized, bench.variant = before
+    assert 0 < row.max_kl < MAX_KL
+    assert row.accuracy == row.accuracy_quantized == 1
+
+
+def test_a_random_model_is_moved_more_by_int8_than_by_fp8_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality_random, "SEQUENCE_LEN", 32)
+    rows = random_rows("tiny", [Variant.parse(text) for text in ("none", "none/auto/fp8", "int8")], 64)
+    same, adapters, base = rows
+    assert same["mean_kl"] == same["max_kl"] == 0
+    assert same["top1"] == 1
+    assert same["tokens"] == 62
+    assert 0 < adapters["mean_kl"] < base["mean_kl"]
+
+
+def test_the_report_has_every_variant(tmp_path: Path) -> None:
+    """Two tasks of Sapling's, one conversation each."""
+    adapters = tmp_path / "adapters"
+    adapters.mkdir()
+    for task in ("sql", "upper-case"):
+        (adapters / task).symlink_to(SAPLING / "adapters" / task)
+    out = tmp_path / "quality.json"
+    arguments = ["--variants", "int8,none/auto/fp8", "--examples", "1", "--random-shape", "tiny"]
+    arguments += ["--random-tokens", "128", "--adapters", str(adapters), "--out", str(out)]
+    assert main(arguments) == 0
+    report = json.loads(out.read_text())
+    assert [(line["model"], line["quantization"], line["adapter_dtype"]) for line in report["summary"]] == [
+        ("sapling", "int8", "bf16"), ("sapling", "none", "fp8"),
+        ("tiny", "int8", "bf16"), ("tiny", "none", "fp8"),
+    ]  # fmt: skip
+    assert len(report["rows"]) == 8
+    assert report["gate"]["passed"]

@@ -1,0 +1,105 @@
+"""Next-token logits of a model in one of its quantised forms, one sequence at a time.
+
+Owns the forms a model can be compared in, and the running of one sequence. Refuses to know what the logits
+are compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.floor import KV_BYTES, WEIGHT_BYTES
+from benchmarks.random_adapters import STORED
+from engine.lora.artifact import PackedAdapter
+from engine.lora.pool import AdapterPool
+from engine.model.cache import KVCache
+from engine.model.model import Model
+from kernels.attention import AttentionMetadata
+from kernels.lora import LoraContext
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """How base, keys and values, and adapters are stored. Nothing is quantised in `EXACT`."""
+
+    quantization: str
+    kv_dtype: str = "auto"
+    adapter_dtype: str = "bf16"
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """ "fp8", "fp8/fp8" (with FP8 keys and values) or "fp8/auto/fp8" (with FP8 adapters).
+
+        Raises ValueError.
+        """
+        found = cls(*text.split("/"))
+        known = (("quantization", WEIGHT_BYTES), ("kv_dtype", KV_BYTES), ("adapter_dtype", STORED))
+        for name, names in known:
+            if getattr(found, name) not in names:
+                raise ValueError(f"{text}: {name} is one of {', '.join(names)}")
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.quantization}/{self.kv_dtype}/{self.adapter_dtype}"
+
+
+EXACT = Variant("none")
+
+
+class Scorer:
+    """A model and the adapters in its slots."""
+
+    def __init__(
+        self, model: Model, adapters: Mapping[str, PackedAdapter], max_len: int, kv_dtype: str = "auto"
+    ) -> None:
+        self.model = model
+        self._slots = {name: slot for slot, name in enumerate(adapters)}
+        pool = AdapterPool(model.config, max(1, len(adapters)), model.device, model.dtype)
+        for name, packed in adapters.items():
+            pool.load(self._slots[name], packed)
+        self._lora = LoraContext(pool, model.device)
+        num_blocks = -(-max_len // BLOCK_SIZE)
+        stored = torch.float8_e4m3fn if kv_dtype == "fp8" else model.dtype
+        self._kv = KVCache(model.config, num_blocks + 1, BLOCK_SIZE, model.device, stored)
+        self._table = np.arange(1, num_blocks + 1, dtype=np.int32)[None]
+
+    def logits(self, token_ids: list[int], adapter: str | None, computed: int = 0) -> Tensor:
+        """[T - computed, V]: next-token logits of all but the first `computed` tokens, which are cached."""
+        total = len(token_ids)
+        attention = AttentionMetadata.build(
+            np.array([total - computed]), np.array([total]), self._table, BLOCK_SIZE
+        )
+        slot = -1 if adapter is None else self._slots[adapter]
+        self._lora.begin(np.full(total - computed, slot))
+        ids = torch.tensor(token_ids[computed:], device=self.model.device)
+        positions = torch.from_numpy(attention.positions).to(self.model.device)
+        return self.model.logits(self.model.forward(ids, positions, attention, self._kv, self._lora))
+
+    def log_probs(self, token_ids: list[int], adapter: str | None, start: int) -> Tensor:
+        """[T - start, V]: log-probabilities of the tokens from `start` on, each given all before it."""
+        return self.logits(token_ids, adapter)[start - 1 : -1].log_softmax(-1)
+
+    def answer(self, prompt_ids: list[int], adapter: str | None, max_tokens: int) -> list[int]:
+        """Greedy tokens up to the end of sequence, which is left out."""
+        token_ids = list(prompt_ids)
+        computed = 0
+        for _ in range(max_tokens):
+            token_id = int(self.logits(token_ids, adapter, computed)[-1].argmax())
+            if token_id in self.model.config.eos_ids:
+                break
+            computed = len(token_ids)
+            token_ids.append(token_id)
+        return token_ids[len(prompt_ids) :]
+
+
+def divergence(exact: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+    """(KL of `moved` from `exact` in nats, whether the likeliest token is the same), per position."""
+    kl = (exact.exp() * (exact - moved)).sum(-1)
+    return kl, (exact.argmax(-1) == moved.argmax(-1)).float()
