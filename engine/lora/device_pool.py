@@ -31,13 +31,13 @@ import torch
 
 from engine.lora.artifact import GROUPS, ArtifactError, Manifest, PackedAdapter
 from engine.lora.host_cache import HostCache, HostImage
-from engine.lora.image import device_manifest, image_bytes, place, write_factors
+from engine.lora.image import device_manifest, image_bytes, place, write_rank_scales
 from engine.lora.pool import check_fits
 from engine.lora.ranges import Ranges, rounded
 from engine.lora.transfers import CHUNK_BYTES, PASSED, Mark, PageLocked, Transfers
 from engine.lora.values import check_finite, narrowed
 from engine.model.config import ModelConfig
-from kernels.lora.table import DEFAULT_MAX_RANK, AdapterTable
+from kernels.lora.table import DEFAULT_MAX_RANK, MAX_MODULES, AdapterTable
 
 MOVED_BYTES = 256 << 20
 """Between two steps, at least one adapter: about 0.15 ms of an H200's time."""
@@ -103,20 +103,16 @@ class DevicePool:
         """Of everything above. Held while a step is launched."""
         self._loading = threading.Lock()
         pinned = self._device.type == "cuda"
-        shape = (config.num_layers, len(GROUPS))
-        self._offsets_LG5 = torch.zeros(
-            *shape, self.table.offsets.shape[-1], dtype=torch.int64, pin_memory=pinned
-        )
-        self._ranks_LG4 = torch.zeros(
-            *shape, self.table.ranks.shape[-1], dtype=torch.int32, pin_memory=pinned
-        )
+        layers, columns = (config.num_layers, len(GROUPS)), MAX_MODULES + 1
+        self._offsets_LG5 = torch.zeros(*layers, columns + 1, dtype=torch.int64, pin_memory=pinned)
+        self._ranks_LG4 = torch.zeros(*layers, columns, dtype=torch.int32, pin_memory=pinned)
         self.num_moves = 0
 
     # The step thread -------------------------------------------------------------------------------------
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        """Around the launch of every step: nothing is moved meanwhile, and what comes up waits for its end."""
+        """Around the launch of every step: nothing is moved meanwhile; the end of the step is noted."""
         with self._lock:
             yield
             self._last_launch = self._transfers.mark()
@@ -163,7 +159,8 @@ class DevicePool:
     def read(self, path: Path, digest: str) -> HostImage:
         """Bring an artifact into host memory, verified: to be loaded or dropped. From any thread.
 
-        Raises ArtifactError, also when it does not fit the base or has values not finite; OSError; MemoryError.
+        Raises ArtifactError, also when it does not fit the base or has values not finite; OSError;
+        MemoryError.
         """
         made: list[HostImage] = []
 
@@ -250,7 +247,7 @@ class DevicePool:
         if packed.manifest.dtype == "float32":
             packed = narrowed(packed)
             memory[: packed.manifest.num_bytes] = packed.slab.view(np.uint8)
-        write_factors(packed, image.places, memory)
+        write_rank_scales(packed, image.places, memory)
 
     def _settle_down(self, slot: int, image: HostImage) -> tuple[int, list[Mark]]:
         """A range for the slot, and what must have happened before it is written."""

@@ -1,4 +1,4 @@
-"""Adapters in host memory, ready to be copied to the device: read once, verified once, kept while there is room.
+"""Adapters in host memory, ready to be copied to the device: read and verified once, kept while they fit.
 
 Owns one page-locked block, who lies where in it, and the order in which the unused give way: the least
 recently used first. Refuses to know files and slots.

@@ -1,10 +1,10 @@
 """An adapter as it lies in device memory: its slab, and behind it the factor of every rank row.
 
-    | slab as in the artifact, bf16 or FP8 | for each layer and group: fp32 [sum of ranks] |
+    | slab as in the artifact, bf16 or FP8 | for each layer and group: fp32 rank scales |
 
-Both parts are one run of bytes, so that a load is one copy. Owns the places within it, in the form of a slot's
-entries of the kernels' `AdapterTable`, and the writing of the factors. Refuses to know where in memory images
-are, and how they get there.
+Both parts are one run of bytes, so that a load is one copy. Owns the places within it, in the form of a
+slot's entries of the kernels' `AdapterTable`, and the writing of the rank scales. Refuses to know where in memory
+images are, and how they get there.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def place(manifest: Manifest) -> Places:
     return Places(torch.from_numpy(offsets), torch.from_numpy(ranks))
 
 
-def write_factors(packed: PackedAdapter, places: Places, image: np.ndarray) -> None:
+def write_rank_scales(packed: PackedAdapter, places: Places, image: np.ndarray) -> None:
     """Fill the second part of an image (uint8) whose first part is the adapter's slab."""
     order = list(GROUPS)
     for layer, group, entry in packed.groups():

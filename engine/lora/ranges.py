@@ -111,11 +111,10 @@ class Ranges:
         """Assert the invariants. Linear in the number of ranges."""
         assert self._starts == sorted(self._used)
         assert self._free_starts == sorted(self._free)
-        tiles = sorted(
-            [(s, n, True) for s, n in self._used.items()] + [(s, n, False) for s, n in self._free.items()]
-        )
+        tiles = [(start, size, True) for start, size in self._used.items()]
+        tiles += [(start, size, False) for start, size in self._free.items()]
         end, was_free = 0, False
-        for start, size, used in tiles:
+        for start, size, used in sorted(tiles):
             assert start == end, "ranges overlap or leave a gap"
             assert size > 0
             assert size % ALIGNMENT == 0

@@ -1,20 +1,20 @@
 """Which adapters should have slots: more may be in demand than there is room for, and none may starve.
 
-Owns the demand of waiting requests for adapters, and the turns adapters take. While there is room, an adapter
-gets it as soon as it is asked for, and idle slots nobody waits for are evicted, the least recently used first.
-When there is not, room changes hands by turns:
+Owns the demand of waiting requests for adapters, and the turns adapters take. While there is room, an
+adapter gets it as soon as it is asked for, and idle slots nobody waits for are evicted, the least recently
+used first. When there is not, room changes hands by turns:
 
 * an adapter that has waited longer than `patience_s` has a claim, the longest waiting first;
 * a claim closes as many slots as give the adapter room, of those that have had at least `patience_s` to
   themselves or that nobody asks for: no request on their adapters is admitted any more, so that they drain as
   their running requests end. When all have, they are evicted for the claimant;
-* what a claim needs besides its closed slots is set aside for it: smaller adapters that come later cannot take
-  the bytes that a larger one is collecting. While too few slots have had their turn, nobody behind it in the
-  line has a claim.
+* what a claim needs besides its closed slots is set aside for it: smaller adapters that come later cannot
+  take the bytes that a larger one is collecting. While too few slots have had their turn, nobody behind it
+  in the line has a claim.
 
-So an adapter waits for at most patience, the running requests of the slots it takes and a load, times its place
-in the line over the number of adapters that fit. Pinned adapters have no turns: they stay. One that can never
-fit is refused at once. Refuses to know requests: it is told of adapters only.
+So an adapter waits for at most patience, the running requests of the slots it takes and a load, times its
+place in the line over the number of adapters that fit. Pinned adapters have no turns: they stay. One that can
+never fit is refused at once. Refuses to know requests: it is told of adapters only.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Residency:
     def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
         """Load the adapter if that costs no adapter in demand its slot.
 
-        `pinned`: keep it from now on, within `SlotTable.pin`'s bounds, or no longer; None leaves that as it is.
-        One that is not pinned may be evicted again unused.
+        `pinned`: keep it from now on, within `SlotTable.pin`'s bounds, or no longer; None leaves that as it
+        is. One that is not pinned may be evicted again unused.
         """
         if pinned:
             self._pin(ref)
@@ -242,7 +242,7 @@ class Residency:
     def _closable(self, now: float) -> list[AdapterSlot]:
         """Slots that can be closed, the best first.
 
-        Nobody asks for it, or it had its turn; fewest requests to wait for; and of those the one longest ready.
+        Nobody asks for it, or it had its turn. Fewest requests to wait for, then the one longest ready.
         """
         candidates = []
         for slot in self.slots.slots:

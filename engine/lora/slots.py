@@ -1,7 +1,7 @@
 """Which adapter is in which slot of the adapter pool, and which slots may be given to another.
 
-Owns the slots' states, their references, their bytes of the pool's memory, and the order of eviction. A slot's
-whole life:
+Owns the slots' states, their references, their bytes of the pool's memory, and the order of eviction. A
+slot's whole life:
 
     EMPTY --want--> LOADING --loaded--> READY --evicted, while unreferenced and not pinned--> EMPTY
                        \\--failed--> EMPTY
@@ -160,8 +160,8 @@ class SlotTable:
     def want(self, ref: AdapterRef, spare: Container[str] = (), set_aside: Room = NOTHING) -> SlotState:
         """See to it that the adapter is in a slot, if there is room to give: free, or of evictable adapters.
 
-        Never evicts a referenced slot, nor one that is pinned or whose digest is in `spare`; leaves as much as
-        `set_aside` free. Returns the state the adapter is in now: EMPTY when there was no room for it, and
+        Never evicts a referenced slot, nor one that is pinned or whose digest is in `spare`; leaves as much
+        as `set_aside` free. Returns the state the adapter is in now: EMPTY when there was no room for it, and
         then nothing was evicted.
         """
         slot = self._by_digest.get(ref.digest)

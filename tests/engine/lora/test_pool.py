@@ -6,6 +6,7 @@ import torch
 
 from engine.lora.artifact import GROUPS, ArtifactError
 from engine.lora.pool import AdapterPool
+from engine.lora.values import widened
 from tests.adapters.peft_files import tiny_config
 from tests.engine.lora.adapters import CONFIG, packed
 
@@ -47,6 +48,26 @@ def test_one_slab_holds_all_of_an_adapter():
         if tensor is not None
     }
     assert len(storages) == 1
+
+
+def test_fp8_is_widened_by_its_scales():
+    pool = AdapterPool(CONFIG, num_slots=1)
+    adapter = packed(dtype="float8_e4m3", q_proj=4, k_proj=2)
+    pool.load(0, adapter)
+    views = pool.group(1, "qkv")[0]
+    wide = widened(adapter)
+    np.testing.assert_array_equal(views.a.numpy(), wide.a(1, "qkv"))
+    np.testing.assert_array_equal(views.b[1].numpy(), wide.b(1, "qkv", "k_proj"))
+    assert views.scales == (1.0, 0.5, 0.0)
+
+
+def test_fp8_values_that_are_not_finite_are_refused():
+    pool = AdapterPool(CONFIG, num_slots=1)
+    bad = packed(dtype="float8_e4m3", v_proj=2)
+    bad.b(1, "qkv", "v_proj")[1, 3] = 0x7F
+    with pytest.raises(ArtifactError, match="slab: has values that are not finite"):
+        pool.load(0, bad)
+    assert exposed(pool, 0) == {}
 
 
 def test_bfloat16_is_widened_exactly():

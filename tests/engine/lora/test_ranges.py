@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.lora.artifact import GROUPS
-from engine.lora.manifest import Dtype, ModuleShape, lay_out
 from engine.lora.image import image_bytes
+from engine.lora.manifest import Dtype, ModuleShape, lay_out
 from engine.lora.ranges import ALIGNMENT, Ranges, rounded
 
 UNIT = ALIGNMENT
