@@ -1,4 +1,4 @@
-"""Ranges never overlap, none is lost, and what is free can be had: after moves if need be, and few of them."""
+"""Ranges never overlap, none is lost, and what is free can be had: after moves if need be, of few bytes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_no_move_is_planned_where_a_hole_fits() -> None:
 
 
 def test_the_cheapest_run_is_moved() -> None:
-    # Holes of 1 around a range of 5, and holes of 1 around one of 2: two bytes are to be had from either pair.
+    # Holes of 1 around a range of 5, and holes of 1 around one of 2: either pair would do.
     ranges, starts = filled(*(size * UNIT for size in (1, 5, 1, 9, 1, 2, 1)))
     for index in (0, 2, 4, 6):
         ranges.give(starts[index])
