@@ -81,7 +81,8 @@ def up(
         str | None, typer.Option(help="Name the base model is sold under; else that of its directory.")
     ] = None,
     quantization: Annotated[
-        Quantization | None, typer.Option(help="Format of the base's weights; int8 for the demo, else none.")
+        Quantization | None,
+        typer.Option(help="Format of the base's weights: none or int8 on a CPU; none, fp8 or int4 on a GPU."),
     ] = None,
     demo: Annotated[
         bool, typer.Option("--demo", help="Make two tenants with keys and sapling's adapters.")
@@ -101,7 +102,7 @@ def up(
         raise UsageError("--once ends the showcase: pass --showcase too")
     if showcase and not demo:
         raise UsageError("--showcase shows the demo: pass --demo too")
-    chosen = quantization.value if quantization else ("int8" if demo else "none")
+    chosen = quantization.value if quantization else None
     raise typer.Exit(run_up(UpOptions(data, host, port, base, base_name, chosen, demo, showcase, once)))
 
 
@@ -115,7 +116,7 @@ def serve_api() -> None:
 
 @app.command("serve-engine")
 def serve_engine() -> None:
-    """Run the engine of one device (settings: ROOTSTOCK_ENGINE_*)."""
+    """Run the engine of one device (settings: ROOTSTOCK_ENGINE_*, ROOTSTOCK_DEVICE_*)."""
     from cli.processes import serve_engine
 
     serve_engine()

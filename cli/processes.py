@@ -42,9 +42,9 @@ def serve_api() -> None:
 
 def serve_engine() -> None:
     from engine.main import run
-    from engine.settings import EngineSettings
+    from engine.settings import DeviceSettings, EngineSettings
 
-    sys.exit(run(settings_from_environment(EngineSettings)))
+    sys.exit(run(settings_from_environment(EngineSettings), settings_from_environment(DeviceSettings)))
 
 
 def work() -> None:

@@ -50,7 +50,7 @@ class Service:
             "ROOTSTOCK_WORKER_REDIS_URL": self.redis_url,
             "ROOTSTOCK_ENGINE_BASE": str(self.base),
             "ROOTSTOCK_ENGINE_BASE_NAME": self.base_name,
-            "ROOTSTOCK_ENGINE_QUANTIZATION": self.quantization,
+            "ROOTSTOCK_DEVICE_QUANTIZATION": self.quantization,
             "ROOTSTOCK_ENGINE_ENDPOINT": self.engine_endpoint,
             "ROOTSTOCK_ENGINE_REDIS_URL": self.redis_url,
             "ROOTSTOCK_ENGINE_DATA_DIR": str(self.data.path),

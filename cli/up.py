@@ -33,12 +33,14 @@ from cli.programs import CHECKOUT, Service
 from cli.servers import Stores
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from engine.client import EngineClient
+from engine.devices import kind_of_device, refusal
 from engine.protocol import JOURNAL_STREAM
 
 T = TypeVar("T")
 _METERING_S = 15.0
 _START_S = 600.0
 """A large base model on a slow disk takes minutes to load."""
+_DEMO_QUANTIZATION = {"cpu": "int8", "cuda": "fp8"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class UpOptions:
     port: int
     base: Path | None
     base_name: str | None
-    quantization: str
+    quantization: str | None
+    """Of the base's weights; None leaves it open."""
     demo: bool = False
     showcase: bool = False
     once: bool = False
@@ -77,13 +80,27 @@ class UpOptions:
 def run_up(options: UpOptions) -> int:
     """Run until told to stop; the exit status. Raises `CliError` for what the operator can put right."""
     base, base_name = options.chosen_base()
-    if options.quantization not in ("none", "int8"):
-        raise UsageError(
-            f"--quantization {options.quantization} needs a GPU engine; on a CPU there are none and int8"
-        )
+    quantization = _chosen_quantization(options)
     silence_logs()
     with DataDir(options.data.absolute()) as data, closing_display(open_display()) as display:
-        return asyncio.run(_Up(options, data, display, base, base_name).run())
+        return asyncio.run(_Up(options, data, display, base, base_name, quantization).run())
+
+
+def _chosen_quantization(options: UpOptions) -> str:
+    """What was asked for, if the device has it; unasked, the demo takes the smallest that answers the same.
+
+    Raises `UsageError`, before anything is started.
+    """
+    try:
+        kind = kind_of_device(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto"))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if options.quantization is None:
+        return _DEMO_QUANTIZATION[kind] if options.demo else "none"
+    reason = refusal(kind, options.quantization)
+    if reason is not None:
+        raise UsageError(f"--quantization {options.quantization}: {reason}")
+    return options.quantization
 
 
 class _Stopped(Exception):
@@ -92,10 +109,16 @@ class _Stopped(Exception):
 
 class _Up:
     def __init__(
-        self, options: UpOptions, data: DataDir, display: Display, base: Path, base_name: str
+        self,
+        options: UpOptions,
+        data: DataDir,
+        display: Display,
+        base: Path,
+        base_name: str,
+        quantization: str,
     ) -> None:
         self._options, self._data, self._display = options, data, display
-        self._base, self._base_name = base, base_name
+        self._base, self._base_name, self._quantization = base, base_name, quantization
         self._stop = asyncio.Event()
         self._started_at = time.monotonic()
         self._supervisor = Supervisor(self._tell)
@@ -164,7 +187,7 @@ class _Up:
             data=self._data,
             base=self._base,
             base_name=self._base_name,
-            quantization=self._options.quantization,
+            quantization=self._quantization,
             redis_url=self._stores.redis.url,
             public_url=self._url,
         )
@@ -187,7 +210,7 @@ class _Up:
     async def _start_engine(self, engine: Child, service: Service, demo: Demo | None) -> None:
         client = EngineClient(service.engine_endpoint, "up")
         with self._display.step("Engine") as step:
-            step.detail(f"loading {self._base_name} ({self._options.quantization})")
+            step.detail(f"loading {self._base_name} ({self._quantization})")
             await client.start()
             try:
                 info = await self._bounded(client.wait_ready(), engine)

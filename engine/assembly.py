@@ -1,65 +1,107 @@
 """Puts a serving engine together: model, KV cache, adapter pool and loader, runner, scheduler, core.
 
-Owns the choice of sizes from the settings, and tells the log what takes its time. Imported by the engine's
-main once there is a model to load: it brings torch with it.
+Owns the choice of the device and of sizes from the settings, and tells the log what takes its time. Imported
+by the engine's main once there is a model to load: it brings torch with it, and kernels only where there is a
+GPU to run them.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 import structlog
 import torch
 
 from engine.admission import Limits
-from engine.core import EngineCore
+from engine.core import EngineCore, Runner
+from engine.devices import host_memory, kind_of_device, refusal
 from engine.kv_cache import BlockPool
 from engine.lora.loader import AdapterLoader
 from engine.lora.pool import AdapterPool
 from engine.lora.slots import SlotTable
+from engine.memory import SLOTS_ON_CPU, SLOTS_ON_GPU, MemoryPlan, Wanted, adapter_bytes, plan_cpu, plan_gpu
 from engine.model.cache import KVCache
 from engine.model.config import ModelConfig
 from engine.model.model import Model, load_model
 from engine.model.weights import base_digest
+from engine.outputs import DeviceGauges
 from engine.protocol import EngineInfo
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 from engine.server import EngineServer
-from engine.settings import EngineSettings
+from engine.settings import DeviceSettings, EngineSettings
 from engine.vocabulary import Vocabulary
 
 log = structlog.get_logger(__name__)
 
 BLOCK_SIZE = 16
+NUM_READERS_ON_GPU = 4
+"""Threads that bring adapters from disk into host memory: one checks about a gigabyte per second."""
+PROGRESS_SECONDS = 2.0
+"""Between two lines on something that takes long."""
 
 
-def build_engine(settings: EngineSettings, server: EngineServer, build: str) -> tuple[EngineCore, EngineInfo]:
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What both kinds of engine are told."""
+
+    context_length: int
+    max_rows: int
+    max_batch_tokens: int
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What is different on a CPU and on a GPU."""
+
+    runner: Runner
+    loader: AdapterLoader[Any]
+    num_blocks: int
+    gauges: Callable[[], DeviceGauges]
+
+
+def build_engine(
+    settings: EngineSettings, device_settings: DeviceSettings, server: EngineServer, build: str
+) -> tuple[EngineCore, EngineInfo]:
     """The core around a loaded model, and what clients are told of it.
 
-    Raises: ValueError when the base is one the engine cannot serve or sizes do not go together; OSError.
+    Raises: ValueError when there is no such device, the base is one the engine cannot serve there, or sizes
+    do not go together; OSError.
     """
     assert settings.base is not None
-    torch.set_num_threads(settings.threads)
+    torch.set_num_threads(device_settings.threads)
+    device = _device(device_settings)
     vocabulary = Vocabulary.load(settings.base)
-    model = _load(settings)
+    with ThreadPoolExecutor(1, "base-digest") as beside:  # hashing takes as long as loading
+        digest = beside.submit(base_digest, settings.base)
+        model = _load(settings, device_settings, device)
+        base = digest.result()
     config = model.config
-    context_length = _context_length(settings, config)
-    num_blocks = _num_blocks(settings, model, context_length)
-    digest = base_digest(settings.base)
-    pool = AdapterPool(config, settings.num_slots, device=model.device, dtype=model.dtype)
-    loader = AdapterLoader(settings.artifacts_dir, pool, server.adapter_loaded, digest)
-    runner = ModelRunner(model, pool, num_blocks, BLOCK_SIZE, settings.max_rows, context_length)
+    default_slots = SLOTS_ON_GPU if device.type == "cuda" else SLOTS_ON_CPU
+    sizes = _Sizes(
+        _context_length(settings, config),
+        settings.max_rows,
+        settings.max_batch_tokens,
+        device_settings.num_slots or default_slots,
+    )
     limits = Limits(
-        context_length=context_length,
+        context_length=sizes.context_length,
         vocab_size=config.vocab_size,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_rows=settings.max_rows,
+        max_batch_tokens=sizes.max_batch_tokens,
+        max_rows=sizes.max_rows,
         max_waiting=settings.queue_limit,
     )
+    construct = _gpu_parts if device.type == "cuda" else _cpu_parts
+    parts = construct(model, sizes, settings, device_settings, server, base)
     scheduler = Scheduler(
         limits=limits,
-        pool=BlockPool(num_blocks, BLOCK_SIZE),
-        slots=SlotTable(settings.num_slots, loader.start_load),
+        pool=BlockPool(parts.num_blocks, BLOCK_SIZE),
+        slots=SlotTable(sizes.num_slots, parts.loader.start_load, parts.loader),
         eos_ids=config.eos_ids,
         token_bytes=vocabulary.token_bytes,
         engine_id=server.engine_id,
@@ -69,22 +111,138 @@ def build_engine(settings: EngineSettings, server: EngineServer, build: str) -> 
         engine_id=server.engine_id,
         incarnation=server.incarnation,
         base=settings.base_name,
-        base_digest=digest,
-        quantization=settings.quantization,
+        base_digest=base,
+        quantization=device_settings.quantization,
         device=str(model.device),
-        context_length=context_length,
-        max_prompt_tokens=context_length - 1,
+        context_length=sizes.context_length,
+        max_prompt_tokens=sizes.context_length - 1,
         vocab_size=config.vocab_size,
         build=build,
     )
-    return EngineCore(scheduler, runner), info
+    return EngineCore(scheduler, parts.runner, parts.gauges), info
 
 
-def _load(settings: EngineSettings) -> Model:
+# The two kinds of engine ------------------------------------------------------------------------------------
+
+
+def _cpu_parts(
+    model: Model,
+    sizes: _Sizes,
+    settings: EngineSettings,
+    device_settings: DeviceSettings,
+    server: EngineServer,
+    base: str,
+) -> _Parts:
+    plan = plan_cpu(
+        _wanted(sizes, device_settings),
+        block_bytes=KVCache.block_bytes(model.config, BLOCK_SIZE, model.dtype),
+        useful_blocks=_useful_blocks(sizes),
+    )
+    _log_plan(plan, model.dtype)
+    pool = AdapterPool(model.config, sizes.num_slots, device=model.device, dtype=model.dtype)
+    loader: AdapterLoader[Any] = AdapterLoader(settings.artifacts_dir, pool, server.adapter_loaded, base)
+    runner = ModelRunner(model, pool, plan.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.context_length)
+
+    def gauges() -> DeviceGauges:
+        return DeviceGauges(
+            device=str(model.device),
+            quantization=device_settings.quantization,
+            kv_dtype=_name(model.dtype),
+            adapter_load_seconds=loader.load_seconds,
+        )
+
+    return _Parts(runner, loader, plan.num_blocks, gauges)
+
+
+def _gpu_parts(
+    model: Model,
+    sizes: _Sizes,
+    settings: EngineSettings,
+    device_settings: DeviceSettings,
+    server: EngineServer,
+    base: str,
+) -> _Parts:
+    from engine.device_runner import DeviceRunner
+    from engine.lora.device_pool import DevicePool
+
+    config = model.config
+    kv_dtype = torch.float8_e4m3fn if device_settings.kv_dtype == "fp8" else model.dtype
+    free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
+    plan = plan_gpu(
+        _wanted(sizes, device_settings),
+        budget_bytes=int(device_settings.memory_share * total_bytes),
+        used_bytes=total_bytes - free_bytes,
+        scratch_bytes=DeviceRunner.scratch_bytes(config, sizes.max_rows, sizes.max_batch_tokens),
+        block_bytes=KVCache.block_bytes(config, BLOCK_SIZE, kv_dtype),
+        useful_blocks=_useful_blocks(sizes),
+        typical_adapter_bytes=adapter_bytes(config),
+        host_bytes=host_memory(),
+    )
+    _log_plan(plan, kv_dtype)
+    pool = DevicePool(
+        config, sizes.num_slots, plan.adapter_bytes, plan.adapter_cache_bytes, device=model.device
+    )
+    loader = AdapterLoader(
+        settings.artifacts_dir, pool, server.adapter_loaded, base, num_readers=NUM_READERS_ON_GPU
+    )
+    runner = DeviceRunner(
+        model,
+        pool,
+        num_blocks=plan.num_blocks,
+        block_size=BLOCK_SIZE,
+        max_rows=sizes.max_rows,
+        max_len=sizes.context_length,
+        max_batch_tokens=sizes.max_batch_tokens,
+        kv_dtype=kv_dtype,
+        cuda_graphs=device_settings.cuda_graphs,
+        max_graph_rows=device_settings.max_graph_rows,
+        batch_invariant=device_settings.batch_invariant,
+    )
+    began = time.monotonic()
+    runner.capture(_Progress("capturing graphs"))
+    free_bytes, _ = torch.cuda.mem_get_info(model.device)
+    seconds = round(time.monotonic() - began, 2)
+    log.info("steps prepared", seconds=seconds, graphs=device_settings.cuda_graphs, mib_free=free_bytes >> 20)
+
+    def gauges() -> DeviceGauges:
+        return DeviceGauges(
+            device=str(model.device),
+            quantization=device_settings.quantization,
+            kv_dtype=_name(kv_dtype),
+            adapter_bytes_total=pool.capacity,
+            adapter_bytes_used=pool.num_bytes_used,
+            adapter_load_seconds=loader.load_seconds,
+        )
+
+    return _Parts(runner, loader, plan.num_blocks, gauges)
+
+
+# Choices ----------------------------------------------------------------------------------------------------
+
+
+def _device(settings: DeviceSettings) -> torch.device:
+    """Where the engine runs. Raises ValueError when that is not to be had, or not for what is asked of it."""
+    kind = kind_of_device(settings.device)
+    if kind == "cuda" and not torch.cuda.is_available():
+        if settings.device == "cuda":
+            raise ValueError(f"device is cuda, but this torch ({torch.__version__}) cannot use the GPU")
+        kind = "cpu"
+    reason = refusal(kind, settings.quantization, settings.kv_dtype)
+    if reason is not None:
+        raise ValueError(reason)
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def _load(settings: EngineSettings, device_settings: DeviceSettings, device: torch.device) -> Model:
     assert settings.base is not None
     began = time.monotonic()
-    log.info("loading weights", base=settings.base_name, quantization=settings.quantization)
-    model = load_model(settings.base, settings.quantization)
+    quantization = device_settings.quantization
+    log.info("loading weights", base=settings.base_name, quantization=quantization, device=str(device))
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    model = load_model(settings.base, quantization, dtype, device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()  # what loading needed besides is not the weights'
     log.info(
         "weights loaded",
         architecture=model.config.architecture,
@@ -106,12 +264,53 @@ def _context_length(settings: EngineSettings, config: ModelConfig) -> int:
     return settings.context_length
 
 
-def _num_blocks(settings: EngineSettings, model: Model, context_length: int) -> int:
-    """KV blocks, the null block included: as many as told, else as fit the memory and can ever be used."""
-    if settings.num_blocks is not None:
-        return settings.num_blocks
-    block_bytes = KVCache.block_bytes(model.config, BLOCK_SIZE, model.dtype)
-    useful = settings.max_rows * -(-context_length // BLOCK_SIZE)
-    num_blocks = min(settings.kv_bytes // block_bytes, useful) + 1
-    log.info("KV cache sized", blocks=num_blocks, mebibytes=num_blocks * block_bytes >> 20)
-    return num_blocks
+def _wanted(sizes: _Sizes, settings: DeviceSettings) -> Wanted:
+    return Wanted(
+        num_slots=sizes.num_slots,
+        num_blocks=settings.num_blocks,
+        kv_bytes=settings.kv_bytes,
+        adapter_bytes=settings.adapter_bytes,
+        adapter_cache_bytes=settings.adapter_cache_bytes,
+    )
+
+
+def _useful_blocks(sizes: _Sizes) -> int:
+    """What all rows take at full length."""
+    return sizes.max_rows * -(-sizes.context_length // BLOCK_SIZE)
+
+
+# The log ----------------------------------------------------------------------------------------------------
+
+
+class _Progress:
+    """Told of every piece done, says so now and then."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._told_at = time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if done == of or now - self._told_at > PROGRESS_SECONDS:
+            self._told_at = now
+            log.info(self._what, done=done, of=of)
+
+
+def _log_plan(plan: MemoryPlan, kv_dtype: torch.dtype) -> None:
+    adapters = {}
+    if plan.adapter_bytes:
+        adapters = {
+            "adapter_mebibytes": plan.adapter_bytes >> 20,
+            "host_mebibytes": plan.adapter_cache_bytes >> 20,
+        }
+    log.info(
+        "KV cache sized",
+        blocks=plan.num_blocks,
+        mebibytes=plan.kv_bytes >> 20,
+        dtype=_name(kv_dtype),
+        **adapters,
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,9 +1,9 @@
 """The engine process: builds everything from settings, serves, and turns signals and failures into an exit
 code.
 
-`python -m engine.main` reads ROOTSTOCK_ENGINE_* from the environment. Exit codes: 0 after a drain (or SIGTERM
-while loading), 1 when something failed (the log says what; a supervisor starts the engine again), 70 when a
-step hung or a thread died.
+`python -m engine.main` reads ROOTSTOCK_ENGINE_* and ROOTSTOCK_DEVICE_* from the environment. Exit codes: 0
+after a drain (or SIGTERM while loading), 1 when something failed (the log says what; a supervisor starts the
+engine again), 70 when a step hung or a thread died.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import zmq
 from engine.core import EngineCore
 from engine.protocol import EngineInfo
 from engine.server import STALL_EXIT_CODE, EngineServer
-from engine.settings import EngineSettings
+from engine.settings import DeviceSettings, EngineSettings
 from engine.usage import JournalError
 from telemetry import logs
 
@@ -35,7 +35,7 @@ THREAD_SWITCH_SECONDS = 0.0005
 wait longer for its turn than the step took that made it."""
 
 
-def run(settings: EngineSettings) -> int:
+def run(settings: EngineSettings, device: DeviceSettings) -> int:
     """Serve until told to stop; the process's exit code."""
     logs.configure("engine")
     began = time.monotonic()
@@ -55,12 +55,13 @@ def run(settings: EngineSettings) -> int:
         return 1
 
     def build() -> tuple[EngineCore, EngineInfo]:
-        core, info = _build(settings, server)
+        core, info = _build(settings, device, server)
         log.info(
             "engine ready",
             seconds=round(time.monotonic() - began, 2),
             endpoint=server.endpoint,
             base=info.base,
+            device=info.device,
             quantization=info.quantization,
             context_length=info.context_length,
         )
@@ -105,7 +106,9 @@ def serve_until_stopped(server: EngineServer, build: Callable[[], tuple[EngineCo
     return code
 
 
-def _build(settings: EngineSettings, server: EngineServer) -> tuple[EngineCore, EngineInfo]:
+def _build(
+    settings: EngineSettings, device: DeviceSettings, server: EngineServer
+) -> tuple[EngineCore, EngineInfo]:
     try:
         build = version("rootstock")
     except PackageNotFoundError:  # a bare checkout
@@ -114,11 +117,11 @@ def _build(settings: EngineSettings, server: EngineServer) -> tuple[EngineCore, 
     if settings.null:
         from engine.null_runner import build_null_engine
 
-        return build_null_engine(settings, server, build)
+        return build_null_engine(settings, device, server, build)
     log.info("loading torch")
     from engine.assembly import build_engine
 
-    return build_engine(settings, server, build)
+    return build_engine(settings, device, server, build)
 
 
 def _end_process(failure: threading.ExceptHookArgs) -> None:
@@ -135,7 +138,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.main", description=__doc__)
     parser.add_argument("--null", action="store_true", help="no model: made-up tokens, no torch")
     options = parser.parse_args(argv)
-    return run(EngineSettings(null=True) if options.null else EngineSettings())
+    return run(EngineSettings(null=True) if options.null else EngineSettings(), DeviceSettings())
 
 
 if __name__ == "__main__":

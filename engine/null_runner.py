@@ -20,14 +20,14 @@ from engine.batch import NO_SLOT, Batch, Launched, NewRow, StepResult
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
-from engine.outputs import RunnerCounters
+from engine.outputs import DeviceGauges, RunnerCounters
 from engine.protocol import AdapterRef, EngineInfo, TokenLogprob, TopLogprob
 from engine.scheduler import Scheduler
 from engine.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from engine.server import EngineServer
-    from engine.settings import EngineSettings
+    from engine.settings import DeviceSettings, EngineSettings
 
 _SPREAD = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
@@ -36,6 +36,7 @@ _LOG_2 = math.log(2)
 _DEFAULT_VOCAB_SIZE = 32_000
 _DEFAULT_CONTEXT_LENGTH = 8192
 _DEFAULT_NUM_BLOCKS = 32_768
+_DEFAULT_NUM_SLOTS = 64
 
 
 class RowState:
@@ -151,7 +152,7 @@ class NullRunner:
 
 
 def build_null_engine(
-    settings: EngineSettings, server: EngineServer, build: str
+    settings: EngineSettings, device: DeviceSettings, server: EngineServer, build: str
 ) -> tuple[EngineCore, EngineInfo]:
     """A whole engine around a NullRunner.
 
@@ -178,8 +179,8 @@ def build_null_engine(
     )
     scheduler = Scheduler(
         limits=limits,
-        pool=BlockPool(settings.num_blocks or _DEFAULT_NUM_BLOCKS),
-        slots=SlotTable(settings.num_slots, start_load),
+        pool=BlockPool(device.num_blocks or _DEFAULT_NUM_BLOCKS),
+        slots=SlotTable(device.num_slots or _DEFAULT_NUM_SLOTS, start_load),
         eos_ids=(),
         token_bytes=token_bytes,
         engine_id=settings.engine_id,
@@ -197,4 +198,4 @@ def build_null_engine(
         vocab_size=limits.vocab_size,
         build=build,
     )
-    return EngineCore(scheduler, runner), info
+    return EngineCore(scheduler, runner, lambda: DeviceGauges("null")), info

@@ -1,4 +1,5 @@
-"""What an engine process is told from outside: environment variables that begin with ROOTSTOCK_ENGINE_.
+"""What an engine process is told from outside: environment variables that begin with ROOTSTOCK_ENGINE_ and,
+about what it runs on, with ROOTSTOCK_DEVICE_.
 
 Built by process mains only; everything else receives values.
 """
@@ -12,6 +13,41 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
+class DeviceSettings(BaseSettings):
+    """What an engine runs on, and how the memory there is used."""
+
+    model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_DEVICE_", frozen=True, extra="forbid")
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU if there is one."""
+    quantization: Literal["none", "int8", "fp8", "int4"] = "none"
+    """Of the base's weights. On a CPU none and int8, on a GPU none, fp8 and int4."""
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    """Of keys and values. auto: what the model computes in. fp8 is for GPUs."""
+    memory_share: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    """Of a GPU's memory: what weights, adapters, scratch, keys and values may take together."""
+    num_blocks: Annotated[int | None, Field(ge=2)] = None
+    """KV blocks of 16 tokens. Unset: as many as fit `kv_bytes`."""
+    kv_bytes: Annotated[int | None, Field(ge=1 << 20)] = None
+    """Memory for keys and values. Unset: 1 GiB on a CPU; on a GPU what is left of `memory_share`."""
+    num_slots: Annotated[int | None, Field(ge=1, le=4096)] = None
+    """Adapters that may be in memory at once. Unset: 64 on a CPU, 256 on a GPU."""
+    adapter_bytes: Annotated[int | None, Field(ge=1 << 20)] = None
+    """A GPU's memory for adapters, as many as fit up to `num_slots`. Unset: what `num_slots` of rank 16
+    take, at most a quarter of what weights and scratch leave."""
+    adapter_cache_bytes: Annotated[int | None, Field(ge=1 << 20)] = None
+    """Page-locked host memory for adapters on their way to a GPU, kept there for the next time. Unset: as
+    many as `adapter_bytes`, at most an eighth of the host's."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    """Of the CPU's arithmetic."""
+    cuda_graphs: bool = True
+    """Off: steps are launched kernel by kernel, for debugging; slower, and ready sooner."""
+    max_graph_rows: Annotated[int | None, Field(ge=0)] = None
+    """Decode steps of more rows are launched kernel by kernel. Unset: every size is captured."""
+    batch_invariant: bool = False
+    """Every product has the same number of rows, so that no request's bits depend on how many others run."""
+
+
 class EngineSettings(BaseSettings):
     """One engine: its base model, where it listens, and how much it takes on."""
 
@@ -21,7 +57,6 @@ class EngineSettings(BaseSettings):
     """Folder of the base model in Hugging Face layout. A null engine speaks its vocabulary, if given."""
     base_name: Annotated[str, Field(pattern=r"^[a-z0-9._-]{1,64}$")] = "base"
     """Name the base is sold under."""
-    quantization: Literal["none", "int8"] = "none"
     null: bool = False
     """No model: made-up tokens at full speed, for tests and benchmarks of everything around the model."""
     null_step_seconds: Annotated[float, Field(ge=0)] = 0.0
@@ -38,18 +73,10 @@ class EngineSettings(BaseSettings):
     """Holds `engine/ENGINE_ID`: in-flight table and usage spool. Must outlive the process."""
     artifacts_dir: Path = Path("var/artifacts")
     """Packed adapters, by digest."""
-    num_blocks: Annotated[int | None, Field(ge=2)] = None
-    """KV blocks of 16 tokens. Unset: as many as fit `kv_bytes`."""
-    kv_bytes: Annotated[int, Field(ge=1 << 20)] = 1 << 30
-    """Memory for keys and values."""
     max_rows: Annotated[int, Field(ge=1, le=4096)] = 256
     """Sequences that may run at once."""
     max_batch_tokens: Annotated[int, Field(ge=16)] = 2048
     """Tokens of one step, over all rows: longer prompts are prefilled in several."""
-    num_slots: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Adapters that may be in memory at once."""
-    threads: Annotated[int, Field(ge=1)] = 1
-    """Of the CPU's arithmetic."""
     context_length: Annotated[int | None, Field(ge=16)] = None
     """Prompt and completion together. Unset: what the base was trained for."""
     queue_limit: Annotated[int, Field(ge=1)] = 1024

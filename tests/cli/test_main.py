@@ -65,7 +65,6 @@ def test_help_loads_nothing_heavy() -> None:
         (("up",), "which model? pass --base DIR"),
         (("up", "--showcase"), "pass --demo too"),
         (("up", "--demo", "--once"), "pass --showcase too"),
-        (("up", "--demo", "--quantization", "fp8"), "needs a GPU engine"),
         (("key", "create"), "Missing argument"),
         (("bench", "absent"), "no benchmark called 'absent'"),
     ],
@@ -73,6 +72,27 @@ def test_help_loads_nothing_heavy() -> None:
 def test_wrong_calls_exit_2(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
     data = ("--data", str(tmp_path / "data")) if arguments[0] == "up" else ()
     done = rootstock(*arguments, *data)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "quantization", "says"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": ""}, "fp8", "fp8 is not for a CPU; the formats there: none, int8"),
+        ({"ROOTSTOCK_DEVICE_DEVICE": "cpu"}, "int4", "int4 is not for a CPU"),
+        ({"CUDA_VISIBLE_DEVICES": "", "ROOTSTOCK_DEVICE_DEVICE": "cuda"}, "fp8", "finds no GPU"),
+    ],
+)
+def test_a_format_that_the_device_has_not_is_refused_before_anything_starts(
+    variables: dict[str, str],
+    quantization: str,
+    says: str,
+    tmp_path: Path,
+) -> None:
+    data = str(tmp_path / "data")
+    done = rootstock("up", "--demo", "--quantization", quantization, "--data", data, env=variables)
     assert done.returncode == 2
     assert says in done.stderr
     assert not (tmp_path / "data").exists()

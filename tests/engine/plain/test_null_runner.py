@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from engine.admission import Limits
+from engine.batch import Batch, NewRow, Scheduled
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.null_runner import NullRunner, build_null_engine
 from engine.protocol import AdapterRef, TokenChunk
 from engine.scheduler import Scheduler
-from engine.settings import EngineSettings
+from engine.settings import DeviceSettings, EngineSettings
 from tests.engine.plain.harness import TOKEN_BYTES, VOCAB_SIZE, adapter, alone, submission
 
 if TYPE_CHECKING:
@@ -74,6 +75,47 @@ def test_a_step_takes_the_time_it_is_told() -> None:
     assert time.perf_counter() - began >= 0.06
 
 
+def test_overlapped_steps_take_no_longer_and_the_first_token_is_told_when_it_is_there() -> None:
+    """The host's own time, here 10 ms a step, passes while the device works."""
+    step_seconds = 0.03
+    core = build_core(NullRunner([1], 8, step_seconds, depth=1))
+    core.submit(submission("r", [1], 10))
+    began = time.perf_counter()
+    told_at = []
+    while core.has_work:
+        told_at += [time.perf_counter() - began for _ in core.step().chunks]
+        time.sleep(0.01)
+    assert len(told_at) == 10
+    assert step_seconds <= told_at[0] < 1.9 * step_seconds
+    assert 10 * step_seconds <= told_at[-1] < 12.5 * step_seconds
+    stats = core.stats
+    assert stats.eager_steps == stats.steps == 10
+    assert stats.step_gap_seconds < 0.02
+
+
+def test_a_result_is_not_to_be_had_before_its_time() -> None:
+    runner = NullRunner([7], 1, 0.05, depth=1)
+    new = NewRow(0, "r", [1, 2], 2, 0, [1], submission("r", [1, 2]).sampling, 7)
+    first = runner.launch(Batch(0, new_rows=[new], scheduled=[Scheduled(0, 2, True)]))
+    second = runner.launch(Batch(1, scheduled=[Scheduled(0, 1, True)]))
+    began = time.perf_counter()
+    assert first.result().token_ids == [7]
+    assert 0.04 < time.perf_counter() - began < 0.09
+    assert second.result().token_ids == [7]
+    assert 0.09 < time.perf_counter() - began < 0.15, "one step after the other"
+    assert runner.counters.gap_seconds == 0.0
+
+
+def test_a_step_launched_late_is_a_gap() -> None:
+    runner = NullRunner([7], 1, 0.01, depth=1)
+    new = NewRow(0, "r", [1, 2], 2, 0, [1], submission("r", [1, 2]).sampling, 7)
+    first = runner.launch(Batch(0, new_rows=[new], scheduled=[Scheduled(0, 2, True)]))
+    time.sleep(0.05)
+    runner.launch(Batch(1, scheduled=[Scheduled(0, 1, True)]))
+    assert 0.03 < runner.counters.gap_seconds < 0.09
+    first.result()
+
+
 class Server:
     """As much of the server as a null engine is built with."""
 
@@ -89,7 +131,7 @@ class Server:
 def test_a_null_engine_is_built_from_settings_and_serves_adapters() -> None:
     server = Server()
     settings = EngineSettings(null=True, max_rows=4, context_length=128, base_name="nothing")
-    core, info = build_null_engine(settings, cast("EngineServer", server), "1.0")
+    core, info = build_null_engine(settings, DeviceSettings(), cast("EngineServer", server), "1.0")
     assert (info.base, info.context_length, info.incarnation, info.build) == ("nothing", 128, "third", "1.0")
     core.submit(submission("r", [1, 2, 3], 5, adapter=adapter("a"), ignore_eos=False))
     core.adapter_loaded(*server.loaded.pop())
@@ -110,7 +152,7 @@ def test_a_null_engine_speaks_the_bases_readable_tokens(tmp_path: Path) -> None:
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     core, info = build_null_engine(
-        EngineSettings(null=True, base=tmp_path), cast("EngineServer", Server()), "1.0"
+        EngineSettings(null=True, base=tmp_path), DeviceSettings(), cast("EngineServer", Server()), "1.0"
     )
     assert info.vocab_size == 4
     core.submit(submission("r", [3], 30))

@@ -23,10 +23,10 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture
-def engine(folder: Path, redis_url: str) -> Iterator[EngineProcess]:
-    """A running null engine, 10 ms a step."""
-    for process in engine_process(folder, redis_url):
+@pytest.fixture(params=[0, 1], ids=["in turn", "overlapped"])
+def engine(folder: Path, redis_url: str, request: pytest.FixtureRequest) -> Iterator[EngineProcess]:
+    """A running null engine, 10 ms a step; steps as on a CPU, and as on a GPU."""
+    for process in engine_process(folder, redis_url, null_depth=request.param):
         process.start()
         yield process
 

@@ -15,6 +15,7 @@ import redis
 
 from engine.client import Generation
 from engine.protocol import JOURNAL_STREAM, SamplingParams, Submit, TokenChunk, UsageEvent
+from engine.settings import DeviceSettings
 
 SUBMITTED_AT = 1_763_700_000.25
 
@@ -50,7 +51,7 @@ class EngineProcess:
 
     def start(self) -> None:
         assert self._process is None or self._process.poll() is not None
-        environment = os.environ | {f"ROOTSTOCK_ENGINE_{k.upper()}": str(v) for k, v in self.settings.items()}
+        environment = os.environ | {variable(name): str(value) for name, value in self.settings.items()}
         with (self.folder / "engine.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module], env=environment, stderr=log
@@ -72,6 +73,12 @@ class EngineProcess:
     def end(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill()
+
+
+def variable(setting: str) -> str:
+    """The environment variable of a setting, whichever class has it."""
+    prefix = "DEVICE" if setting in DeviceSettings.model_fields else "ENGINE"
+    return f"ROOTSTOCK_{prefix}_{setting.upper()}"
 
 
 async def read(generation: Generation) -> list[TokenChunk]:

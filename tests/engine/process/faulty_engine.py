@@ -17,7 +17,7 @@ from engine.main import serve_until_stopped
 from engine.null_runner import build_null_engine
 from engine.protocol import EngineInfo
 from engine.server import EngineServer
-from engine.settings import EngineSettings
+from engine.settings import DeviceSettings, EngineSettings
 from telemetry import logs
 
 RAISES = 666
@@ -62,7 +62,7 @@ def main() -> int:
             time.sleep(60)
         if settings.base_name == THREADLESS:
             threading.Thread(target=lambda: 1 / 0, name="loader").start()
-        core, info = build_null_engine(settings, server, "test")
+        core, info = build_null_engine(settings, DeviceSettings(), server, "test")
         return EngineCore(core.scheduler, FaultyRunner(core.runner)), info
 
     return serve_until_stopped(server, build)

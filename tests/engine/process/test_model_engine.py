@@ -22,6 +22,7 @@ from tests.engine.process.engines import (
     read,
     submission,
     tokens_of,
+    until,
 )
 
 SHAPE = Shape(num_layers=2, hidden=64, num_heads=4, num_kv_heads=2, intermediate=128, vocab=512)
@@ -35,6 +36,7 @@ def model_engine(folder: Path, redis_url: str) -> Iterator[EngineProcess]:
         "null": False,
         "base": folder / "base",
         "base_name": "random",
+        "device": "cpu",
         "quantization": "int8",
         "artifacts_dir": folder / "artifacts",
         "num_slots": 2,
@@ -74,6 +76,11 @@ async def test_adapters_and_base_run_in_one_batch_and_are_billed_apart(
     )
     assert together == [tokens for tokens in alone for _ in range(3)]
     assert len({tuple(tokens) for tokens in alone}) == 4, "every adapter changes the output"
+    await until(lambda: client.stats is not None and client.stats.adapter_load_seconds > 0)
+    stats = client.stats
+    assert stats is not None
+    assert stats.eager_steps == stats.steps > 0
+    assert (stats.device, stats.quantization, stats.kv_dtype) == ("cpu", "int8", "float32")
     bills = billed(journal_events(redis_url))
     for number, ref in enumerate(refs):
         bill = bills[f"r{number}-0"]
@@ -84,6 +91,25 @@ async def test_adapters_and_base_run_in_one_batch_and_are_billed_apart(
         await ask("missing", AdapterRef("0" * 64, 8))
     assert refusal.value.code == "adapter_unavailable"
     assert "missing" not in billed(journal_events(redis_url))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"device": "cuda"}, "finds no GPU"),
+        ({"quantization": "fp8"}, "fp8 is not for a CPU; the formats there: none, int8"),
+        ({"kv_dtype": "fp8"}, "keys and values in fp8 need a GPU"),
+    ],
+)
+async def test_a_device_that_is_not_there_or_cannot_is_named_and_ends_the_engine(
+    settings: dict[str, str], says: str, folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    write_base(folder / "base", SHAPE)
+    for process in engine_process(folder, redis_url, null=False, base=folder / "base", **settings):
+        process.start()
+        assert await asyncio.to_thread(process.wait, 60) == 1
+        assert says in process.read_log()
 
 
 async def test_a_base_that_cannot_be_served_is_named_and_ends_the_engine(

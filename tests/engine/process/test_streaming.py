@@ -29,11 +29,11 @@ from tests.engine.process.engines import (
 )
 
 
-@pytest.fixture(scope="module")
-def engine(redis_server: LocalServer) -> Iterator[EngineProcess]:
-    """One for all of these tests: none of them hurts it."""
+@pytest.fixture(scope="module", params=[0, 1], ids=["in turn", "overlapped"])
+def engine(redis_server: LocalServer, request: pytest.FixtureRequest) -> Iterator[EngineProcess]:
+    """One of a kind for all of these tests: none of them hurts it."""
     folder = Path(tempfile.mkdtemp(prefix="rs-engine-"))
-    for process in engine_process(folder, redis_server.url):
+    for process in engine_process(folder, redis_server.url, null_depth=request.param):
         process.start()
         yield process
     shutil.rmtree(folder)

@@ -13,7 +13,7 @@ import zmq
 from pydantic import ValidationError
 
 from engine.protocol import EngineInfo, EngineMessage, EngineStats, Hello, Outputs, Submit, TokenChunk
-from engine.settings import EngineSettings
+from engine.settings import DeviceSettings, EngineSettings
 from engine.transport import MAX_BACKLOG, ClientGone, ClientStalled, Delivery, FromClient, Transport
 from tests.engine.process.engines import submission
 
@@ -130,7 +130,6 @@ def test_a_message_beyond_the_limit_cuts_its_sender_off(wire: Wire) -> None:
         ("endpoint", "127.0.0.1:5700"),
         ("engine_id", "../other"),
         ("base_name", "Base:1"),
-        ("quantization", "int3"),
         ("max_rows", "0"),
         ("drain_seconds", "-1"),
     ],
@@ -143,6 +142,26 @@ def test_settings_that_cannot_be_meant_are_refused_by_name(
         EngineSettings()
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("device", "tpu"),
+        ("quantization", "int3"),
+        ("kv_dtype", "fp4"),
+        ("memory_share", "1"),
+        ("num_blocks", "1"),
+        ("num_slots", "0"),
+        ("adapter_bytes", "10"),
+    ],
+)
+def test_device_settings_that_cannot_be_meant_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, field: str, value: str
+) -> None:
+    monkeypatch.setenv(f"ROOTSTOCK_DEVICE_{field.upper()}", value)
+    with pytest.raises(ValidationError, match=field):
+        DeviceSettings()
+
+
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROOTSTOCK_ENGINE_ENGINE_ID", "engine-7")
     monkeypatch.setenv("ROOTSTOCK_ENGINE_DATA_DIR", "somewhere")
@@ -150,4 +169,8 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     settings = EngineSettings()
     assert settings.null
     assert settings.state_dir == Path("somewhere/engine/engine-7")
-    assert len(EngineSettings.model_fields) <= 20
+    monkeypatch.setenv("ROOTSTOCK_DEVICE_KV_DTYPE", "fp8")
+    monkeypatch.setenv("ROOTSTOCK_DEVICE_CUDA_GRAPHS", "false")
+    device = DeviceSettings()
+    assert (device.device, device.kv_dtype, device.cuda_graphs) == ("auto", "fp8", False)
+    assert max(len(EngineSettings.model_fields), len(DeviceSettings.model_fields)) <= 20
