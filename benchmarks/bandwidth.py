@@ -24,6 +24,9 @@ def copy_bandwidth(device: torch.device, num_bytes: int | None = None, repeats: 
         target.copy_(source)
         _wait(device)
         seconds.append(time.perf_counter() - began)
+    del source, target
+    if on_gpu:
+        torch.cuda.empty_cache()  # it is for weights now
     return 2 * count / median(seconds[1:])
 
 

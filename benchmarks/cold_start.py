@@ -23,6 +23,8 @@ from benchmarks.random_adapters import Registered
 
 PROMPT_LEN = 64
 OUTPUT_LEN = 2
+IDLE_S = 0.001
+"""How long a step sleeps at most when there is nothing to run."""
 SETTLE_STEPS = 4
 """Decode steps between two requests, so that one does not see the last."""
 
@@ -30,11 +32,14 @@ SETTLE_STEPS = 4
 class Background:
     """Rows that decode on resident adapters, replaced when they end."""
 
-    def __init__(self, engine: InProcessEngine, rows: int, adapters: list[Registered], length: int) -> None:
+    def __init__(
+        self, engine: InProcessEngine, rows: int, adapters: list[Registered], prompt_len: int, output_len: int
+    ) -> None:
         self._engine = engine
         self._rows = rows
         self._adapters = adapters
-        self._length = length
+        self._prompt_len = prompt_len
+        self._output_len = output_len
         self._rng = np.random.default_rng(11)
         self._alive: set[str] = set()
         self._sent = 0
@@ -42,9 +47,9 @@ class Background:
     def fill(self) -> None:
         """Submit until there are as many rows as there should be, and let their prompts through."""
         while len(self._alive) < self._rows:
-            (prompt,) = random_prompts(self._rng, self._engine.model.config.vocab_size, [PROMPT_LEN])
+            prompt = self._prompt()
             adapter = self._adapters[self._sent % len(self._adapters)]
-            self._alive.add(self._engine.submit(prompt, self._length, adapter))
+            self._alive.add(self._engine.submit(prompt, self._output_len, adapter))
             self._sent += 1
         while len(self._engine.core.scheduler.queue):
             self.step()
@@ -54,7 +59,7 @@ class Background:
     def step(self) -> tuple[float, list[str]]:
         """Milliseconds of one step, and the foreign requests it had tokens for."""
         began = time.perf_counter()
-        chunks = self._engine.step()
+        chunks = self._engine.step(IDLE_S)
         milliseconds = 1e3 * (time.perf_counter() - began)
         foreign = [chunk.request_id for chunk in chunks if chunk.request_id not in self._alive]
         self._alive -= {chunk.request_id for chunk in chunks if chunk.finish_reason}
@@ -62,7 +67,7 @@ class Background:
 
     def ask(self, adapter: Registered) -> float:
         """Milliseconds to the first token of a request on `adapter`, which is then awaited."""
-        (prompt,) = random_prompts(self._rng, self._engine.model.config.vocab_size, [PROMPT_LEN])
+        prompt = self._prompt()
         began = time.perf_counter()
         request_id = self._engine.submit(prompt, OUTPUT_LEN, adapter)
         while request_id not in self.step()[1]:
@@ -71,6 +76,10 @@ class Background:
         while request_id not in self.step()[1]:
             pass
         return milliseconds
+
+    def _prompt(self) -> list[int]:
+        (prompt,) = random_prompts(self._rng, self._engine.model.config.vocab_size, [self._prompt_len])
+        return prompt
 
 
 def probe(engine: InProcessEngine, rank: int, dtype: str, rows: int, count: int) -> dict[str, Any]:
@@ -81,9 +90,10 @@ def probe(engine: InProcessEngine, rank: int, dtype: str, rows: int, count: int)
     # Twice as many as there are slots: whoever was used longest ago is out.
     adapters = engine.library.register(2 * num_slots + num_resident, [rank], dtype)
     resident, others = adapters[:num_resident], adapters[num_resident:]
-    length = min(engine.sizes.max_len - PROMPT_LEN, 8 * count + 64)
+    prompt_len = min(PROMPT_LEN, engine.sizes.max_len // 2)
+    output_len = min(engine.sizes.max_len - prompt_len, 8 * count + 64)
     engine.make_resident(resident)
-    background = Background(engine, rows, resident, length)
+    background = Background(engine, rows, resident, prompt_len, output_len)
     background.fill()
     cold, warm = _first_tokens(engine, background, resident, others, count)
     during, otherwise, seconds = _other_rows(engine, background, others, count)
@@ -94,7 +104,7 @@ def probe(engine: InProcessEngine, rank: int, dtype: str, rows: int, count: int)
         f"p{q}": round(float(np.percentile(during, q) / np.percentile(otherwise, q)), 4) for q in (50, 99)
     }
     return {
-        "background_rows": rows, "pairs": len(cold), "prompt_len": PROMPT_LEN,
+        "background_rows": rows, "pairs": len(cold), "prompt_len": prompt_len,
         "cold_ttft_ms": percentiles(cold), "warm_ttft_ms": percentiles(warm), "added_ms": added,
         "load_ms": percentiles([1e3 * value for value in seconds]),
         "itl_during_loads_ms": percentiles(during), "itl_otherwise_ms": percentiles(otherwise),

@@ -34,13 +34,13 @@ import torch
 
 from benchmarks import floor
 from benchmarks.bandwidth import copy_bandwidth
-from benchmarks.in_process import InProcessEngine, Sizes, pick_device, random_prompts
+from benchmarks.in_process import InProcessEngine, RunnerOptions, Sizes, pick_device, random_prompts
+from benchmarks.library_pools import resident_bytes
 from benchmarks.random_adapters import MIXED_RANKS, AdapterLibrary, Registered
 from benchmarks.random_base import random_base
 from benchmarks.report import write_report
 from benchmarks.shapes import SHAPES, shape
 from benchmarks.step_profile import profile_steps
-from engine.model.config import ModelConfig
 
 PROMPT_LEN = 128
 OUTPUT_LEN = 129
@@ -188,7 +188,7 @@ def with_ratios(prefills: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def sizes_for(config: ModelConfig, asked: argparse.Namespace, kinds: Sequence[Adapters]) -> Sizes:
+def sizes_for(library: AdapterLibrary, asked: argparse.Namespace, kinds: Sequence[Adapters]) -> Sizes:
     """Room for the largest part of what is asked for."""
     max_rows = max([batch for batch, _ in asked.batches], default=1)
     num_slots = max([distinct for _, distinct in asked.batches], default=0)
@@ -203,11 +203,7 @@ def sizes_for(config: ModelConfig, asked: argparse.Namespace, kinds: Sequence[Ad
         kv_tokens = max(kv_tokens, max_rows * (prompt_len + output_len))
         max_len = max(max_len, prompt_len + output_len)
     adapter_bytes = max(
-        sum(
-            floor.adapter_bytes(config, kind.ranks[number % len(kind.ranks)], kind.dtype)
-            for number in range(num_slots)
-        )
-        for kind in kinds
+        resident_bytes(library, library.register(num_slots, kind.ranks, kind.dtype)) for kind in kinds
     )
     return Sizes(
         max_rows, max_len, max(asked.max_batch_tokens, max_rows), kv_tokens, num_slots, adapter_bytes,
@@ -219,7 +215,8 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     device = pick_device(asked.device)
     config = shape(asked.shape)
     kinds = [Adapters(rank, dtype) for dtype in asked.adapter_dtypes for rank in asked.ranks]
-    sizes = sizes_for(config, asked, kinds)
+    library = AdapterLibrary(config)
+    sizes = sizes_for(library, asked, kinds)
     bandwidth = copy_bandwidth(device)
     began = time.perf_counter()
     model = random_base(config, asked.quantization, device)
@@ -233,14 +230,17 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "prompt_len": PROMPT_LEN,
         "output_len": OUTPUT_LEN,
         "max_batch_tokens": sizes.max_batch_tokens,
+        "batch_invariant": asked.batch_invariant,
         "versions": versions(),
         "copy_tb_s": round(bandwidth / 1e12, 3),
     }
-    with InProcessEngine(model, AdapterLibrary(config), sizes) as engine:
+    options = RunnerOptions(not asked.no_graphs, asked.batch_invariant)
+    with InProcessEngine(model, library, sizes, options) as engine:
         _synchronize(device)
         figures["startup"] = {
             "weights_s": round(weights_at - began, 2),
             "engine_s": round(time.perf_counter() - weights_at, 2),
+            "capture_s": round(engine.capture_s, 2),
         }
         bench = Bench(engine, asked.quantization, bandwidth, asked.repeats)
         figures |= _sections(bench, asked, kinds, sizes)
@@ -248,6 +248,11 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
             batch, distinct = asked.batches[-1]
             asked.profile.parent.mkdir(parents=True, exist_ok=True)
             asked.profile.write_text(bench.profile(batch, distinct, kinds[0]), encoding="utf-8")
+        stats = engine.core.stats
+        figures["steps"] = {
+            "all": stats.steps, "replayed": stats.graph_replays, "eager": stats.eager_steps,
+            "gap_s": round(stats.step_gap_seconds, 4),
+        }  # fmt: skip
     return figures
 
 
@@ -335,6 +340,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     option("--repeats", type=int, default=3, help="timed runs of each kind, of which the median counts")
     option("--max-batch-tokens", type=int, default=8192)
     option("--device", default="auto")
+    option("--no-graphs", action="store_true", help="launch kernel by kernel")
+    option("--batch-invariant", action="store_true", help="one size of step per product")
     option("--profile", type=Path, help="text file: the last of --batches by kernel")
     return parser.parse_args(arguments)
 

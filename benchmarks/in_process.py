@@ -9,22 +9,21 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.floor import kv_token_bytes
+from benchmarks.library_pools import LibraryDevicePool, LibraryLoader, LibraryPool
 from benchmarks.random_adapters import AdapterLibrary, Registered
 from engine.admission import Limits
-from engine.core import EngineCore
+from engine.core import EngineCore, Runner
 from engine.kv_cache import BlockPool
-from engine.lora.pool import AdapterPool
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
-from engine.protocol import AdapterRef, SamplingParams, Submit, TokenChunk
+from engine.protocol import SamplingParams, Submit, TokenChunk
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
 
@@ -45,7 +44,7 @@ class Sizes:
     """Of all requests together."""
     num_slots: int = 256
     adapter_bytes: int = 0
-    """Of all adapters that are to be resident at once."""
+    """Of all adapters that are to be resident at once; a CPU takes them as they come."""
     kv_dtype: str = "auto"
 
     @property
@@ -54,45 +53,28 @@ class Sizes:
         return -(-self.kv_tokens // BLOCK_SIZE) + 2 * self.max_rows + 1
 
 
-class LibraryLoader:
-    """Fills slots from the library, on a thread beside the step loop, first come first served."""
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """What only a GPU's runner is asked."""
 
-    def __init__(
-        self, library: AdapterLibrary, pool: AdapterPool, on_done: Callable[[int, str, str | None], None]
-    ) -> None:
-        self._library = library
-        self._pool = pool
-        self._on_done = on_done
-        self._queue: SimpleQueue[tuple[int, AdapterRef] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="adapter-loader", daemon=True)
-        self._thread.start()
-
-    def start_load(self, slot: int, ref: AdapterRef) -> None:
-        self._queue.put((slot, ref))
-
-    def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            slot, ref = work
-            self._pool.load(slot, self._library.packed(ref.digest))
-            self._on_done(slot, ref.digest, None)
+    cuda_graphs: bool = True
+    batch_invariant: bool = False
 
 
 class InProcessEngine:
     """Use as a context: at its end the loader's thread is gone and the memory given back."""
 
-    def __init__(self, model: Model, library: AdapterLibrary, sizes: Sizes) -> None:
+    def __init__(
+        self, model: Model, library: AdapterLibrary, sizes: Sizes, options: RunnerOptions | None = None
+    ) -> None:
         self.model = model
         self.sizes = sizes
         self.library = library
+        self.capture_s = 0.0
         self._wake = threading.Event()
         self._num_requests = 0
         config = model.config
-        pool = AdapterPool(config, sizes.num_slots, model.device, model.dtype)
-        self._loader = LibraryLoader(library, pool, self._loaded)
+        runner = self._on_gpu(options or RunnerOptions()) if model.device.type == "cuda" else self._on_cpu()
         scheduler = Scheduler(
             Limits(
                 context_length=sizes.max_len,
@@ -102,14 +84,44 @@ class InProcessEngine:
                 max_waiting=1_000_000,
             ),
             BlockPool(sizes.num_blocks, BLOCK_SIZE),
-            SlotTable(sizes.num_slots, self._loader.start_load),
+            SlotTable(sizes.num_slots, self._loader.start_load, self._loader),
             config.eos_ids,
             [],
             "engine-0",
             "benchmark",
         )
-        runner = ModelRunner(model, pool, sizes.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.max_len)
         self.core = EngineCore(scheduler, runner)
+
+    def _on_cpu(self) -> Runner:
+        sizes, model = self.sizes, self.model
+        self._pool: Any = LibraryPool(self.library, model.config, sizes.num_slots, model.device, model.dtype)
+        self._loader = LibraryLoader(self.library, self._pool, self._loaded)
+        return ModelRunner(model, self._pool, sizes.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.max_len)
+
+    def _on_gpu(self, options: RunnerOptions) -> Runner:
+        from engine.device_runner import DeviceRunner
+
+        sizes, model = self.sizes, self.model
+        self._pool = LibraryDevicePool(
+            self.library, model.config, sizes.num_slots, sizes.adapter_bytes, model.device
+        )
+        self._loader = LibraryLoader(self.library, self._pool, self._loaded)
+        runner = DeviceRunner(
+            model,
+            self._pool,
+            num_blocks=sizes.num_blocks,
+            block_size=BLOCK_SIZE,
+            max_rows=sizes.max_rows,
+            max_len=sizes.max_len,
+            max_batch_tokens=sizes.max_batch_tokens,
+            kv_dtype=torch.float8_e4m3fn if sizes.kv_dtype == "fp8" else model.dtype,
+            cuda_graphs=options.cuda_graphs,
+            batch_invariant=options.batch_invariant,
+        )
+        began = time.perf_counter()
+        runner.capture()
+        self.capture_s = time.perf_counter() - began
+        return runner
 
     def __enter__(self) -> InProcessEngine:
         # What is there now stays: collections between runs need not look at it.
@@ -119,7 +131,10 @@ class InProcessEngine:
 
     def __exit__(self, *_: object) -> None:
         gc.unfreeze()
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()
         self._loader.close()
+        self._pool.close()
 
     def submit(self, prompt_ids: list[int], output_len: int, adapter: Registered | None = None) -> str:
         """Greedy, to exactly `output_len` tokens. Returns the request's id."""
@@ -198,10 +213,6 @@ class InProcessEngine:
 def random_prompts(rng: np.random.Generator, vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
     """Of tokens that have never met in this order: no prefix is ever found in the cache."""
     return [rng.integers(0, vocab_size, length).tolist() for length in lengths]
-
-
-def kv_bytes(model: Model, sizes: Sizes) -> int:
-    return sizes.num_blocks * BLOCK_SIZE * kv_token_bytes(model.config, sizes.kv_dtype)
 
 
 def pick_device(name: str) -> torch.device:

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import floor
 from benchmarks.cold_start import probe
 from benchmarks.decode import versions
 from benchmarks.in_process import InProcessEngine, Sizes, pick_device, random_prompts
+from benchmarks.library_pools import resident_bytes
 from benchmarks.load_figures import Notes, Slo, StepNote, Timed, summarise
 from benchmarks.load_options import DEFAULT_RATES, described, lengths
 from benchmarks.random_adapters import AdapterLibrary, Registered
@@ -82,10 +82,10 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     device = pick_device(asked.device)
     config = shape(asked.shape)
     prompt, output = lengths(asked)
-    sizes = _sizes(asked, prompt, output)
+    library = AdapterLibrary(config)
+    sizes = _sizes(library, asked, prompt, output)
     began = time.perf_counter()
     model = random_base(config, asked.quantization, device)
-    library = AdapterLibrary(config)
     slo = Slo(asked.ttft_slo, asked.tpot_slo)
     setting = {
         "engine": "in-process", "shape": asked.shape, "quantization": asked.quantization,
@@ -129,12 +129,13 @@ def _warm_up(engine: InProcessEngine, prompt: Lengths, output: Lengths) -> None:
         engine.answer(random_prompts(rng, engine.model.config.vocab_size, prompt_lens), 4, adapters)
 
 
-def _sizes(asked: argparse.Namespace, prompt: Lengths, output: Lengths) -> Sizes:
+def _sizes(library: AdapterLibrary, asked: argparse.Namespace, prompt: Lengths, output: Lengths) -> Sizes:
     """Slots as asked for, at most one for each adapter. KV for rows of mean length, and a half more."""
     num_slots = min(asked.slots, max(asked.registered))
     longest = prompt.high + output.high
     mean = min(longest, 1.5 * (prompt.mean + output.mean))
-    adapter_bytes = floor.adapter_bytes(shape(asked.shape), asked.rank, asked.adapter_dtype) * num_slots
+    adapters = library.register(num_slots, [asked.rank], asked.adapter_dtype)
+    adapter_bytes = resident_bytes(library, adapters)
     kv_tokens = max(longest, round(asked.rows * mean))
     return Sizes(
         asked.rows, longest, max(asked.max_batch_tokens, asked.rows), kv_tokens, num_slots, adapter_bytes,

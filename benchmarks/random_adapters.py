@@ -28,6 +28,10 @@ WIDTH = 0.02
 SCALE = 2.0
 STRIDE = 64
 """Elements between one adapter's window and the next's."""
+SLACK = 4096 * STRIDE
+"""Elements drawn beyond the largest adapter: so many windows fit before the slab has to grow."""
+TAIL = 1 << 16
+"""Elements drawn beyond the last window: an image on a device is a little longer than its slab."""
 BASE_DIGEST = hashlib.sha256(b"random base").hexdigest()
 
 
@@ -63,7 +67,8 @@ class AdapterLibrary:
             digest = hashlib.sha256(f"{rank} {dtype} {number}".encode()).hexdigest()
             adapter = Registered(AdapterRef(digest, rank), dtype, number)
             self._by_digest[digest] = adapter
-            self._size = max(self._size, self.manifest(rank, dtype).num_elements + (number + 1) * STRIDE)
+            slack = max(SLACK, count * STRIDE)
+            self._size = max(self._size, self.manifest(rank, dtype).num_elements + slack + TAIL)
             found.append(adapter)
         return found
 
@@ -74,17 +79,22 @@ class AdapterLibrary:
         return self._manifests[key]
 
     def num_bytes(self, adapter: Registered) -> int:
+        """Of its slab."""
         return self.manifest(adapter.ref.rank, adapter.dtype).num_bytes
+
+    def find(self, digest: str) -> Registered:
+        """Raises KeyError when none of that digest is registered."""
+        return self._by_digest[digest]
 
     def packed(self, digest: str) -> PackedAdapter:
         """Raises KeyError when none of that digest is registered."""
         adapter = self._by_digest[digest]
         manifest = self.manifest(adapter.ref.rank, adapter.dtype)
         start = adapter.number * STRIDE
-        return PackedAdapter(manifest, self._random(adapter.dtype)[start : start + manifest.num_elements])
+        return PackedAdapter(manifest, self.numbers(adapter.dtype)[start : start + manifest.num_elements])
 
-    def _random(self, dtype: str) -> np.ndarray:
-        """The slab all adapters of a type are windows into."""
+    def numbers(self, dtype: str) -> np.ndarray:
+        """The slab all adapters of a type are windows into. Another one once a larger is needed."""
         numbers = self._numbers.get(dtype)
         if numbers is None or len(numbers) < self._size:
             numbers = self._numbers[dtype] = _DRAW[dtype](np.random.default_rng(self._seed), self._size)
