@@ -9,8 +9,13 @@ import triton
 import triton.language as tl
 
 from kernels.compilation import Compilation
-from kernels.sampling.kernels.truncation import gather_kernel, survey_kernel, threshold_kernel
-from kernels.sampling.kernels.weights import DEEPEST, draws, integer, truncates, uniform, weigh
+from kernels.sampling.kernels.truncation import gather_kernel, sample_kernel, threshold_kernel
+from kernels.sampling.kernels.weights import draws, joined, split, truncates, uniform, weigh
+
+TILE = 2048
+"""Tokens at a time of the passes over parts of a row: 16 for each of 128 threads."""
+WIDTH = 2048
+"""Of the passes over a whole row by one program of 1024 threads."""
 
 
 @triton.jit
@@ -24,6 +29,14 @@ def uniform_kernel(seeds_ptr, positions_ptr, out_ptr, size, BLOCK: tl.constexpr)
 
 
 @triton.jit
+def _logits(line, vocab_size, start, SIZE: tl.constexpr):
+    """Part of a row; a NaN as infinity, so that it is the largest of all."""
+    at = start + tl.arange(0, SIZE)
+    x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
+    return tl.where(x != x, float("inf"), x)
+
+
+@triton.jit
 def largest_kernel(
     logits_ptr,
     stride,
@@ -32,7 +45,6 @@ def largest_kernel(
     rows_ptr,
     places_ptr,
     best_ptr,
-    where_ptr,
     tickets_ptr,
     largest_ptr,
     ids_ptr,
@@ -45,39 +57,45 @@ def largest_kernel(
 
     And finite[places[s]], largest[s]; a row with NaN, +inf or nothing but -inf is not finite and has id 0.
     Positions whose row is the null row are left alone. The program that finishes a row's last block reduces
-    its blocks, so that one row uses many multiprocessors and nothing is launched twice.
+    its blocks, so that one row uses many multiprocessors and nothing is launched twice; only the block with
+    the largest is looked at again, for its place.
 
     Shapes: logits_SV (fp32 or bf16; a row's elements side by side), rows_S and places_S int32, best_SB fp32,
-    where_SB int32, tickets_S int32 (zeros, and again afterwards), largest_S fp32, ids int32, finite uint8.
+    tickets_S int32 (zeros, and again afterwards), largest_S fp32, ids int32, finite uint8.
     """
     block, position = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows_ptr + position)
     if row == null_row:
         return
-    at = block * BLOCK + tl.arange(0, BLOCK)
     line = logits_ptr + position.to(tl.int64) * stride
-    x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
-    x = tl.where(x != x, float("inf"), x)  # a NaN is the largest of all
-    best = tl.max(x)
     num_blocks = tl.num_programs(0)
-    partial = position * num_blocks
-    tl.store(best_ptr + partial + block, best)
-    tl.store(where_ptr + partial + block, tl.min(tl.where(x == best, at, vocab_size - 1)))
+    partial = best_ptr + position * num_blocks
+    tl.store(partial + block, tl.max(_logits(line, vocab_size, block * BLOCK, BLOCK)))
     tl.debug_barrier()
     if tl.atomic_add(tickets_ptr + position, 1) == num_blocks - 1:
         blocks = tl.arange(0, BLOCKS)
-        inside = blocks < num_blocks
-        bests = tl.load(best_ptr + partial + blocks, inside, other=-float("inf"), cache_modifier=".cg")
-        places = tl.load(where_ptr + partial + blocks, inside, other=vocab_size, cache_modifier=".cg")
+        bests = tl.load(partial + blocks, blocks < num_blocks, other=-float("inf"), cache_modifier=".cg")
         largest = tl.max(bests)
+        start = tl.min(tl.where(bests == largest, blocks, num_blocks - 1)) * BLOCK
+        x = _logits(line, vocab_size, start, BLOCK)
+        at = start + tl.arange(0, BLOCK)
         finite = (largest < float("inf")) & (largest > -float("inf"))
-        token = tl.where(finite, tl.min(tl.where(bests == largest, places, vocab_size)), 0)
+        token = tl.where(finite, tl.min(tl.where(x == largest, at, vocab_size - 1)), 0)
         place = tl.load(places_ptr + position)
         tl.store(ids_ptr + place, token)
         tl.store(next_ids_ptr + row, token)
         tl.store(finite_ptr + place, finite.to(tl.uint8))
         tl.store(largest_ptr + position, tl.where(finite, largest, float("inf")))
         tl.store(tickets_ptr + position, 0)
+
+
+@triton.jit
+def _kept(line, end, begin, largest, temperature, limit, min_p, TILE: tl.constexpr):
+    """Split weights of a tile's tokens, 0 for those that truncation cuts."""
+    at = begin + tl.arange(0, TILE)
+    x = tl.load(line + at, at < end, other=-float("inf")).to(tl.float32)
+    weight = weigh(x, largest, temperature)
+    return split(tl.where((x >= limit) & (weight >= min_p), weight, 0.0))
 
 
 @triton.jit
@@ -103,6 +121,7 @@ def draw_kernel(
     next_ids_ptr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,
     HAS_UNIFORMS: tl.constexpr,
 ):
     """Semantics: ids[places[s]] = min { v : sum_{w <= v} e_w > u[s] * sum_w e_w }, over the tokens kept.
@@ -111,22 +130,27 @@ def draw_kernel(
     row's last block finds the block that the draw falls into, and the token in it.
 
     Shapes: as in largest_kernel; temperature_S, top_p_S, min_p_S fp32, top_k_S int32, seeds_S, positions_S
-    int64 or uniforms_S fp64, limit_S int32, masses_SB int64, tickets_S int32 (zeros, and again afterwards).
+    int64 or uniforms_S fp64, limit_S fp32, masses_SB int64, tickets_S int32 (zeros, and again afterwards).
     """
     block, position = tl.program_id(0), tl.program_id(1)
     if not draws(position, null_row, rows_ptr, temperature_ptr, largest_ptr):
         return
     is_cut = truncates(tl.load(top_k_ptr + position), tl.load(top_p_ptr + position), vocab_size)
-    limit = tl.load(limit_ptr + position, is_cut, other=DEEPEST)
+    limit = tl.load(limit_ptr + position, is_cut, other=-float("inf"))
     min_p = tl.load(min_p_ptr + position)
     largest, temperature = tl.load(largest_ptr + position), tl.load(temperature_ptr + position)
     line = logits_ptr + position.to(tl.int64) * stride
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
-    depth, weight = weigh(x, largest, temperature)
-    weight = tl.where((at < vocab_size) & (depth <= limit) & (weight >= min_p), weight, 0.0)
+    start = block * BLOCK
+    end = tl.minimum(start + BLOCK, vocab_size)
+    high = tl.zeros((TILE,), tl.int32)
+    low = tl.zeros((TILE,), tl.int32)
+    for begin in range(start, end, TILE):
+        more_high, more_low = _kept(line, end, begin, largest, temperature, limit, min_p, TILE)
+        high += more_high
+        low += more_low
     num_blocks = tl.num_programs(0)
-    tl.store(masses_ptr + position * num_blocks + block, tl.sum(integer(weight)))
+    masses_ptr += position * num_blocks
+    tl.store(masses_ptr + block, tl.sum(joined(high, low)))
     tl.debug_barrier()
     if tl.atomic_add(tickets_ptr + position, 1) == num_blocks - 1:
         if HAS_UNIFORMS:
@@ -134,23 +158,20 @@ def draw_kernel(
         else:
             u = uniform(tl.load(seeds_ptr + position), tl.load(positions_ptr + position))
         blocks = tl.arange(0, BLOCKS)
-        masses = tl.load(
-            masses_ptr + position * num_blocks + blocks,
-            blocks < num_blocks,
-            other=0,
-            cache_modifier=".cg",
-        )
+        masses = tl.load(masses_ptr + blocks, blocks < num_blocks, other=0, cache_modifier=".cg")
         total = tl.sum(masses)
         target = tl.minimum((u * total.to(tl.float64)).to(tl.int64), total - 1)
-        reached = tl.cumsum(masses)
-        chosen = tl.min(tl.where(reached > target, blocks, num_blocks - 1))
-        before = tl.sum(tl.where(blocks < chosen, masses, 0))
-        at = chosen * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
-        depth, weight = weigh(x, largest, temperature)
-        weight = tl.where((at < vocab_size) & (depth <= limit) & (weight >= min_p), weight, 0.0)
-        reached = before + tl.cumsum(integer(weight))
-        token = tl.min(tl.where(reached > target, at, vocab_size - 1))
+        chosen = tl.min(tl.where(tl.cumsum(masses) > target, blocks, num_blocks - 1))
+        target -= tl.sum(tl.where(blocks < chosen, masses, 0))
+        start = chosen * BLOCK
+        end = tl.minimum(start + BLOCK, vocab_size)
+        token = end - 1
+        for begin in range(start, end, TILE):
+            more_high, more_low = _kept(line, end, begin, largest, temperature, limit, min_p, TILE)
+            reached = tl.cumsum(joined(more_high, more_low))
+            at = begin + tl.arange(0, TILE)
+            token = tl.minimum(token, tl.min(tl.where(reached > target, at, end - 1)))
+            target -= tl.max(reached)
         tl.store(ids_ptr + tl.load(places_ptr + position), token)
         tl.store(next_ids_ptr + tl.load(rows_ptr + position), token)
         tl.store(tickets_ptr + position, 0)
@@ -167,15 +188,13 @@ _POINTERS = {
     "positions_ptr": "*i64",
     "uniforms_ptr": "*fp64",
     "best_ptr": "*fp32",
-    "where_ptr": "*i32",
     "tickets_ptr": "*i32",
     "largest_ptr": "*fp32",
-    "survey_ptr": "*fp32",
-    "bracket_ptr": "*i32",
-    "wanted_ptr": "*fp64",
+    "bottom_ptr": "*fp32",
     "counts_ptr": "*i32",
-    "list_ptr": "*i32",
-    "limit_ptr": "*i32",
+    "totals_ptr": "*i64",
+    "list_ptr": "*fp32",
+    "limit_ptr": "*fp32",
     "masses_ptr": "*i64",
     "ids_ptr": "*i32",
     "next_ids_ptr": "*i32",
@@ -199,18 +218,15 @@ COMPILATIONS = [
         {"BLOCK": 256},
     ),
     *(
-        _compilation(largest_kernel, logits, 8, BLOCK=block, BLOCKS=blocks)
-        for logits in ("bf16", "fp32")
-        for block, blocks in ((1024, 128), (8192, 16))
-    ),
-    *(
         one
-        for logits in ("bf16", "fp32")
+        for logits, shift in (("bf16", 16), ("fp32", 0))
         for one in (
-            _compilation(survey_kernel, logits, 8, BLOCK=4096),
-            _compilation(gather_kernel, logits, 8, BLOCK=4096, BLOCKS=32),
-            _compilation(threshold_kernel, logits, 32, WIDTH=2048),
-            _compilation(draw_kernel, logits, 8, BLOCK=4096, BLOCKS=32, HAS_UNIFORMS=False),
+            _compilation(largest_kernel, logits, 8, BLOCK=1024, BLOCKS=128),
+            _compilation(largest_kernel, logits, 8, BLOCK=8192, BLOCKS=16),
+            _compilation(sample_kernel, logits, 8, SHIFT=shift),
+            _compilation(gather_kernel, logits, 4, BLOCK=8192, TILE=TILE),
+            _compilation(threshold_kernel, logits, 32, SHIFT=shift, WIDTH=WIDTH),
+            _compilation(draw_kernel, logits, 4, BLOCK=8192, BLOCKS=16, TILE=TILE, HAS_UNIFORMS=False),
         )
     ),
 ]

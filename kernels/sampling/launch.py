@@ -12,10 +12,7 @@ import triton
 from torch import Tensor
 
 from kernels.sampling import kernel as kernels
-from kernels.sampling.step import DRAW_BLOCK, Asked, Drawn, Scratch, block_size, num_blocks
-
-WIDTH = 2048
-"""Two tokens for each thread of the passes over a whole row: seven sums each are 28 registers."""
+from kernels.sampling.step import Asked, Drawn, Scratch, block_size, num_blocks
 
 
 def launch(
@@ -34,11 +31,11 @@ def launch(
     common = (logits_SV, logits_SV.stride(0), vocab_size, null_row, asked.rows_S)
     block = block_size(num_positions, vocab_size)
     blocks = num_blocks(vocab_size, block)
-    kernels.largest_kernel[blocks, num_positions](
+    grid = (blocks, num_positions)
+    kernels.largest_kernel[grid](
         *common,
         asked.places_S,
         scratch.best_SB,
-        scratch.where_SB,
         scratch.tickets_S,
         scratch.largest_S,
         drawn.ids_S,
@@ -50,16 +47,21 @@ def launch(
     )
     if not draws:
         return
-    blocks = num_blocks(vocab_size, DRAW_BLOCK)
-    sizes = {"BLOCK": DRAW_BLOCK, "BLOCKS": triton.next_power_of_2(blocks)}
-    grid = (blocks, num_positions)
     if truncates:
-        common_cut = (*common, asked.temperature_S, asked.top_k_S, asked.top_p_S, scratch.largest_S)
-        bracket = (scratch.bracket_S2, scratch.wanted_S2, scratch.counts_S, scratch.list_SL)
-        kernels.survey_kernel[grid](*common_cut, scratch.survey_SBJ, BLOCK=DRAW_BLOCK, num_warps=8)
-        kernels.gather_kernel[grid](*common_cut, scratch.survey_SBJ, *bracket, **sizes, num_warps=8)
+        shift = 16 if logits_SV.dtype is torch.bfloat16 else 0
+        cut = (
+            *common,
+            asked.temperature_S,
+            asked.top_k_S,
+            asked.top_p_S,
+            scratch.largest_S,
+            scratch.bottom_S,
+        )
+        listed = (scratch.counts_S, scratch.totals_S, scratch.list_SL)
+        kernels.sample_kernel[num_positions,](*cut, SHIFT=shift, num_warps=8)
+        kernels.gather_kernel[grid](*cut, *listed, BLOCK=block, TILE=min(block, kernels.TILE), num_warps=4)
         kernels.threshold_kernel[num_positions,](
-            *common_cut, *bracket, scratch.limit_S, WIDTH=WIDTH, num_warps=32
+            *cut, *listed, scratch.limit_S, SHIFT=shift, WIDTH=kernels.WIDTH, num_warps=32
         )
     kernels.draw_kernel[grid](
         *common,
@@ -70,16 +72,18 @@ def launch(
         asked.min_p_S,
         asked.seeds_S,
         asked.positions_S,
-        scratch.wanted_S2 if uniforms_S is None else uniforms_S,
+        scratch.masses_SB if uniforms_S is None else uniforms_S,
         scratch.largest_S,
         scratch.limit_S,
         scratch.masses_SB,
         scratch.tickets_S,
         drawn.ids_S,
         drawn.next_ids_R,
-        **sizes,
+        BLOCK=block,
+        BLOCKS=triton.next_power_of_2(blocks),
+        TILE=min(block, kernels.TILE),
         HAS_UNIFORMS=uniforms_S is not None,
-        num_warps=8,
+        num_warps=4,
     )
 
 

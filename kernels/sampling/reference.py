@@ -86,10 +86,10 @@ def draw(
     """Semantics: ids[s] = min { v : sum_{w <= v} e[s, w] > u[s] * sum_w e[s, w] }.
 
     With z = (logits - max) / temperature and e = exp(z) where kept, else 0. Kept is what passes, in this
-    order: top-k (z not below the k-th largest), top-p (z not below the last of the fewest largest that hold a
-    share p of what top-k kept), min-p (exp(z) not below m: the largest is 1). Ties stay or go together, so
-    that the kept set has one meaning on any device; the sum runs in vocabulary order, so that two near-equal
-    logits changing places moves nothing.
+    order: top-k (logits not below the k-th largest), top-p (logits not below the last of the fewest largest
+    that hold a share p of what top-k kept), min-p (exp(z) not below m: the largest is 1). Equal logits stay
+    or go together, so that the kept set has one meaning on any device; the sum runs in vocabulary order, so
+    that two near-equal logits changing places moves nothing.
 
     temperature > 0; top_k int64, outside 1..V is off; top_p 1 is off; min_p 0 is off. Returns int64.
     """
@@ -100,9 +100,9 @@ def draw(
     truncated_S = (k_S < size) | (top_p_S < 1)
     if bool(truncated_S.any()):
         rows_R = truncated_S.nonzero().squeeze(-1)
-        z_RV = z_SV[rows_R]
-        threshold_R = _threshold(z_RV, k_S[rows_R], top_p_S[rows_R])
-        weights_SV[rows_R] = weights_SV[rows_R].masked_fill(z_RV < threshold_R[:, None], 0.0)
+        logits_RV = logits_SV[rows_R]
+        threshold_R = _threshold(logits_RV, temperature_S[rows_R], k_S[rows_R], top_p_S[rows_R])
+        weights_SV[rows_R] = weights_SV[rows_R].masked_fill(logits_RV < threshold_R[:, None], 0.0)
     if bool((min_p_S > 0).any()):
         weights_SV = weights_SV.masked_fill(weights_SV < min_p_S[:, None], 0.0)
     cumulative_SV = weights_SV.cumsum(dim=-1, dtype=torch.float64)
@@ -113,11 +113,14 @@ def draw(
     return torch.minimum(ids_S1, last_S1).squeeze(-1)
 
 
-def _threshold(z_SV: torch.Tensor, k_S: torch.Tensor, top_p_S: torch.Tensor) -> torch.Tensor:
-    """The smallest z that top-k (1..V) and top-p keep."""
-    sorted_SV = _descending(z_SV)
+def _threshold(
+    logits_SV: torch.Tensor, temperature_S: torch.Tensor, k_S: torch.Tensor, top_p_S: torch.Tensor
+) -> torch.Tensor:
+    """The smallest logit that top-k (1..V) and top-p keep."""
+    sorted_SV = _descending(logits_SV)
     kth_S = sorted_SV.gather(-1, (k_S - 1)[:, None]).squeeze(-1)
-    share_SV = torch.exp(sorted_SV).masked_fill(sorted_SV < kth_S[:, None], 0.0).double()
+    z_SV = (sorted_SV - sorted_SV[:, :1]) / temperature_S[:, None]
+    share_SV = torch.exp(z_SV).masked_fill(sorted_SV < kth_S[:, None], 0.0).double()
     cumulative_SV = share_SV.cumsum(dim=-1)
     wanted_S1 = top_p_S.double()[:, None] * cumulative_SV[:, -1:]
     # One that begins below the wanted mass is still needed; the first always is.
@@ -127,11 +130,11 @@ def _threshold(z_SV: torch.Tensor, k_S: torch.Tensor, top_p_S: torch.Tensor) -> 
     return torch.maximum(kth_S, torch.where(top_p_S < 1, nucleus_S, kth_S))
 
 
-def _descending(z_SV: torch.Tensor) -> torch.Tensor:
+def _descending(logits_SV: torch.Tensor) -> torch.Tensor:
     """Sorted values. On a CPU by numpy, whose vectorised sort of values is 15 times as fast as torch's."""
-    if z_SV.device.type == "cpu":
-        return torch.from_numpy(-np.sort(-z_SV.numpy(), axis=-1))
-    return z_SV.sort(dim=-1, descending=True).values
+    if logits_SV.device.type == "cpu":
+        return torch.from_numpy(-np.sort(-logits_SV.numpy(), axis=-1))
+    return logits_SV.sort(dim=-1, descending=True).values
 
 
 def sample_reference(logits_SV: torch.Tensor, asked: Asked, drawn: Drawn) -> None:

@@ -17,13 +17,8 @@ MIN_BLOCK = 1024
 MAX_BLOCK = 8192
 MIN_PROGRAMS = 512
 """Some four for each multiprocessor of an H200: blocks are halved until there are as many."""
-DRAW_BLOCK = 4096
-"""One for all steps: the survey's fp32 sums are over blocks, and a row's draw may not depend on its batch."""
-CANDIDATES = 8192
-"""That one program keeps in registers when it looks for a threshold: 8 for each of 1024 threads."""
-NUM_PIVOTS = 8
-SURVEY = 16
-"""Per block: the measures at the pivots, the total mass, the deepest pivot; a power of two."""
+CANDIDATES = 16384
+"""That one program keeps in registers when it looks for a threshold: 16 for each of 1024 threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +63,11 @@ class Scratch:
     vocab_size: int
     device: torch.device
     best_SB: Tensor = field(init=False)
-    where_SB: Tensor = field(init=False)
     tickets_S: Tensor = field(init=False)
     largest_S: Tensor = field(init=False)
-    survey_SBJ: Tensor = field(init=False)
-    bracket_S2: Tensor = field(init=False)
-    wanted_S2: Tensor = field(init=False)
+    bottom_S: Tensor = field(init=False)
     counts_S: Tensor = field(init=False)
+    totals_S: Tensor = field(init=False)
     list_SL: Tensor = field(init=False)
     limit_S: Tensor = field(init=False)
     masses_SB: Tensor = field(init=False)
@@ -88,22 +81,19 @@ class Scratch:
             num * num_blocks(self.vocab_size, block_size(num, self.vocab_size))
             for num in {1, *(1 << bit for bit in range(positions.bit_length())), positions}
         )
-        draw_blocks = num_blocks(self.vocab_size, DRAW_BLOCK)
         self.best_SB = torch.empty(most, dtype=torch.float32, device=device)
-        self.where_SB = torch.empty(most, dtype=torch.int32, device=device)
         self.tickets_S = torch.zeros(positions, dtype=torch.int32, device=device)
         self.largest_S = torch.empty(positions, dtype=torch.float32, device=device)
-        self.survey_SBJ = torch.empty(positions, draw_blocks, SURVEY, dtype=torch.float32, device=device)
-        self.bracket_S2 = torch.empty(positions, 2, dtype=torch.int32, device=device)
-        self.wanted_S2 = torch.empty(positions, 2, dtype=torch.float64, device=device)
+        self.bottom_S = torch.empty(positions, dtype=torch.float32, device=device)
         self.counts_S = torch.zeros(positions, dtype=torch.int32, device=device)
-        self.list_SL = torch.empty(positions, CANDIDATES, dtype=torch.int32, device=device)
-        self.limit_S = torch.empty(positions, dtype=torch.int32, device=device)
-        self.masses_SB = torch.empty(positions, draw_blocks, dtype=torch.int64, device=device)
+        self.totals_S = torch.zeros(positions, dtype=torch.int64, device=device)
+        self.list_SL = torch.empty(positions, CANDIDATES, dtype=torch.float32, device=device)
+        self.limit_S = torch.empty(positions, dtype=torch.float32, device=device)
+        self.masses_SB = torch.empty(most, dtype=torch.int64, device=device)
 
 
 def block_size(num_positions: int, vocab_size: int) -> int:
-    """Elements per program of the pass for the largest: large, but enough of them for the whole device."""
+    """Tokens per program of the passes over all rows: many, but with enough programs for the whole device."""
     block = MAX_BLOCK
     while block > MIN_BLOCK and num_positions * num_blocks(vocab_size, block) < MIN_PROGRAMS:
         block //= 2

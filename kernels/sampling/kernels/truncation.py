@@ -1,10 +1,11 @@
-"""Where top-k and top-p cut, without sorting: measure at pivots, gather what lies between two, bisect.
+"""Where top-k and top-p cut, without sorting: guess from a sample, gather what lies above, bisect.
 
-Suffixes: S positions of the step, V vocabulary, B blocks of it, J measures, L places of a list of candidates.
-Every kernel leaves positions alone that do not draw or truncate nothing: their programs end at once.
+Suffixes: S positions of the step, V vocabulary, L places of a list of candidates. Every kernel leaves
+positions alone that do not draw or truncate nothing: their programs end at once.
 
 A threshold is the largest logit t with measure({v : l_v >= t}) >= wanted, where top-k measures tokens and
-top-p weights, as in reference.py.
+top-p weights, as in reference.py. The sample only decides how many candidates there are; whether they reach
+down to the threshold is checked exactly, and where they do not the row is searched as a whole.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ import triton.language as tl
 
 from kernels.sampling import step
 from kernels.sampling.kernels.weights import (
-    DEEPEST,
-    LOWEST,
-    UNIT,
     draws,
-    exponential,
-    integer,
+    joined,
+    key_of,
+    split,
     truncates,
+    value_of,
     weigh,
 )
 
-NUM_PIVOTS: tl.constexpr = tl.constexpr(step.NUM_PIVOTS)
-SURVEY: tl.constexpr = tl.constexpr(step.SURVEY)
 LIST: tl.constexpr = tl.constexpr(step.CANDIDATES)
-MARGIN: tl.constexpr = tl.constexpr(1e-4)
-"""Far above the rounding of an fp32 sum: a bracket that is a little wide costs nothing."""
+SAMPLE: tl.constexpr = tl.constexpr(4096)
+RUN: tl.constexpr = tl.constexpr(32)
+"""Neighbours in the sample: one sector of memory or two. Vocabularies are ordered, so it is spread out."""
+AIM: tl.constexpr = tl.constexpr(14_000)
+"""Candidates for top-p: the sample's rank is off by 22 in 450 (one sigma), so 16384 are not exceeded."""
 
 
 @triton.jit
-def survey_kernel(
+def sample_kernel(
     logits_ptr,
     stride,
     vocab_size,
@@ -42,40 +43,36 @@ def survey_kernel(
     top_k_ptr,
     top_p_ptr,
     largest_ptr,
-    survey_ptr,
-    BLOCK: tl.constexpr,
+    bottom_ptr,
+    SHIFT: tl.constexpr,
 ):
-    """Semantics: survey[s, b, j] = sum of what row s measures over v in block b with z >= pivot[s, j].
+    """Semantics: bottom[s] = a logit that top-k tokens lie above with near certainty, or AIM for top-p alone.
 
-    A row with top-k measures tokens, one with top-p alone their weights. Pivots divide evenly a range of z
-    that is sure to hold top-p's threshold: the V tokens below log((1 - p) / V) cannot hold a share of 1 - p,
-    as the largest alone weighs 1.
+    By the order statistics of 4096 tokens: k of V are k' = 4096 k / V of them, give or take sqrt(k').
 
-    Shapes: as in largest_kernel; temperature_S and top_p_S fp32, top_k_S int32, survey_SBJ fp32.
+    Shapes: as in largest_kernel; temperature_S and top_p_S fp32, top_k_S int32, bottom_S fp32.
     """
-    block, position = tl.program_id(0), tl.program_id(1)
+    position = tl.program_id(0)
     if not draws(position, null_row, rows_ptr, temperature_ptr, largest_ptr):
         return
     top_k, top_p = tl.load(top_k_ptr + position), tl.load(top_p_ptr + position)
     if not truncates(top_k, top_p, vocab_size):
         return
-    counts = (top_k >= 1) & (top_k < vocab_size)
-    share = tl.where(counts, 0.999, top_p)
-    deepest = tl.minimum(tl.log(vocab_size / (1.0 - share)) + 0.1, LOWEST)
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    inside = at < vocab_size
-    line = logits_ptr + position.to(tl.int64) * stride
-    x = tl.load(line + at, inside, other=-float("inf")).to(tl.float32)
-    depth, weight = weigh(x, tl.load(largest_ptr + position), tl.load(temperature_ptr + position))
-    weight = tl.where(inside, weight, 0.0)
-    measured = tl.where(counts, inside.to(tl.float32), weight)
-    columns = tl.arange(0, SURVEY)
-    found = tl.where(columns == NUM_PIVOTS, tl.sum(weight), tl.where(columns > NUM_PIVOTS, deepest, 0.0))
-    for j in tl.static_range(NUM_PIVOTS):
-        pivot = (deepest * ((j + 1) / NUM_PIVOTS)).to(tl.int32, bitcast=True)
-        found = tl.where(columns == j, tl.sum(tl.where(depth <= pivot, measured, 0.0)), found)
-    line = (position * tl.num_programs(0) + block) * SURVEY
-    tl.store(survey_ptr + line + columns, found)
+    if vocab_size <= LIST:
+        tl.store(bottom_ptr + position, -float("inf"))
+        return
+    share = 1.0 * SAMPLE / vocab_size
+    of_k = share * top_k
+    by_count = (top_k >= 1) & (top_k < vocab_size)
+    rank = tl.where(by_count, of_k + 5.0 * tl.sqrt(tl.maximum(of_k, 0.0)) + 8.0, share * AIM)
+    place = tl.arange(0, SAMPLE)
+    at = (place // RUN) * (vocab_size // (SAMPLE // RUN)) + place % RUN
+    x = tl.load(logits_ptr + position.to(tl.int64) * stride + at).to(tl.float32)
+    key = key_of(x, SHIFT)
+    low = key_of(tl.full((), -float("inf"), tl.float32), SHIFT).to(tl.int64)
+    high = key_of(tl.load(largest_ptr + position), SHIFT).to(tl.int64) + 1
+    wanted = tl.minimum(rank, 1.0 * SAMPLE + 1).to(tl.int32)
+    tl.store(bottom_ptr + position, value_of(_search_counts(key, wanted, low, high), SHIFT))
 
 
 @triton.jit
@@ -89,22 +86,18 @@ def gather_kernel(
     top_k_ptr,
     top_p_ptr,
     largest_ptr,
-    survey_ptr,
-    bracket_ptr,
-    wanted_ptr,
+    bottom_ptr,
     counts_ptr,
+    totals_ptr,
     list_ptr,
     BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """Semantics: list[s] = the depths in (bracket[s, 0], bracket[s, 1]], in any order; counts[s] of them.
+    """Semantics: list[s] = the logits >= bottom[s], in any order; counts[s] of them.
 
-    The bracket is the pair of neighbouring pivots between which the survey found the threshold; wanted[s] is
-    (what is to be measured down to the threshold, how much of it lies above the bracket). For rows with both
-    top-k and top-p the bracket begins at the top, since top-p's threshold lies above top-k's. What does not
-    fit in the list is counted only.
+    What does not fit in the list is counted only. totals[s] = the sum of all weights, where top-p needs it.
 
-    Shapes: as in survey_kernel; bracket_S2 int32, wanted_S2 fp64, counts_S int32 (zeros), list_SL int32.
+    Shapes: as in sample_kernel; counts_S int32 and totals_S int64 (both zeros), list_SL fp32.
     """
     block, position = tl.program_id(0), tl.program_id(1)
     if not draws(position, null_row, rows_ptr, temperature_ptr, largest_ptr):
@@ -112,136 +105,137 @@ def gather_kernel(
     top_k, top_p = tl.load(top_k_ptr + position), tl.load(top_p_ptr + position)
     if not truncates(top_k, top_p, vocab_size):
         return
-    num_blocks = tl.num_programs(0)
-    blocks, columns = tl.arange(0, BLOCKS), tl.arange(0, SURVEY)
-    lines = (position * num_blocks + blocks) * SURVEY
-    surveyed = tl.load(
-        survey_ptr + lines[:, None] + columns[None, :], blocks[:, None] < num_blocks, other=0.0
-    )
-    found = tl.sum(surveyed.to(tl.float64), axis=0)
-    deepest = tl.load(survey_ptr + position * num_blocks * SURVEY + NUM_PIVOTS + 1)
-    counts = (top_k >= 1) & (top_k < vocab_size)
-    total = tl.sum(tl.where(columns == NUM_PIVOTS, found, 0.0))
-    wanted = tl.where(counts, top_k.to(tl.float64), top_p.to(tl.float64) * total)
-    pivots = columns < NUM_PIVOTS
-    depths = (deepest * ((columns + 1).to(tl.float32) / NUM_PIVOTS)).to(tl.int32, bitcast=True)
-    bottom = tl.min(tl.where(pivots & (found >= wanted * (1 + MARGIN)), depths, DEEPEST))
-    both = counts & (top_p < 1.0)
-    above = pivots & (found < tl.where(both, 0.0, wanted * (1 - MARGIN)))
-    top = tl.max(tl.where(above, depths, -1))
-    if block == 0:
-        tl.store(bracket_ptr + 2 * position, top)
-        tl.store(bracket_ptr + 2 * position + 1, bottom)
-        tl.store(wanted_ptr + 2 * position, wanted)
-        tl.store(wanted_ptr + 2 * position + 1, tl.max(tl.where(above, found, 0.0)))
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    inside = at < vocab_size
+    weighs = (top_k < 1) | (top_k >= vocab_size)
+    largest, temperature = tl.load(largest_ptr + position), tl.load(temperature_ptr + position)
+    bottom = tl.load(bottom_ptr + position)
     line = logits_ptr + position.to(tl.int64) * stride
-    x = tl.load(line + at, inside, other=-float("inf")).to(tl.float32)
-    depth, _ = weigh(x, tl.load(largest_ptr + position), tl.load(temperature_ptr + position))
-    chosen = inside & (depth > top) & (depth <= bottom)
-    order = tl.cumsum(chosen.to(tl.int32))
-    num = tl.sum(chosen.to(tl.int32))
-    if num > 0:
-        to = tl.atomic_add(counts_ptr + position, num) + order - 1
-        tl.store(list_ptr + position.to(tl.int64) * LIST + to, depth, chosen & (to < LIST))
+    candidates = list_ptr + position.to(tl.int64) * LIST
+    high = tl.zeros((TILE,), tl.int32)
+    low = tl.zeros((TILE,), tl.int32)
+    for start in range(block * BLOCK, tl.minimum((block + 1) * BLOCK, vocab_size), TILE):
+        at = start + tl.arange(0, TILE)
+        x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
+        chosen = ((x >= bottom) & (at < vocab_size)).to(tl.int32)
+        num = tl.sum(chosen)
+        if num > 0:
+            to = tl.atomic_add(counts_ptr + position, num, sem="relaxed") + tl.cumsum(chosen) - 1
+            tl.store(candidates + to, x, (chosen > 0) & (to < LIST))
+        if weighs:
+            more_high, more_low = split(weigh(x, largest, temperature))
+            high += more_high
+            low += more_low
+    if weighs:
+        tl.atomic_add(totals_ptr + position, tl.sum(joined(high, low)), sem="relaxed")
 
 
 @triton.jit
-def _search(depth, measured, wanted, low, high):
-    """Semantics: min { t in (low, high] : sum of measured[i] with depth[i] <= t is at least wanted }."""
+def _search_counts(key, wanted, low, high):
+    """Semantics: max { t in [low, high) : so many keys are >= t as are wanted }, or low."""
     while high - low > 1:
         middle = low + (high - low) // 2
-        enough = tl.sum(tl.where(depth <= middle, measured, 0)) >= wanted
-        high = tl.where(enough, middle, high)
-        low = tl.where(enough, low, middle)
-    return high
+        enough = tl.sum((key >= middle.to(tl.int32)).to(tl.int32)) >= wanted
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low
+
+
+@triton.jit
+def _mass_above(key, weight, bottom):
+    high, low = split(tl.where(key >= bottom, weight, 0.0))
+    return tl.sum(joined(high, low))
+
+
+@triton.jit
+def _search_mass(key, weight, wanted, low, high):
+    """Semantics: max { t in [low, high) : the weights of keys >= t sum to what is wanted }, or low."""
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        enough = _mass_above(key, weight, middle.to(tl.int32)) >= wanted
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low
+
+
+@triton.jit
+def _share(top_p, total):
+    """What top-p wants of a total; something always."""
+    return tl.maximum(tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64), 1)
+
+
+@triton.jit
+def _measure(x, key, floor, pivot, largest, temperature, by_count):
+    """Split measure of the tokens with keys >= both floor and pivot."""
+    kept = (key >= floor) & (key >= pivot)
+    high, low = split(tl.where(kept & (by_count == 0), weigh(x, largest, temperature), 0.0))
+    return high, tl.where(by_count, kept.to(tl.int32), low)
+
+
+@triton.jit
+def _measure_row(
+    line, vocab_size, largest, temperature, by_count, floor, pivot, SHIFT: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Measure of a whole row's tokens with keys >= both floor and pivot."""
+    high = tl.zeros((WIDTH,), tl.int32)
+    low = tl.zeros((WIDTH,), tl.int32)
+    for start in range(0, vocab_size, WIDTH):
+        at = start + tl.arange(0, WIDTH)
+        x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
+        key = tl.where(at < vocab_size, key_of(x, SHIFT), -2147483648)
+        more_high, more_low = _measure(x, key, floor, pivot, largest, temperature, by_count)
+        high += more_high
+        low += more_low
+    return tl.sum(joined(high, low))
 
 
 @triton.jit
 def _search_row(
-    line, vocab_size, largest, temperature, counts, limit, wanted, low, high, WIDTH: tl.constexpr
+    line,
+    vocab_size,
+    largest,
+    temperature,
+    by_count,
+    floor,
+    wanted,
+    low,
+    high,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):
-    """`_search` over all tokens of a row with depth <= limit, three bits of the answer per pass."""
+    """`_search_counts` or `_search_mass` over all tokens of a row with keys >= floor, two bits a pass."""
     while high - low > 1:
-        width = tl.maximum((high - low) // 8, 1)
-        s1 = tl.zeros((WIDTH,), tl.int64)
-        s2 = tl.zeros((WIDTH,), tl.int64)
-        s3 = tl.zeros((WIDTH,), tl.int64)
-        s4 = tl.zeros((WIDTH,), tl.int64)
-        s5 = tl.zeros((WIDTH,), tl.int64)
-        s6 = tl.zeros((WIDTH,), tl.int64)
-        s7 = tl.zeros((WIDTH,), tl.int64)
+        step = tl.maximum((high - low) // 4, 1)
+        first = (low + step).to(tl.int32)
+        second = tl.minimum(low + 2 * step, high).to(tl.int32)
+        third = tl.minimum(low + 3 * step, high).to(tl.int32)
+        high_1 = tl.zeros((WIDTH,), tl.int32)
+        high_2 = tl.zeros((WIDTH,), tl.int32)
+        high_3 = tl.zeros((WIDTH,), tl.int32)
+        low_1 = tl.zeros((WIDTH,), tl.int32)
+        low_2 = tl.zeros((WIDTH,), tl.int32)
+        low_3 = tl.zeros((WIDTH,), tl.int32)
         for start in range(0, vocab_size, WIDTH):
             at = start + tl.arange(0, WIDTH)
             x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
-            depth, weight = weigh(x, largest, temperature)
-            measured = tl.where(counts, 1, integer(weight))
-            measured = tl.where((at < vocab_size) & (depth <= limit), measured, 0)
-            s1 += tl.where(depth <= low + width, measured, 0)
-            s2 += tl.where(depth <= low + 2 * width, measured, 0)
-            s3 += tl.where(depth <= low + 3 * width, measured, 0)
-            s4 += tl.where(depth <= low + 4 * width, measured, 0)
-            s5 += tl.where(depth <= low + 5 * width, measured, 0)
-            s6 += tl.where(depth <= low + 6 * width, measured, 0)
-            s7 += tl.where(depth <= low + 7 * width, measured, 0)
-        enough = (
-            (tl.sum(s1) >= wanted).to(tl.int32)
-            + (tl.sum(s2) >= wanted).to(tl.int32)
-            + (tl.sum(s3) >= wanted).to(tl.int32)
-            + (tl.sum(s4) >= wanted).to(tl.int32)
-            + (tl.sum(s5) >= wanted).to(tl.int32)
-            + (tl.sum(s6) >= wanted).to(tl.int32)
-            + (tl.sum(s7) >= wanted).to(tl.int32)
+            key = tl.where(at < vocab_size, key_of(x, SHIFT), -2147483648)
+            more_high, more_low = _measure(x, key, floor, first, largest, temperature, by_count)
+            high_1 += more_high
+            low_1 += more_low
+            high_2 += tl.where(key >= second, more_high, 0)
+            low_2 += tl.where(key >= second, more_low, 0)
+            high_3 += tl.where(key >= third, more_high, 0)
+            low_3 += tl.where(key >= third, more_low, 0)
+        enough_1 = tl.sum(joined(high_1, low_1)) >= wanted
+        enough_2 = tl.sum(joined(high_2, low_2)) >= wanted
+        enough_3 = tl.sum(joined(high_3, low_3)) >= wanted
+        # Measures fall as the pivot rises: the last that is large enough is below the answer.
+        new_high = tl.where(
+            enough_3, high, tl.where(enough_2, third, tl.where(enough_1, second, first).to(tl.int64))
         )
-        # Sums rise with the pivot: `enough` of the seven are large enough, the last ones.
-        new_high = tl.where(enough > 0, tl.minimum(low + (8 - enough) * width, high), high)
-        low = tl.minimum(low + (7 - enough) * width, new_high - 1)
-        high = new_high
-    return high
-
-
-@triton.jit
-def _row_mass(line, vocab_size, largest, temperature, limit, WIDTH: tl.constexpr):
-    """Semantics: sum of the weights with depth <= limit, as an integer."""
-    mass = tl.zeros((WIDTH,), tl.int64)
-    for start in range(0, vocab_size, WIDTH):
-        at = start + tl.arange(0, WIDTH)
-        x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
-        depth, weight = weigh(x, largest, temperature)
-        mass += tl.where((at < vocab_size) & (depth <= limit), integer(weight), 0)
-    return tl.sum(mass)
-
-
-@triton.jit
-def _limit_of_list(candidates, num, by_count, by_mass, top_p, wanted, top, bottom):
-    """The threshold among gathered depths, which stay in registers."""
-    places = tl.arange(0, LIST)
-    depth = tl.load(candidates + places, places < num, other=DEEPEST + 1)
-    mass = integer(tl.where(places < num, exponential(-depth.to(tl.float32, bitcast=True)), 0.0))
-    measured = tl.where(by_count, (places < num).to(tl.int64), mass)
-    limit = _search(depth, measured, wanted, top, bottom)
-    if by_count & by_mass:
-        kept = tl.sum(tl.where(depth <= limit, mass, 0))
-        share = tl.ceil(top_p.to(tl.float64) * kept.to(tl.float64)).to(tl.int64)
-        limit = _search(depth, mass, share, tl.full((), -1, tl.int32), limit)
-    return limit
-
-
-@triton.jit
-def _limit_of_row(
-    line, vocab_size, largest, temperature, by_count, by_mass, top_p, wanted, top, bottom, WIDTH: tl.constexpr
-):
-    """The threshold by passes over the row."""
-    limit = _search_row(line, vocab_size, largest, temperature, by_count, DEEPEST, wanted, top, bottom, WIDTH)
-    if by_count & by_mass:
-        kept = _row_mass(line, vocab_size, largest, temperature, limit, WIDTH)
-        share = tl.ceil(top_p.to(tl.float64) * kept.to(tl.float64)).to(tl.int64)
-        nothing = tl.full((), -1, tl.int32)
-        limit = _search_row(
-            line, vocab_size, largest, temperature, False, limit, share, nothing, limit, WIDTH
+        low = tl.where(
+            enough_3, third, tl.where(enough_2, second, tl.where(enough_1, first.to(tl.int64), low))
         )
-    return limit
+        high = tl.minimum(new_high, high)
+    return low
 
 
 @triton.jit
@@ -255,19 +249,20 @@ def threshold_kernel(
     top_k_ptr,
     top_p_ptr,
     largest_ptr,
-    bracket_ptr,
-    wanted_ptr,
+    bottom_ptr,
     counts_ptr,
+    totals_ptr,
     list_ptr,
     limit_ptr,
+    SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Semantics: limit[s] = the largest depth that top-k and top-p keep.
+    """Semantics: limit[s] = the smallest logit that top-k and top-p keep.
 
-    By bisection over the gathered candidates in registers; where they are too many for that (nearly flat
-    rows), by passes over the row. Sets counts[s] back to 0.
+    By bisection over the gathered candidates, in registers; where they do not reach down to it or are too
+    many, by passes over the row. Sets counts[s] and totals[s] back to 0.
 
-    Shapes: as in gather_kernel; limit_S int32.
+    Shapes: as in gather_kernel; limit_S fp32.
     """
     position = tl.program_id(0)
     if not draws(position, null_row, rows_ptr, temperature_ptr, largest_ptr):
@@ -276,21 +271,41 @@ def threshold_kernel(
     if not truncates(top_k, top_p, vocab_size):
         return
     by_count = (top_k >= 1) & (top_k < vocab_size)
-    by_mass = top_p < 1.0
-    top, bottom = tl.load(bracket_ptr + 2 * position), tl.load(bracket_ptr + 2 * position + 1)
-    wanted, above = tl.load(wanted_ptr + 2 * position), tl.load(wanted_ptr + 2 * position + 1)
-    unit = tl.where(by_count, 1.0, UNIT)
-    num = tl.load(counts_ptr + position)
-    if num <= LIST:
-        candidates = list_ptr + position.to(tl.int64) * LIST
-        below = tl.ceil((wanted - above) * unit).to(tl.int64)
-        limit = _limit_of_list(candidates, num, by_count, by_mass, top_p, below, top, bottom)
+    largest, temperature = tl.load(largest_ptr + position), tl.load(temperature_ptr + position)
+    num, total = tl.load(counts_ptr + position), tl.load(totals_ptr + position)
+    wanted = tl.where(by_count, top_k.to(tl.int64), _share(top_p, total))
+    places = tl.arange(0, LIST)
+    there = places < tl.minimum(num, LIST)
+    x = tl.load(list_ptr + position.to(tl.int64) * LIST + places, there, other=-float("inf"))
+    key = tl.where(there, key_of(x, SHIFT), -2147483648)
+    weight = weigh(x, largest, temperature)
+    low = key_of(tl.load(bottom_ptr + position), SHIFT).to(tl.int64)
+    high = key_of(largest, SHIFT).to(tl.int64) + 1
+    listed = tl.where(by_count, num.to(tl.int64), _mass_above(key, weight, low.to(tl.int32)))
+    if (num <= LIST) & (listed >= wanted):
+        if by_count:
+            low = _search_counts(key, wanted.to(tl.int32), low, high)
+            if top_p < 1.0:
+                kept = _mass_above(key, weight, low.to(tl.int32))
+                low = _search_mass(key, weight, _share(top_p, kept), low, high)
+        else:
+            low = _search_mass(key, weight, wanted, low, high)
     else:
         line = logits_ptr + position.to(tl.int64) * stride
-        largest, temperature = tl.load(largest_ptr + position), tl.load(temperature_ptr + position)
-        whole = tl.ceil(wanted * unit).to(tl.int64)
-        limit = _limit_of_row(
-            line, vocab_size, largest, temperature, by_count, by_mass, top_p, whole, top, bottom, WIDTH
+        # Below it weights are 0: what is kept there makes no difference.
+        low = key_of(tl.maximum(largest - 90.0 * temperature, -3.3e38), SHIFT).to(tl.int64)
+        floor = (low - 1).to(tl.int32)
+        low = _search_row(
+            line, vocab_size, largest, temperature, by_count, floor, wanted, low, high, SHIFT, WIDTH
         )
-    tl.store(limit_ptr + position, limit)
+        if by_count & (top_p < 1.0):
+            floor = low.to(tl.int32)
+            never = by_count & (top_p >= 1.0)
+            kept = _measure_row(line, vocab_size, largest, temperature, never, floor, floor, SHIFT, WIDTH)
+            share = _share(top_p, kept)
+            low = _search_row(
+                line, vocab_size, largest, temperature, never, floor, share, low, high, SHIFT, WIDTH
+            )
+    tl.store(limit_ptr + position, value_of(low, SHIFT))
     tl.store(counts_ptr + position, 0)
+    tl.store(totals_ptr + position, tl.zeros((), tl.int64))

@@ -1,9 +1,8 @@
 """What the sampling kernels have in common: weights of tokens, the uniform, who draws.
 
-Two things make draws exact and independent of how a row is split. A logit's distance below its row's largest
-becomes an integer, `depth`: the bits of |z|, z = (logit - largest) / temperature, so that thresholds are
-compared and searched without rounding. And weights e^z become integers too, in units of 2^-44, so that sums
-are associative: no order of blocks, no atomic and no bucket can change a draw.
+Weights e^z become integers, in units of 2^-44, so that sums are associative: no order of blocks, no atomic
+and no bucket can change a draw. Integers are taken out of the sum of a weight and a constant, whose last bits
+they are: conversions to 64 bits run at an eighth of the speed.
 """
 
 from __future__ import annotations
@@ -11,46 +10,55 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.backend import INTERPRETING
-
-INTERPRETED: tl.constexpr = tl.constexpr(INTERPRETING)
 LOWEST: tl.constexpr = tl.constexpr(86.0)
-"""|z| is cut here: e^-86 is normal in fp32, and less than 2^-44 since e^-31."""
-DEEPEST: tl.constexpr = tl.constexpr(0x42AE0000)
-"""The bits of 87.0: every token lies above."""
+"""|z| is cut here: e^-86 is normal in fp32, and weights have been less than 2^-44 since e^-31."""
 UNIT: tl.constexpr = tl.constexpr(float(1 << 44))
 """A weight of 1 as an integer: 2^18 of them stay below 2^63, and e^-16 still has 20 bits."""
 
 
 @triton.jit
-def exponential(z):
-    """Semantics: e^z for z in [-LOWEST, 0], to about an ulp."""
-    # e^z = 2^n e^r with |r| <= ln(2) / 2 (Cody and Waite); adding 1.5 * 2^23 rounds to the integer n.
-    shifted = z * 1.4426950408889634 + 12582912.0
-    n = shifted - 12582912.0
-    r = tl.fma(n, 2.1219444005469057e-4, tl.fma(n, -0.693359375, z))
-    bits = tl.exp2(r * 1.4426950408889634).to(tl.int32, bitcast=True)
-    return (bits + (shifted.to(tl.int32, bitcast=True) << 23)).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def weigh(x, largest, temperature):
-    """Semantics: (depth, e^z) of logits, z = (x - largest) / temperature rounded once, as torch does."""
-    distance = tl.maximum(x - largest, temperature * -LOWEST)
-    if INTERPRETED:
-        z = tl.div_rn(distance, temperature + tl.zeros_like(distance))
-    else:
-        # Markstein: one correction with the exact remainder rounds a quotient correctly, in 3 instructions.
-        inverse = tl.div_rn(1.0, temperature)
-        quotient = distance * inverse
-        z = tl.fma(tl.fma(-quotient, temperature, distance), inverse, quotient)
-    return tl.abs(z).to(tl.int32, bitcast=True), exponential(z)
+    """Semantics: e^z, z = (x - largest) / temperature, to two ulps of e^z."""
+    inverse = tl.div_rn(1.0, temperature)
+    z = tl.maximum(x - largest, temperature * -LOWEST) * inverse
+    # e^z = 2^n 2^f with |f| <= 1/2; adding 1.5 * 2^23 rounds to the integer n and leaves it in the last bits.
+    # fma by name: a weight has to be the same bits in every kernel.
+    shifted = tl.fma(z, 1.4426950408889634, 12582912.0)
+    f = tl.fma(z, 1.4426950408889634, 12582912.0 - shifted)
+    bits = tl.exp2(f).to(tl.int32, bitcast=True) + (shifted.to(tl.int32, bitcast=True) << 23)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def integer(weight):
-    """Semantics: the weight in units of 2^-44, rounded down."""
-    return (weight * UNIT).to(tl.int64)
+def split(weight):
+    """Semantics: (high, low), int32, with high * 2^22 + low = weight in units of 2^-44, rounded.
+
+    0 <= high <= 2^22 and |low| <= 2^21: hundreds of each may be summed in 32 bits.
+    """
+    shifted = weight + 2.0
+    rest = (weight - (shifted - 2.0)) + 7.152557373046875e-07  # 1.5 * 2^-21: its last bit is 2^-44
+    high = shifted.to(tl.int32, bitcast=True) - 0x40000000
+    return high, rest.to(tl.int32, bitcast=True) - 0x35400000
+
+
+@triton.jit
+def joined(high, low):
+    """The 64-bit integer of a split one."""
+    return high.to(tl.int64) * 4194304 + low
+
+
+@triton.jit
+def key_of(x, SHIFT: tl.constexpr):
+    """Semantics: an int32 in the order of x (fp32, no NaN); SHIFT 16 for values that are bf16's."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)  # -0 is 0
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
+
+
+@triton.jit
+def value_of(key, SHIFT: tl.constexpr):
+    """The fp32 number of a key."""
+    bits = key.to(tl.int32) << SHIFT
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
