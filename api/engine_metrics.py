@@ -8,7 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    InfoMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.registry import Collector
 
 from engine.protocol import EngineStats
@@ -20,13 +26,25 @@ _GAUGES = {
     "slots_total": ("adapter_slots", "Adapter slots of the engine."),
     "slots_resident": ("adapter_slots_resident", "Adapter slots that hold a loaded adapter."),
     "slots_loading": ("adapter_slots_loading", "Adapter slots being filled."),
+    "adapter_bytes_total": (
+        "adapter_memory_bytes",
+        "Device memory set aside for adapters.",
+    ),
+    "adapter_bytes_used": ("adapter_memory_used_bytes", "Of that memory, what resident adapters take."),
     "journal_spooled": ("usage_events_spooled", "Usage events on the engine's disk, waiting for Redis."),
 }
 _COUNTERS = {
     "adapter_loads": ("adapter_loads", "Adapters loaded into a slot."),
     "adapter_evictions": ("adapter_evictions", "Adapters that made room for another."),
+    "adapter_load_seconds": (
+        "adapter_load_seconds",
+        "From the start of a load to its end, summed.",
+    ),
     "steps": ("engine_steps", "Steps of the engine."),
     "step_seconds": ("engine_step_seconds", "Time spent in steps."),
+    "step_gap_seconds": ("engine_step_gap_seconds", "Time the device waited although requests were running."),
+    "graph_replays": ("engine_graph_replays", "Steps that replayed a captured graph."),
+    "eager_steps": ("engine_eager_steps", "Steps launched op by op."),
     "prompt_tokens": ("engine_prompt_tokens", "Prompt tokens of admitted requests."),
     "cached_tokens": ("engine_cached_tokens", "Prompt tokens that came from the prefix cache."),
     "completion_tokens": ("engine_completion_tokens", "Tokens generated."),
@@ -64,6 +82,11 @@ class EngineCollector(Collector):
             yield GaugeMetricFamily(f"rootstock_{name}", text, float(getattr(stats, field)))
         for field, (name, text) in _COUNTERS.items():
             yield CounterMetricFamily(f"rootstock_{name}", text, float(getattr(stats, field)))
+        yield InfoMetricFamily(
+            "rootstock_engine",
+            "What the engine runs on and how it holds its numbers.",
+            {"device": stats.device, "quantization": stats.quantization, "kv_dtype": stats.kv_dtype},
+        )
         waiting = GaugeMetricFamily(
             "rootstock_requests_waiting", "Requests in the engine's queue.", labels=["service_tier"]
         )

@@ -1,8 +1,10 @@
 """What the engine costs besides the model: schedule, commit and a null runner's batch state, per step.
 
 Keeps all rows running: requests that end are replaced, so that admissions, ends, block growth and prefix
-names are in the figures. The budget is 1 ms for schedule and commit at 256 rows. Besides the time on the
-clock, the thread's own: on a machine that does other things too, the two differ.
+names are in the figures. The budget is 1 ms for schedule and commit at 256 rows. With depth 1 the step that is
+planned comes before the commit of the one launched before it: the same work in another order, all of it while
+the device is busy. Besides the time on the clock, the thread's own: on a machine that does other things too,
+the two differ.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from itertools import pairwise
+from collections import deque
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import write_report
 from engine.admission import Limits
+from engine.batch import Batch, Launched
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.null_runner import NullRunner
@@ -36,12 +40,12 @@ CASES: dict[str, dict[str, Any]] = {
 class Load:
     """A scheduler kept full: as many requests in it as there are rows."""
 
-    def __init__(self, num_rows: int, num_adapters: int, sampling: dict[str, Any]) -> None:
+    def __init__(self, num_rows: int, num_adapters: int, sampling: dict[str, Any], depth: int = 0) -> None:
         self._sampling = sampling
         self._num_adapters = num_adapters
         self._num_submitted = 0
         self.num_rows = num_rows
-        self.runner = NullRunner(range(VOCAB_SIZE), num_rows)
+        self.runner = NullRunner(range(VOCAB_SIZE), num_rows, depth=depth)
         slots = SlotTable(num_adapters, self.runner.load)
         self.scheduler = Scheduler(
             limits=Limits(context_length=8192, vocab_size=VOCAB_SIZE, max_rows=num_rows),
@@ -88,15 +92,18 @@ def measure(load: Load, num_steps: int) -> dict[str, dict[str, float]]:
         "schedule_commit_cpu_ms": [],
         "runner_ms": [],
     }
+    in_flight: deque[tuple[Batch, Launched]] = deque()
     for step in range(-MAX_TOKENS, num_steps):  # as long as a request lives: by then ends are spread
         load.fill()
         times = [(time.perf_counter(), time.thread_time())]
         batch = scheduler.schedule()
         times.append((time.perf_counter(), time.thread_time()))
         assert batch is not None
-        result = runner.execute(batch)
+        in_flight.append((batch, runner.launch(batch)))
         times.append((time.perf_counter(), time.thread_time()))
-        scheduler.commit(batch, result)
+        if len(in_flight) > runner.depth:
+            oldest, launched = in_flight.popleft()
+            scheduler.commit(oldest, launched.result())
         times.append((time.perf_counter(), time.thread_time()))
         if step >= 0:
             clock, cpu = (
@@ -125,11 +132,12 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for case, sampling in CASES.items():
-        for num_adapters in (0, 64):
-            load = Load(arguments.rows, num_adapters, sampling)
+        for num_adapters, depth in product((0, 64), (0, 1)):
+            load = Load(arguments.rows, num_adapters, sampling, depth)
             gc.collect()
             figures = measure(load, arguments.steps)
-            rows.append({"case": case, "running": arguments.rows, "adapters": num_adapters, **figures})
+            setting = {"case": case, "running": arguments.rows, "adapters": num_adapters, "depth": depth}
+            rows.append({**setting, **figures})
             print(rows[-1])
     write_report(arguments.out, {"rows": rows})
 

@@ -25,6 +25,15 @@ STATS = EngineStats(
     slots_total=8,
     slots_resident=6,
     preemptions=4,
+    device="cuda:0",
+    quantization="fp8",
+    kv_dtype="bfloat16",
+    adapter_bytes_total=1000,
+    adapter_bytes_used=400,
+    adapter_load_seconds=0.5,
+    graph_replays=90,
+    eager_steps=10,
+    step_gap_seconds=0.25,
     prompt_tokens=1000,
     cached_tokens=250,
     admitted={"default": 10},
@@ -110,6 +119,15 @@ async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -
     assert seen["rootstock_preemptions_total"] == 4
     assert seen["rootstock_queue_wait_seconds_count|default"] == 10
     assert seen["rootstock_queue_wait_seconds_sum|default"] == 1.5
+    assert seen["rootstock_engine_info|cuda:0|bfloat16|fp8"] == 1
+    assert seen["rootstock_adapter_memory_bytes"] == 1000
+    assert seen["rootstock_adapter_memory_used_bytes"] == 400
+    assert seen["rootstock_adapter_load_seconds_total"] == 0.5
+    assert (seen["rootstock_engine_graph_replays_total"], seen["rootstock_engine_eager_steps_total"]) == (
+        90,
+        10,
+    )
+    assert seen["rootstock_engine_step_gap_seconds_total"] == 0.25
     world.engine.ready = False
     assert (await metrics_of(client))["rootstock_engine_up"] == 0
 
@@ -123,4 +141,5 @@ async def test_no_label_names_a_key_a_tenant_or_an_adapter(client: httpx.AsyncCl
     for name in (KEY, RESTRICTED_KEY, "key_one", "ten_one", "pirate", "adp_1", "a" * 10):
         assert name not in text
     labels = set(re.findall(r'(\w+)="', "\n".join(line for line in text.split("\n") if "rootstock_" in line)))
-    assert labels <= {"service_tier", "kind", "code", "method", "route", "status", "le"}
+    device = {"device", "quantization", "kv_dtype"}
+    assert labels <= {"service_tier", "kind", "code", "method", "route", "status", "le"} | device

@@ -29,8 +29,9 @@ def test_figures_may_not_pass_for_circumstances(tmp_path: Path) -> None:
     assert not (tmp_path / "x.json").exists()
 
 
-def test_bookkeeping_keeps_every_row_running() -> None:
-    load = bookkeeping.Load(num_rows=8, num_adapters=2, sampling={"stop": ("###",)})
+@pytest.mark.parametrize("depth", [0, 1])
+def test_bookkeeping_keeps_every_row_running(depth: int) -> None:
+    load = bookkeeping.Load(num_rows=8, num_adapters=2, sampling={"stop": ("###",)}, depth=depth)
     figures = bookkeeping.measure(load, num_steps=20)
     assert load.scheduler.num_running == 8
     assert 0 < figures["schedule_commit_ms"]["p50"] <= figures["schedule_commit_ms"]["p99"]
