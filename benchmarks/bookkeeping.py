@@ -1,10 +1,10 @@
 """What the engine costs besides the model: schedule, commit and a null runner's batch state, per step.
 
 Keeps all rows running: requests that end are replaced, so that admissions, ends, block growth and prefix
-names are in the figures. The budget is 1 ms for schedule and commit at 256 rows. With depth 1 the step that is
-planned comes before the commit of the one launched before it: the same work in another order, all of it while
-the device is busy. Besides the time on the clock, the thread's own: on a machine that does other things too,
-the two differ.
+names are in the figures. The budget is 1 ms for schedule and commit at 256 rows. With depth 1 a step is
+planned before the one ahead of it is committed: the same work in another order, all of it while a device
+would be busy. Besides the time on the clock, the thread's own: on a machine that does other things too, the
+two differ.
 """
 
 from __future__ import annotations
