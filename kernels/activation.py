@@ -23,12 +23,17 @@ SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 class Activation:
     """Input of a linear layer: as it is, and quantised where the base wants it."""
 
-    x_TK: Tensor
-    """In the model's type: what adapters and unquantised linears read."""
+    x_TK: Tensor | None
+    """In the model's type: what adapters and unquantised linears read. None where nobody does."""
     quantized_TK: Tensor | None = None
     """FP8 e4m3: x / scale."""
     scale_T: Tensor | None = None
     """fp32: largest magnitude of the row / 448, at least the smallest normal number."""
+
+    def rows(self, which: slice) -> Activation:
+        """Some of the rows, without copying."""
+        parts = (self.x_TK, self.quantized_TK, self.scale_T)
+        return Activation(*(None if part is None else part[which] for part in parts))
 
 
 @dataclass(frozen=True, slots=True)

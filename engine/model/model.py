@@ -1,7 +1,8 @@
 """The decoder: Llama, Mistral, Qwen2 and Qwen3 are one model with switches.
 
 Owns the weights and the order of the ops. Refuses to know requests, sampling and scheduling: it is given a
-flattened batch of tokens, where their keys and values go, and which adapter each row wears.
+flattened batch of tokens, where their keys and values go, and which adapter each row wears. The layers are
+written once; a step describes itself as the device wants it, and every op picks its implementation.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ from engine.model.config import GROUPS, ModelConfig, load_config
 from engine.model.quantization import Linear, check_quantization, make_linear
 from engine.model.rope import RotaryTable
 from engine.model.weights import Checkpoint, layer_tensor, open_checkpoint
-from kernels.attention import AttentionMetadata, AttentionPlan, paged_attention
-from kernels.kv_write import kv_rows, kv_write
+from kernels.activation import Activation, Projection
+from kernels.attention import AttentionMetadata, AttentionPlan, DeviceStep, paged_attention
+from kernels.embedding import embed
 from kernels.lora import LoraContext
+from kernels.lora.device import DeviceLora
 from kernels.rms_norm import rms_norm
-from kernels.rope import rope
+from kernels.rope_kv import CacheRows, Placement, kv_rows, rope_kv
 from kernels.silu_mul import silu_mul
 from kernels.workspace import Workspace
 
+Adapters = LoraContext | DeviceLora
+"""What applies adapters: over stacks of the resident ones on a CPU, over a table of them on a GPU."""
+
 MIN_ROWS = 4
-"""Rows every product is padded to: with fewer the BLAS sums in another order, and a lone request would get
-other bits than the same request in a batch."""
+"""Rows every product on a CPU is padded to: with fewer the BLAS sums in another order, and a lone request
+would get other bits than the same request in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +56,13 @@ class Step:
 
     num_tokens: int
     num_rows: int
-    """`num_tokens`, padded to `MIN_ROWS`."""
-    rotary_T2D: Tensor
-    cache_rows_T2H: Tensor
-    plan: AttentionPlan
-    lora: LoraContext | None
+    """`num_tokens`, padded to `MIN_ROWS` on a CPU."""
+    rotary: Tensor
+    where: CacheRows | Placement
+    plan: AttentionPlan | DeviceStep
+    cache: Tensor
+    """[L, N, 2, Hkv, B, D]"""
+    lora: Adapters | None
 
 
 class Model:
@@ -73,12 +81,18 @@ class Model:
         self.quantization = quantization
         self.device = embedding_VH.device
         self.dtype = embedding_VH.dtype
+        self.product_rows: int | None = None
+        """Rows of every product, where its shape must not depend on the batch; None: as they come.
+
+        The number of rows of a step must then be a multiple of it.
+        """
         self._embedding_VH = embedding_VH
         self._layers = layers
         self._norm_H = norm_H
         self._head_HV = head_VH.t()
         self._rotary = RotaryTable(config, self.device)
         self._workspace = Workspace(self.device)
+        self._side = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self._widths = {
             group: tuple(config.linear_shapes[module][0] for module in modules)
             for group, modules in GROUPS.items()
@@ -91,9 +105,9 @@ class Model:
         positions_T: Tensor,
         attention: AttentionMetadata,
         kv: KVCache,
-        lora: LoraContext | None = None,
+        lora: Adapters | None = None,
     ) -> Tensor:
-        """Runs one step: writes the tokens' keys and values, returns the normed hidden states.
+        """Runs one step from a description on the host: writes the tokens' keys and values.
 
         Args:
             input_ids_T, positions_T: int64, the flattened batch.
@@ -102,7 +116,7 @@ class Model:
             lora: `begin` has been called with this batch's slots; None runs the base alone.
 
         Returns:
-            [T, H], in memory that the next forward pass overwrites.
+            Normed hidden states [T, H], in memory that the next forward pass overwrites.
         """
         num_tokens = len(input_ids_T)
         if len(positions_T) != num_tokens or attention.num_tokens != num_tokens:
@@ -110,30 +124,61 @@ class Model:
                 f"forward: {num_tokens} ids, {len(positions_T)} positions, "
                 f"metadata of {attention.num_tokens} tokens"
             )
-        step = self._begin(positions_T, attention, kv, lora)
-        shape = (step.num_rows, self.config.hidden_size)
-        residual, x = self._take("residual", shape), self._take("x", shape)
+        step = self._step_on_host(positions_T, attention, kv, lora)
+        residual = self._take("residual", (step.num_rows, self.config.hidden_size))
         torch.index_select(self._embedding_VH, 0, input_ids_T, out=residual[:num_tokens])
         residual[num_tokens:].zero_()
-        delta = None
-        for index, layer in enumerate(self._layers):
-            self._norm(delta, layer.input_norm_H, x, residual)
-            delta = self._attention(index, layer, x, step, kv.layers[index])
-            self._norm(delta, layer.post_norm_H, x, residual)
-            delta = self._feed_forward(index, layer, x, step)
-        self._norm(delta, self._norm_H, x, residual)
-        return x[:num_tokens]
+        return self._decode(step, residual)
+
+    @torch.inference_mode()
+    def forward_on_device(
+        self,
+        ids_T: Tensor,
+        next_ids_R: Tensor,
+        plan: DeviceStep,
+        kv: KVCache,
+        lora: Adapters | None = None,
+    ) -> Tensor:
+        """Queues one step that is described in device memory: nothing here waits, so it can be captured.
+
+        Args:
+            ids_T: int32, -1 for the token that the step before drew for its row.
+            next_ids_R: int32, what the step before drew.
+            plan: positions, rows and block tables of the T tokens, some of which only fill the bucket.
+            kv, lora: as in `forward`, but `lora` is applied whether or not a row has an adapter.
+
+        Returns:
+            Normed hidden states [T, H], in memory that the next forward pass overwrites.
+        """
+        num_tokens = len(ids_T)
+        residual = self._take("residual", (num_tokens, self.config.hidden_size))
+        embed(ids_T, plan.rows_T, next_ids_R, self._embedding_VH, residual)
+        step = Step(
+            num_tokens=num_tokens,
+            num_rows=num_tokens,
+            rotary=self._rotary.whole_P2D,
+            where=plan,
+            plan=plan,
+            cache=kv.layers,
+            lora=lora,
+        )
+        return self._decode(step, residual)
 
     @torch.no_grad()
     def logits(self, hidden_SH: Tensor) -> Tensor:
-        """[S, V] fp32 for hidden states that `forward` returned."""
+        """[S, V] fp32 for hidden states of a forward pass; on a GPU the next call overwrites them."""
         num_rows = len(hidden_SH)
+        if self.device.type == "cuda":
+            out = self._workspace.take("logits", (num_rows, self._head_HV.shape[1]), torch.float32)
+            for rows in self._product_slices(num_rows):
+                torch.mm(hidden_SH[rows], self._head_HV, out_dtype=torch.float32, out=out[rows])
+            return out
         if num_rows < MIN_ROWS:
             hidden_SH = torch.cat((hidden_SH, hidden_SH.new_zeros(MIN_ROWS - num_rows, hidden_SH.shape[1])))
         return torch.mm(hidden_SH, self._head_HV)[:num_rows].float()
 
-    def _begin(
-        self, positions_T: Tensor, attention: AttentionMetadata, kv: KVCache, lora: LoraContext | None
+    def _step_on_host(
+        self, positions_T: Tensor, attention: AttentionMetadata, kv: KVCache, lora: Adapters | None
     ) -> Step:
         config = self.config
         started = torch.from_numpy(attention.started_blocks)
@@ -143,48 +188,131 @@ class Model:
         return Step(
             num_tokens=attention.num_tokens,
             num_rows=max(attention.num_tokens, MIN_ROWS),
-            rotary_T2D=self._rotary.rows(positions_T, attention.max_total_len - 1),
-            cache_rows_T2H=kv_rows(slots, config.num_kv_heads, kv.block_size),
+            rotary=self._rotary.rows(positions_T, attention.max_total_len - 1),
+            where=CacheRows(kv_rows(slots, config.num_kv_heads, kv.block_size)),
             plan=AttentionPlan.build(attention, config.num_heads, config.num_kv_heads, self._workspace),
+            cache=kv.layers,
             lora=lora if lora is not None and lora.active else None,
         )
 
-    def _attention(self, index: int, layer: Layer, x: Tensor, step: Step, cache: Tensor) -> Tensor:
+    def _decode(self, step: Step, residual: Tensor) -> Tensor:
+        delta: Projection | None = None
+        for index, layer in enumerate(self._layers):
+            x = self._norm(delta, layer.input_norm_H, residual, self._input("x", residual, layer.qkv, step))
+            delta = self._attention(index, layer, x, step)
+            x = self._norm(
+                delta, layer.post_norm_H, residual, self._input("x", residual, layer.gate_up, step)
+            )
+            delta = self._feed_forward(index, layer, x, step)
+        final = Activation(self._take("x", tuple(residual.shape)))
+        self._norm(delta, self._norm_H, residual, final)
+        assert final.x_TK is not None
+        return final.x_TK[: step.num_tokens]
+
+    def _attention(self, index: int, layer: Layer, x: Activation, step: Step) -> Projection:
         config, num_tokens = self.config, step.num_tokens
         fused = self._linear(index, "qkv", layer.qkv, x, step)
-        heads = fused[:num_tokens].unflatten(1, (-1, config.head_dim))
-        num_rotated = config.num_heads + config.num_kv_heads
-        q, k = heads[:, : config.num_heads], heads[:, config.num_heads : num_rotated]
-        if layer.q_norm_D is not None and layer.k_norm_D is not None:
-            rms_norm(q, layer.q_norm_D, config.rms_eps, q)
-            rms_norm(k, layer.k_norm_D, config.rms_eps, k)
-        rope(heads[:, :num_rotated], step.rotary_T2D)
-        kv_write(heads[:, config.num_heads :].unflatten(1, (2, -1)), step.cache_rows_T2H, cache)
-        mixed = self._take("mixed", (step.num_rows, config.q_size))
-        mixed[num_tokens:].zero_()
-        out = mixed[:num_tokens].view(num_tokens, config.num_heads, config.head_dim)
-        paged_attention(q, cache, step.plan, config.head_dim**-0.5, out)
+        cache = step.cache[index]
+        q = rope_kv(
+            fused.y_TN[:num_tokens],
+            step.rotary,
+            cache,
+            step.where,
+            config.num_heads,
+            q_norm_D=layer.q_norm_D,
+            k_norm_D=layer.k_norm_D,
+            eps=config.rms_eps,
+            scale_T=fused.scale_T,
+        )
+        mixed_TK = self._take("mixed", (step.num_rows, config.q_size))
+        mixed_TK[num_tokens:].zero_()
+        mixed = self._input("mixed", mixed_TK, layer.o, step)
+        paged_attention(
+            q,
+            cache,
+            step.plan,
+            config.head_dim**-0.5,
+            mixed_TK[:num_tokens].view(num_tokens, config.num_heads, config.head_dim),
+            quantized=mixed.quantized_TK,
+            quantized_scale_T=mixed.scale_T,
+        )
         return self._linear(index, "o", layer.o, mixed, step)
 
-    def _feed_forward(self, index: int, layer: Layer, x: Tensor, step: Step) -> Tensor:
+    def _feed_forward(self, index: int, layer: Layer, x: Activation, step: Step) -> Projection:
         gate_up = self._linear(index, "gate_up", layer.gate_up, x, step)
-        inner = silu_mul(gate_up, self._take("inner", (step.num_rows, self.config.intermediate_size)))
+        shape = (step.num_rows, self.config.intermediate_size)
+        inner = self._input("inner", self._take("inner", shape), layer.down, step)
+        silu_mul(
+            gate_up.y_TN,
+            inner.x_TK,
+            scale_T=gate_up.scale_T,
+            quantized=inner.quantized_TK,
+            quantized_scale_T=inner.scale_T,
+        )
         return self._linear(index, "down", layer.down, inner, step)
 
-    def _linear(self, index: int, group: str, linear: Linear, x: Tensor, step: Step) -> Tensor:
+    def _linear(self, index: int, group: str, linear: Linear, x: Activation, step: Step) -> Projection:
         """The fused base linear of a group, and the adapters beside it."""
-        widths = self._widths[group]
-        out = linear(x, self._take(group, (step.num_rows, sum(widths))))
-        if step.lora is not None:
-            step.lora.apply(index, group, x, out, widths)
+        widths, lora = self._widths[group], step.lora
+        out_TN = self._take(group, (step.num_rows, sum(widths)))
+        if lora is None:
+            return self._product(linear, x, out_TN)
+        assert x.x_TK is not None
+        if self._side is None:
+            lora.shrink(index, group, x.x_TK)
+            out = self._product(linear, x, out_TN)
+        else:
+            # The shrink needs nothing of the product: both run at once.
+            here = torch.cuda.current_stream()
+            self._side.wait_stream(here)
+            with torch.cuda.stream(self._side):
+                lora.shrink(index, group, x.x_TK)
+            out = self._product(linear, x, out_TN)
+            here.wait_stream(self._side)
+        lora.expand(index, group, out_TN, widths, out.scale_T)
         return out
 
-    def _norm(self, delta: Tensor | None, weight_H: Tensor, x: Tensor, residual: Tensor) -> None:
+    def _product(self, linear: Linear, x: Activation, out_TN: Tensor) -> Projection:
+        slices = self._product_slices(len(out_TN))
+        if len(slices) == 1:
+            return linear(x, out_TN)
+        parts = [linear(x.rows(rows), out_TN[rows]) for rows in slices]
+        return Projection(out_TN, None if parts[0].scale_T is None else x.scale_T)
+
+    def _product_slices(self, num_rows: int) -> list[slice]:
+        step = self.product_rows or num_rows
+        return [slice(first, first + step) for first in range(0, num_rows, step)]
+
+    def _norm(
+        self, delta: Projection | None, weight_H: Tensor, residual: Tensor, x: Activation
+    ) -> Activation:
         """residual += delta (what the last block computed); x = norm(residual)."""
-        if delta is None:
-            rms_norm(residual, weight_H, self.config.rms_eps, x)
-        else:
-            rms_norm(delta, weight_H, self.config.rms_eps, x, residual)
+        source, into, scale_T = (
+            (residual, None, None) if delta is None else (delta.y_TN, residual, delta.scale_T)
+        )
+        rms_norm(
+            source,
+            weight_H,
+            self.config.rms_eps,
+            x.x_TK,
+            into,
+            scale_T=scale_T,
+            quantized=x.quantized_TK,
+            quantized_scale_T=x.scale_T,
+        )
+        return x
+
+    def _input(self, name: str, like: Tensor, linear: Linear, step: Step) -> Activation:
+        """Room for what `linear` reads: plain, where it or an adapter reads that, and quantised."""
+        shape = tuple(like.shape)
+        if not linear.wants_fp8:
+            return Activation(self._take(name, shape))
+        take = self._workspace.take
+        return Activation(
+            None if step.lora is None else self._take(name, shape),
+            take(f"{name}.fp8", shape, torch.float8_e4m3fn),
+            take(f"{name}.scale", shape[:1], torch.float32),
+        )
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._workspace.take(name, shape, self.dtype)

@@ -1,59 +1,119 @@
-"""How a base model's linear layers hold their weights: as they are, or in 8 bits.
+"""How a base model's linear layers hold their weights: as they are, in 8 bits or in 4.
 
 Owns the choice per layer. Refuses to know what the layer is for; embeddings and the output head are never
-quantised.
+quantised. FP8 and 4 bits are made for GPUs; on a CPU their references run, slowly, so that they can be tested
+there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from kernels.activation import Activation, Projection
+from kernels.linear_fp8 import Fp8Weight, linear_fp8
+from kernels.linear_int4 import Int4Weight, linear_int4
 from kernels.linear_int8 import Int8Weight, linear_int8
 
-Linear = Callable[[Tensor, Tensor], Tensor]
-"""`linear(x_TK, out_TN)` overwrites `out_TN` with x W^T + bias."""
+QUANTIZATIONS = ("none", "int8", "fp8", "int4")
 
-CPU_QUANTIZATIONS = ("none", "int8")
-GPU_QUANTIZATIONS = ("fp8", "int4")
+LinearWeight: TypeAlias = Tensor | Fp8Weight | Int4Weight
+"""Of one fused group, as a checkpoint has it: floats, which are quantised at load, or quantised already."""
+
+
+class Linear(Protocol):
+    """A linear layer, of whatever weights."""
+
+    @property
+    def wants_fp8(self) -> bool:
+        """Whether it reads the quantised activation; else the plain one."""
+        ...
+
+    def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
+        """Overwrites `out_TN` with x W^T + bias, divided by the rows' scales where the result has any."""
+        ...
 
 
 class DenseLinear:
     """Weights in the model's own type."""
 
+    wants_fp8 = False
+
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
-        # Stored transposed: at 1 to 8 rows the product is up to a quarter faster than with W^T as a view.
-        self.weight_KN = weight_NK.t().contiguous()
+        # On a CPU stored transposed: at 1 to 8 rows the product is up to a quarter faster than with a view.
+        self.weight_KN = weight_NK.t() if weight_NK.is_cuda else weight_NK.t().contiguous()
         self.bias_N = bias_N
 
-    def __call__(self, x_TK: Tensor, out_TN: Tensor) -> Tensor:
+    def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
+        assert x.x_TK is not None
         if self.bias_N is not None:
-            return torch.addmm(self.bias_N, x_TK, self.weight_KN, out=out_TN)
-        return torch.mm(x_TK, self.weight_KN, out=out_TN)
+            torch.addmm(self.bias_N, x.x_TK, self.weight_KN, out=out_TN)
+        else:
+            torch.mm(x.x_TK, self.weight_KN, out=out_TN)
+        return Projection(out_TN)
 
 
 class Int8Linear:
     """Weights in 8 bits per output channel, activations in 7 bits per row."""
 
+    wants_fp8 = False
+
     def __init__(self, weight_NK: Tensor, bias_N: Tensor | None) -> None:
         self.weight = Int8Weight.quantize(weight_NK, bias_N)
 
-    def __call__(self, x_TK: Tensor, out_TN: Tensor) -> Tensor:
-        return linear_int8(x_TK, self.weight, out_TN)
+    def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
+        assert x.x_TK is not None
+        linear_int8(x.x_TK, self.weight, out_TN)
+        return Projection(out_TN)
+
+
+class Fp8Linear:
+    """Weights in e4m3 with one scale or one per channel, activations in e4m3 with one per row."""
+
+    wants_fp8 = True
+
+    def __init__(self, weight: Fp8Weight) -> None:
+        self.weight = weight
+
+    def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
+        return linear_fp8(x, self.weight, out_TN)
+
+
+class Int4Linear:
+    """Weights in 4 bits with a scale per 128 inputs; activations plain, or e4m3 where so packed."""
+
+    def __init__(self, weight: Int4Weight) -> None:
+        self.weight = weight
+        self.wants_fp8 = weight.for_fp8
+
+    def __call__(self, x: Activation, out_TN: Tensor) -> Projection:
+        linear_int4(x, self.weight, out_TN)
+        return Projection(out_TN)
 
 
 def check_quantization(quantization: str, device: torch.device) -> None:
     """Raises ValueError where `quantization` does not exist on `device`."""
-    if quantization in GPU_QUANTIZATIONS:
-        raise ValueError(f"quantization {quantization!r} needs a GPU build; on this device: none, int8")
-    if quantization not in CPU_QUANTIZATIONS:
-        raise ValueError(f"unknown quantization {quantization!r}; there are none, int8, fp8, int4")
+    if quantization not in QUANTIZATIONS:
+        raise ValueError(f"unknown quantization {quantization!r}; there are {', '.join(QUANTIZATIONS)}")
     if quantization == "int8" and device.type != "cpu":
-        raise ValueError("quantization 'int8' is for CPUs; on a GPU: none")
+        raise ValueError("quantization 'int8' is for CPUs; on a GPU: none, fp8, int4")
 
 
-def make_linear(quantization: str, weight_NK: Tensor, bias_N: Tensor | None) -> Linear:
-    """A linear layer of checked `quantization`, on the weight's device."""
-    return Int8Linear(weight_NK, bias_N) if quantization == "int8" else DenseLinear(weight_NK, bias_N)
+def make_linear(quantization: str, weight: LinearWeight, bias_N: Tensor | None) -> Linear:
+    """A linear layer of checked `quantization`, on the weight's device.
+
+    A weight that comes quantised stays as it is, and holds its own bias.
+    """
+    if isinstance(weight, Fp8Weight):
+        return Fp8Linear(weight)
+    if isinstance(weight, Int4Weight):
+        return Int4Linear(weight)
+    if quantization == "fp8":
+        return Fp8Linear(Fp8Weight.quantize(weight, bias_N))
+    if quantization == "int4":
+        return Int4Linear(Int4Weight.quantize(weight, bias_N=bias_N))
+    if quantization == "int8":
+        return Int8Linear(weight, bias_N)
+    return DenseLinear(weight, bias_N)

@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from engine.model.model import Model, load_model
+from engine.model.quantization import check_quantization
 from engine.model.weights import INDEX_FILE
 from kernels.attention import AttentionMetadata
 from tests.engine.model.checkpoints import (
@@ -126,9 +127,9 @@ def test_refuses_positions_beyond_the_context(llama: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "message"),
-    [("fp8", "needs a GPU build"), ("int4", "needs a GPU build"), ("int3", "unknown quantization")],
+    ("quantization", "device", "message"),
+    [("int3", "cpu", "unknown quantization"), ("int8", "cuda", "is for CPUs")],
 )
-def test_refuses_quantizations_a_cpu_does_not_have(quantization: str, message: str, tmp_path: Path) -> None:
+def test_refuses_quantizations_a_device_does_not_have(quantization: str, device: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load_model(tmp_path, quantization)
+        check_quantization(quantization, torch.device(device))
