@@ -51,8 +51,8 @@ class DeviceLora:
         self._scratch = Scratch(table, max_tokens, widths_in, batch_invariant)
         self._widths_in = frozenset(widths_in)
         self._early = early
-        self._shrunk: tuple[int, int] | None = None
-        """(place, columns of x) of the last shrink."""
+        self._shrunk: int | None = None
+        """Place of the last shrink."""
 
     @property
     def active(self) -> bool:
@@ -81,7 +81,7 @@ class DeviceLora:
         if x_TK.shape[1] not in self._widths_in or x_TK.shape[0] > self._work.max_tokens:
             raise ValueError(f"lora: x {tuple(x_TK.shape)}")
         place = self._place(layer, group)
-        self._shrunk = place, x_TK.shape[1]
+        self._shrunk = place
         if uses_triton(x_TK):
             from kernels.lora.kernel import shrink_triton
 
@@ -107,10 +107,9 @@ class DeviceLora:
         if sum(widths) != out_TN.shape[1] or len(widths) > MAX_MODULES:
             raise ValueError(f"lora: out {tuple(out_TN.shape)}, widths {tuple(widths)}")
         place = self._place(layer, group)
-        assert self._shrunk is not None, "expand without shrink"
-        assert self._shrunk[0] == place, f"expand of {layer, group} after shrink of {self._shrunk[0]}"
-        width_in, self._shrunk = self._shrunk[1], None
-        arguments = (widths, scale_T, width_in, self._work, self._table, place, self._scratch)
+        assert self._shrunk == place, f"expand of {layer, group} at {place} after shrink at {self._shrunk}"
+        self._shrunk = None
+        arguments = (widths, scale_T, self._work, self._table, place, self._scratch)
         if uses_triton(out_TN):
             from kernels.lora.kernel import expand_triton
 

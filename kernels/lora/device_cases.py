@@ -136,8 +136,8 @@ class DeviceRun:
             table, self.inputs, max_tokens, [width_in], batch_invariant=batch_invariant, early=early
         )
         self.inputs.freeze()
-        self.lora._scratch.of_items.fill_(float("nan"))
-        self.lora._scratch.of_tiles.fill_(float("nan"))
+        self.lora._scratch.shrunk.fill_(float("nan"))
+        self.lora._scratch.partials.fill_(float("nan"))
 
     def begin(self, row_slots: np.ndarray) -> None:
         self.inputs.begin()

@@ -28,32 +28,37 @@ from kernels.overlap import starts_early
 
 COMPUTE = tl.float32 if INTERPRETING else tl.bfloat16
 """What tensor cores multiply; the interpreter's bf16 products are wrong."""
-PROGRAMS_PER_SM = 8
+PROGRAMS_PER_SM = {shrink_rows: 4, expand_rows: 4}
+MAX_REGISTERS = {shrink_rows: 128, expand_rows: 128}
 
 
 def shrink_rows_sizes(width_in: int, bucket: int, rank_stride: int) -> dict[str, Any]:
+    small = bucket <= tiling.SMALL_BUCKET
     return {
         "K": width_in,
         "CHUNK": tiling.chunk_size(width_in),
         "CHUNKS": tiling.num_chunks(width_in),
-        "LANES": 2 if bucket <= tiling.SMALL_BUCKET else 1,
+        "LANES": tiling.MAX_LANES if small else 1,
         "RANK_STRIDE": rank_stride,
-        "BLOCK_R": 16,
+        "BLOCK_R": 8 if small else 16,
         "DOT_R": 32,
         "DOT_K": min(128, tiling.chunk_size(width_in)),
         "ITEM_ROWS": tiling.ITEM_ROWS,
+        "FETCHES": width_in % 16 == 0 and width_in >= tiling.chunk_size(width_in),
     }
 
 
-def expand_rows_sizes(width_in: int, widths: Sequence[int], bucket: int, rank_stride: int) -> dict[str, Any]:
+def expand_rows_sizes(widths: Sequence[int], bucket: int, rank_stride: int) -> dict[str, Any]:
+    block_n = 256 if bucket <= tiling.SMALL_BUCKET else 1024
     return {
         **_columns(widths),
-        "BLOCK_N": 256 if bucket <= tiling.SMALL_BUCKET else 512,
-        "CHUNKS": tiling.num_chunks(width_in),
-        "PADDED": triton.next_power_of_2(tiling.num_chunks(width_in)),
+        "BLOCK_N": block_n,
+        "DOT_N": 128,
         "RANK_STRIDE": rank_stride,
+        "FEW_R": 16 if bucket <= tiling.SMALL_BUCKET else 8,
         "BLOCK_R": 16,
         "ITEM_ROWS": tiling.ITEM_ROWS,
+        "FETCHES": all(width % block_n == 0 for width in widths),
     }
 
 
@@ -69,12 +74,11 @@ def shrink_tiles_sizes(width_in: int, bucket: int, rank_stride: int) -> dict[str
     }
 
 
-def expand_tiles_sizes(width_in: int, widths: Sequence[int], bucket: int, rank_stride: int) -> dict[str, Any]:
+def expand_tiles_sizes(widths: Sequence[int], rank_stride: int) -> dict[str, Any]:
     return {
         **_columns(widths),
         "BLOCK_N": 128,
         "STRETCH": 8,
-        "SPLITS": tiling.num_splits(width_in, bucket),
         "RANK_STRIDE": rank_stride,
         "BLOCK_M": tiling.TILE_ROWS,
         "BLOCK_R": 32,
@@ -92,14 +96,24 @@ def _columns(widths: Sequence[int]) -> dict[str, int]:
 
 
 @cache
-def _num_programs(index: int | None) -> int:
-    if index is None:
-        return 4
-    return PROGRAMS_PER_SM * torch.cuda.get_device_properties(index).multi_processor_count
+def _num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], early: bool, arguments: Sequence[Any], sizes: Any) -> None:
-    options = {"launch_pdl": True} if early else {}
+def _num_programs(kernel: Any, device: torch.device) -> int:
+    return PROGRAMS_PER_SM[kernel] * _num_multiprocessors(device)
+
+
+def _launch(
+    kernel: Any, grid: tuple[int, ...], early: bool, arguments: Sequence[Any], sizes: dict[str, Any]
+) -> None:
+    modern = starts_early(arguments[0])
+    early = early and modern
+    if "FETCHES" in sizes:
+        sizes["FETCHES"] = modern and sizes["FETCHES"]
+    options: dict[str, Any] = {"launch_pdl": True} if early else {}
+    if not INTERPRETING and kernel in MAX_REGISTERS:
+        options["maxnreg"] = MAX_REGISTERS[kernel]
     kernel[grid](
         *arguments,
         **sizes,
@@ -117,25 +131,26 @@ def shrink_triton(
 ) -> None:
     """As `shrink_reference`."""
     bucket, width_in = x_TK.shape
-    early = early and starts_early(x_TK)
-    weights = (table.arena, table.arena.view(torch.bfloat16), table.offsets, table.ranks, work.counts.device)
-    rest = (work.order.device, place, table.num_slots, x_TK.stride(0))
+    arena = table.arena
+    into = (x_TK, scratch.shrunk, scratch.partials, scratch.counters)
+    weights = (arena, arena.view(torch.bfloat16), arena.view(torch.float32), table.offsets, table.ranks)
+    rest = (work.order.device, place, table.num_slots)
+    strides = {"X_STRIDE": x_TK.stride(0)}
     sizes = shrink_rows_sizes(width_in, bucket, scratch.rank_stride)
     units = work.max_items(bucket) * sizes["CHUNKS"] * sizes["LANES"]
-    programs = min(units, _num_programs(x_TK.device.index))
-    arguments = (x_TK, scratch.of_items, *weights, work.items.device, *rest)
-    _launch(shrink_rows, (programs,), early, arguments, sizes)
+    programs = min(units, _num_programs(shrink_rows, x_TK.device))
+    arguments = (*into, *weights, work.counts.device, work.items.device, *rest)
+    _launch(shrink_rows, (programs,), early, arguments, {**sizes, **strides})
     if max_tiles := work.max_tiles(bucket):
         sizes = shrink_tiles_sizes(width_in, bucket, scratch.rank_stride)
-        arguments = (x_TK, scratch.of_tiles, *weights, work.tiles.device, *rest)
-        _launch(shrink_tiles, (max_tiles, sizes["SPLITS"]), early, arguments, sizes)
+        arguments = (*into, *weights, work.counts.device, work.tiles.device, *rest)
+        _launch(shrink_tiles, (max_tiles, sizes["SPLITS"]), early, arguments, {**sizes, **strides})
 
 
 def expand_triton(
     out_TN: Tensor,
     widths: Sequence[int],
     scale_T: Tensor | None,
-    width_in: int,
     work: DeviceWork,
     table: AdapterTable,
     place: int,
@@ -144,24 +159,21 @@ def expand_triton(
 ) -> None:
     """As `expand_reference`."""
     bucket = out_TN.shape[0]
-    early = early and starts_early(out_TN)
     arena = table.arena
-    weights = (arena, arena.view(torch.bfloat16), arena.view(torch.float32), table.offsets, table.ranks)
-    rest = (work.order.device, place, table.num_slots, out_TN.stride(0))
-    sizes = expand_rows_sizes(width_in, widths, bucket, scratch.rank_stride)
+    given = (out_TN, scale_T, scratch.shrunk, arena, arena.view(torch.bfloat16), table.offsets, table.ranks)
+    rest = (work.order.device, place, table.num_slots)
+    strides = {"OUT_STRIDE": out_TN.stride(0)}
+    sizes = expand_rows_sizes(widths, bucket, scratch.rank_stride)
     tiles = sum(triton.cdiv(width, sizes["BLOCK_N"]) for width in widths)
-    programs = min(work.max_items(bucket) * tiles, _num_programs(out_TN.device.index))
-    arguments = (out_TN, scale_T, scratch.of_items, *weights, work.counts.device, work.items.device, *rest)
-    _launch(expand_rows, (programs,), early, arguments, sizes)
+    programs = min(work.max_items(bucket) * tiles, _num_programs(expand_rows, out_TN.device))
+    arguments = (*given, work.counts.device, work.items.device, *rest)
+    _launch(expand_rows, (programs,), early, arguments, {**sizes, **strides})
     if max_tiles := work.max_tiles(bucket):
-        sizes = expand_tiles_sizes(width_in, widths, bucket, scratch.rank_stride)
+        sizes = expand_tiles_sizes(widths, scratch.rank_stride)
         stretch = sizes["STRETCH"] * sizes["BLOCK_N"]
         stretches = sum(triton.cdiv(width, stretch) for width in widths)
-        arguments = (
-            *(out_TN, scale_T, scratch.of_tiles, *weights),
-            *(work.counts.device, work.tiles.device, *rest),
-        )
-        _launch(expand_tiles, (max_tiles, stretches), early, arguments, sizes)
+        arguments = (*given, work.counts.device, work.tiles.device, *rest)
+        _launch(expand_tiles, (max_tiles, stretches), early, arguments, {**sizes, **strides})
 
 
 _SHAPES = (
@@ -179,15 +191,21 @@ _SHAPES = (
 def _compilation(kernel: Any, sizes: dict[str, Any], architecture: int) -> Compilation:
     types = {
         **{f"{name}_ptr": "*bf16" for name in ("x", "out", "bf16")},
-        **{f"{name}_ptr": "*fp32" for name in ("scale", "partials", "fp32")},
-        **{f"{name}_ptr": "*i32" for name in ("ranks", "counts", "items", "tiles", "order")},
+        **{f"{name}_ptr": "*fp32" for name in ("scale", "shrunk", "partials", "fp32")},
+        **{f"{name}_ptr": "*i32" for name in ("ranks", "counts", "counters", "items", "tiles", "order")},
         **{"bytes_ptr": "*u8", "offsets_ptr": "*i64"},
-        **dict.fromkeys(("place", "num_slots", "x_stride", "out_stride"), "i32"),
+        **dict.fromkeys(("place", "num_slots"), "i32"),
     }
     signature = {name: types[name] for name in kernel.arg_names if name in types}
-    modern = architecture >= 90  # e4m3 conversion and dependent launch
-    flags = {"WITH_E4M3": modern, "COMPUTE": tl.bfloat16, "STARTS_EARLY": modern}
-    return Compilation(kernel, signature, {**sizes, **flags}, WARPS[kernel], STAGES[kernel], (architecture,))
+    modern = architecture >= 90  # e4m3 conversion, dependent launch, bulk prefetch
+    constants = {**sizes, "WITH_E4M3": modern, "COMPUTE": tl.bfloat16, "STARTS_EARLY": modern}
+    if "K" in sizes:
+        constants["X_STRIDE"] = sizes["K"]
+    else:
+        constants["OUT_STRIDE"] = sum(sizes[f"N{module}"] for module in range(MAX_MODULES))
+    if "FETCHES" in sizes:
+        constants["FETCHES"] = modern and sizes["FETCHES"]
+    return Compilation(kernel, signature, constants, WARPS[kernel], STAGES[kernel], (architecture,))
 
 
 def _compilations() -> list[Compilation]:
@@ -197,10 +215,10 @@ def _compilations() -> list[Compilation]:
         for bucket in buckets:
             if tiling.uses_tiles(bucket, batch_invariant=False):
                 wanted.append((shrink_tiles, shrink_tiles_sizes(width_in, bucket, stride)))
-                wanted.append((expand_tiles, expand_tiles_sizes(width_in, widths, bucket, stride)))
+                wanted.append((expand_tiles, expand_tiles_sizes(widths, stride)))
             else:
                 wanted.append((shrink_rows, shrink_rows_sizes(width_in, bucket, stride)))
-                wanted.append((expand_rows, expand_rows_sizes(width_in, widths, bucket, stride)))
+                wanted.append((expand_rows, expand_rows_sizes(widths, bucket, stride)))
     return [
         _compilation(kernel, sizes, architecture)
         for architecture in ARCHITECTURES

@@ -1,7 +1,7 @@
-"""Where shrink leaves its partial sums for expand.
+"""Memory between the parts of shrink, and between shrink and expand.
 
-Owns the two buffers, sized for the largest bucket. Refuses to know which group uses them: what one group's
-shrink wrote must have been expanded before the next one's begins.
+Owns the buffers, sized for the largest bucket. Refuses to know which group uses them: what one group's shrink
+wrote must have been expanded before the next one's begins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernels.lora.table import MAX_MODULES, AdapterTable
 
 
 class Scratch:
-    """Partials of items, fp32 [places, chunks, rank_stride], and of tiles, [places, splits, rank_stride]."""
+    """What launches leave for each other."""
 
     def __init__(
         self, table: AdapterTable, max_tokens: int, widths_in: Sequence[int], batch_invariant: bool
@@ -23,13 +23,21 @@ class Scratch:
         self.rank_stride = MAX_MODULES * table.max_rank
         buckets = (max_tokens, min(max_tokens, tiling.TILES_FROM))
         rows = max(tiling.max_item_rows(bucket, table.num_slots, batch_invariant) for bucket in buckets)
-        of_items = rows * max(tiling.num_chunks(width) for width in widths_in)
-        of_tiles = 0
+        items = max(tiling.max_items(bucket, table.num_slots, batch_invariant) for bucket in buckets)
+        num_partials = rows * max(tiling.num_chunks(width) for width in widths_in)
         if tiling.uses_tiles(max_tokens, batch_invariant):
-            of_tiles = max(max_tokens, min(8 * max_tokens, 2 * tiling.TILE_PROGRAMS * tiling.TILE_ROWS))
-        self.of_items = torch.empty(of_items * self.rank_stride, device=table.device)
-        self.of_tiles = torch.empty(of_tiles * self.rank_stride, device=table.device)
+            most = min(tiling.MAX_SPLITS * max_tokens, 2 * tiling.TILE_PROGRAMS * tiling.TILE_ROWS)
+            num_partials = max(num_partials, max_tokens, most)
+        tiles = tiling.max_tiles(max_tokens, table.num_slots, batch_invariant)
+        self.shrunk = torch.empty((max_tokens, self.rank_stride), device=table.device)
+        """fp32 [places, rank_stride]: what shrink hands to expand."""
+        self.partials = torch.empty(num_partials * self.rank_stride, device=table.device)
+        """fp32 [places, parts, rank_stride], parts by launch: within shrink."""
+        self.counters = torch.zeros(
+            max(items * tiling.MAX_LANES, tiles), dtype=torch.int32, device=table.device
+        )
+        """Parts written, of each item and lane or tile; 0 between launches."""
 
     @property
     def num_bytes(self) -> int:
-        return 4 * (len(self.of_items) + len(self.of_tiles))
+        return sum(part.numel() * part.element_size() for part in (self.shrunk, self.partials, self.counters))

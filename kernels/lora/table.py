@@ -29,7 +29,7 @@ class AdapterTable:
 
     Of layer l, group g and slot s, with r_m the rank of module m and R their sum:
         A: [R, K], modules in order, absent ones left out; B of module m: [r_m, N_m], rank-major
-        rank scales: fp32 [R], multiplies the shrunk activations. For bf16 a module's LoRA scale, repeated;
+        factors: fp32 [R], multiply the shrunk activations. For bf16 a module's LoRA scale, repeated;
         for e4m3 that times the scales of A's and B's row.
     """
 
@@ -50,7 +50,7 @@ class AdapterTable:
         self.max_rank = max_rank
         shape = (num_layers, len(self.groups), num_slots)
         self.offsets = torch.zeros((*shape, MAX_MODULES + 2), dtype=torch.int64, device=self.device)
-        """[L, G, S, 5] bytes from the arena's start: A, B of module 0 to 2, rank scales."""
+        """[L, G, S, 5] bytes from the arena's start: A, B of module 0 to 2, factors."""
         self.ranks = torch.zeros((*shape, MAX_MODULES + 1), dtype=torch.int32, device=self.device)
         """[L, G, S, 4] rank of module 0 to 2 (0: absent), BF16 or E4M3."""
         self._arena: Tensor | None = None

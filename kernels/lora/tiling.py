@@ -24,6 +24,9 @@ is bytes."""
 SPAN_STEP = 128
 TILE_PROGRAMS = 128
 """About one for every multiprocessor."""
+MAX_SPLITS = 8
+MAX_LANES = 4
+"""Programs that share the ranks of an item's chunk."""
 
 
 def chunk_size(width_in: int) -> int:
@@ -46,7 +49,11 @@ def num_chunks(width_in: int) -> int:
 def num_splits(width_in: int, bucket: int) -> int:
     """Parts into which the tile kernel cuts x's columns: `TILE_PROGRAMS` whatever the number of rows."""
     splits = 1
-    while splits < 8 and splits * bucket < TILE_PROGRAMS * TILE_ROWS and width_in // (2 * splits) >= 512:
+    while (
+        splits < MAX_SPLITS
+        and splits * bucket < TILE_PROGRAMS * TILE_ROWS
+        and width_in // (2 * splits) >= 512
+    ):
         splits *= 2
     return splits
 

@@ -1,14 +1,12 @@
 """What all LoRA kernels ask of a slot: where its weights are, which columns are whose, the weights.
 
-Owns the device side of AdapterTable's layout. Refuses to know rows.
+Owns the device side of AdapterTable's layout and of DeviceWork's items. Refuses to know sums.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from kernels.overlap import fetch_into_l2
 
 
 @triton.jit
@@ -21,31 +19,53 @@ def load_weights(bytes_ptr, bf16_ptr, offset, index, mask, IS_E4M3: tl.constexpr
 
 
 @triton.jit
-def fetch_block(bytes_ptr, offset, row_bytes, column_bytes, last, ROWS: tl.constexpr, BYTES: tl.constexpr):
-    """Ask for ROWS x BYTES of a matrix, 128 bytes a thread; whatever lies beyond `last` is not asked for."""
-    part = tl.arange(0, ROWS * BYTES // 128)
-    place = (part // (BYTES // 128)) * row_bytes + column_bytes + (part % (BYTES // 128)) * 128
-    address = (bytes_ptr + offset + tl.minimum(place, last - 128)).to(tl.int64)
-    fetch_into_l2(address, 128)
+def fetch_rows(
+    bytes_ptr, offset, row_bytes, column_bytes, rows, LANES: tl.constexpr, BLOCK_R: tl.constexpr,
+    lane, BYTES: tl.constexpr,
+):  # fmt: skip
+    """Ask for BYTES of each row of a lane's blocks of rows, 128 a thread, to be in the L2 cache soon.
+
+    Nothing waits for it, and nothing beyond the matrix is asked for. Source: PTX ISA, cp.async.bulk.prefetch.L2.
+    """
+    part = tl.arange(0, BLOCK_R * BYTES // 128)
+    last = rows * row_bytes - 128
+    for start in tl.range(lane * BLOCK_R, rows, LANES * BLOCK_R):
+        row = start + part // (BYTES // 128)
+        place = row * row_bytes + column_bytes + part % (BYTES // 128) * 128
+        tl.inline_asm_elementwise(
+            "cp.async.bulk.prefetch.L2.global [$1], 128; mov.u32 $0, 0;",
+            "=r,l",
+            [(bytes_ptr + offset + tl.minimum(place, last)).to(tl.int64)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
+
+
+@triton.jit
+def load_item(item_ptr):
+    """slot, first place in `order`, rows, whether it goes to the tensor cores."""
+    return tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 2), tl.load(item_ptr + 3)
 
 
 @triton.jit
 def look_up(offsets_ptr, ranks_ptr, at):
-    """Of one slot: offset of A, sum of ranks, whether weights are e4m3."""
+    """Of one slot: offset of A, place of the factors, sum of ranks, whether weights are e4m3."""
     rank_ptr = ranks_ptr + at * 4
     rank = tl.load(rank_ptr) + tl.load(rank_ptr + 1) + tl.load(rank_ptr + 2)
-    return tl.multiple_of(tl.load(offsets_ptr + at * 5), 16), rank, tl.load(rank_ptr + 3)
+    offset = tl.multiple_of(tl.load(offsets_ptr + at * 5), 16)
+    return offset, tl.load(offsets_ptr + at * 5 + 4) // 4, rank, tl.load(rank_ptr + 3)
 
 
 @triton.jit
 def look_up_module(offsets_ptr, ranks_ptr, at, module):
-    """Of one slot and module: offset of B, offset of the rank factors, first rank, rank, whether e4m3."""
+    """Of one slot and module: offset of B, its first rank, its rank, whether weights are e4m3."""
     rank0, rank1 = tl.load(ranks_ptr + at * 4), tl.load(ranks_ptr + at * 4 + 1)
     rank = tl.load(ranks_ptr + at * 4 + module)
     e4m3 = tl.load(ranks_ptr + at * 4 + 3)
     rank_start = tl.where(module == 0, 0, tl.where(module == 1, rank0, rank0 + rank1))
     offset = tl.multiple_of(tl.load(offsets_ptr + at * 5 + 1 + module), 16)
-    return offset, tl.load(offsets_ptr + at * 5 + 4), rank_start, rank, e4m3
+    return offset, rank_start, rank, e4m3
 
 
 @triton.jit
@@ -60,3 +80,31 @@ def find_columns(
     columns = tl.where(module == 0, N0, tl.where(module == 1, N1, N2))
     begin = tl.where(module == 0, 0, tl.where(module == 1, N0, N0 + N1))
     return module, tile, tl.multiple_of(columns, ALIGN), tl.multiple_of(begin, ALIGN)
+
+
+@triton.jit
+def add_up_parts(
+    partials_ptr, shrunk_ptr, factors_ptr, counter_ptr, first, rows, rank, lane,
+    PARTS: tl.constexpr, LANES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr,
+    RANK_STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Semantics: shrunk[p, r] = f[r] * sum over c of partials[p, c, r], by whoever computed the last part.
+
+    The order of the sum is fixed; only who adds up is not. Leaves the counter at 0 for the next launch.
+    """
+    # All threads' partials are written before one of them says so; its result reaches them by another barrier.
+    tl.debug_barrier()
+    done = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
+    if done == PARTS - 1:
+        tl.store(counter_ptr, 0)
+        m = tl.arange(0, BLOCK_M)
+        place = (first + m).to(tl.int64)[:, None]
+        for start in tl.range(lane * BLOCK_R, rank, LANES * BLOCK_R):
+            r = start + tl.arange(0, BLOCK_R)
+            mask = (m < rows)[:, None] & (r < rank)[None, :]
+            at = partials_ptr + place * (PARTS * RANK_STRIDE) + r[None, :]
+            total = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+            for part in tl.static_range(1, PARTS):
+                total += tl.load(at + part * RANK_STRIDE, mask=mask, other=0.0, cache_modifier=".cg")
+            factor = tl.load(factors_ptr + r, mask=r < rank, other=0.0)
+            tl.store(shrunk_ptr + place * RANK_STRIDE + r[None, :], total * factor[None, :], mask=mask)
