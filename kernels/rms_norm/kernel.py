@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.activation import FP8_MAX, SMALLEST_SCALE
+from kernels.backend import INTERPRETING
 from kernels.compilation import Compilation
 from kernels.overlap import starts_early
 
@@ -134,13 +135,16 @@ def rms_norm_triton(
     heads = x.shape[1] if x.dim() == 3 else 1
     early = starts_early(x)
     options = {"launch_pdl": True} if early else {}
+    written = quantized
+    if INTERPRETING and quantized is not None:  # its conversion to e4m3 loses the carry of a rounding
+        written = torch.empty_like(quantized, dtype=torch.float32)
     rms_norm_kernel[(triton.cdiv(num_rows, block_t),)](
         x,
         residual,
         scale_T,
         weight,
         out,
-        quantized,
+        written,
         quantized_scale_T,
         num_rows,
         heads,
@@ -157,6 +161,8 @@ def rms_norm_triton(
         num_warps=num_warps,
         **options,
     )
+    if quantized is not None and written is not quantized:
+        quantized.copy_(written)
 
 
 def _strides(rows: Tensor) -> tuple[int, int]:

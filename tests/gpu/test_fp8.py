@@ -1,0 +1,149 @@
+"""The FP8 linear on the device: every product against exact sums, in graphs, rows apart from rows."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from kernels.activation import Activation
+from kernels.linear_fp8 import Fp8Weight, Product, linear_fp8, product
+from kernels.linear_fp8.cases import CASES, DEVICE_CASES, Case, quantized
+from kernels.linear_fp8.kernel import linear_fp8_triton
+from kernels.linear_fp8.scratch import scratch
+from kernels.rms_norm import rms_norm
+
+pytestmark = pytest.mark.gpu
+RATIO = 6e-3
+"""Of norms, row by row: bf16's rounding is 1.7e-3, the rest is the tensor cores' own accumulators."""
+
+
+def run(activation: Activation, weight: Fp8Weight, out: torch.Tensor | None = None) -> torch.Tensor:
+    """True values."""
+    if out is None:
+        shape = (len(activation.x_TK), weight.out_features)
+        out = torch.full(shape, float("nan"), dtype=torch.bfloat16, device=activation.x_TK.device)
+    projection = linear_fp8(activation, weight, out)
+    return out if projection.scale_T is None else out.double() * projection.scale_T.double()[:, None]
+
+
+def assert_rows_near(got: torch.Tensor, expected: torch.Tensor) -> None:
+    assert got.isfinite().all()
+    off = (got.double() - expected).norm(dim=1)
+    assert (off <= RATIO * expected.norm(dim=1) + 1e-30).all(), (off / expected.norm(dim=1)).max()
+
+
+@pytest.mark.parametrize("case", CASES + DEVICE_CASES, ids=str)
+def test_matches_exact_sums(case: Case, device: torch.device) -> None:
+    activation, weight = case.inputs(device)
+    assert_rows_near(run(activation, weight), case.expected(activation, weight))
+
+
+def test_every_product_is_tested(device: torch.device) -> None:
+    chosen = {product(case.num_rows, case.inputs(device)[1]) for case in DEVICE_CASES}
+    if torch.cuda.get_device_capability(device) == (9, 0):
+        assert chosen == set(Product) - {Product.REFERENCE}
+    else:
+        assert chosen == set(Product) - {Product.REFERENCE, Product.STREAM}
+
+
+@pytest.mark.parametrize("case", [Case(5, 4096, 4096), Case(64, 14336, 4096, True, True)], ids=str)
+def test_the_plain_kernel_splits_k(case: Case, device: torch.device) -> None:
+    activation, weight = case.inputs(device)
+    scale_T = activation.scale_T if weight.per_channel else None
+    results = []
+    for _ in range(5):
+        out = torch.full((case.num_rows, case.out_features), float("nan"), device=device).bfloat16()
+        linear_fp8_triton(activation.quantized_TK, scale_T, weight, out)
+        results.append(out)
+    got = results[0] if scale_T is not None else results[0].double() * activation.scale_T.double()[:, None]
+    assert_rows_near(got, case.expected(activation, weight))
+    assert all(torch.equal(results[0], other) for other in results[1:])
+    assert not scratch(activation.scale_T.device)[1].any()  # who counts last resets
+
+
+BATCHES = [
+    Case(24, 4096, 6144),
+    Case(64, 14336, 4096, True),
+    Case(128, 14336, 4096, True),
+    Case(128, 4096, 4096),
+]
+
+
+@pytest.mark.parametrize("case", BATCHES + MORE_BATCHES, ids=str)
+def test_a_row_does_not_know_its_batch(case: Case, device: torch.device) -> None:
+    """In a batch of one size: whatever the others hold, wherever the row stands, again and again."""
+    activation, weight = case.inputs(device)
+    whole = run(activation, weight)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(5):
+        order = torch.randperm(case.num_rows, generator=generator).to(device)
+        shuffled = Activation(
+            activation.x_TK[order],
+            activation.quantized_TK.view(torch.uint8)[order].view(torch.float8_e4m3fn),
+            activation.scale_T[order],
+        )
+        assert torch.equal(run(shuffled, weight), whole[order])
+    alone = torch.randn_like(activation.x_TK)
+    alone[3] = activation.x_TK[3]
+    assert torch.equal(run(quantized(alone), weight)[3], whole[3])
+
+
+@pytest.mark.parametrize("case", BATCHES, ids=str)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_wild_row_stays_alone(case: Case, poison: float, device: torch.device) -> None:
+    activation, weight = case.inputs(device)
+    clean = run(activation, weight)
+    x = activation.x_TK.clone()
+    x[2, 7] = poison
+    spoiled = run(quantized(x), weight)
+    others = [row for row in range(case.num_rows) if row != 2]
+    assert torch.equal(spoiled[others], clean[others])
+    assert not spoiled[2].isfinite().any()
+
+
+@pytest.mark.parametrize("num_rows", [1, 32, 64, 256])
+def test_a_chain_of_norms_and_products_in_a_graph(num_rows: int, device: torch.device) -> None:
+    """Kernels start before their predecessors end: were one to read too early, replays would differ."""
+    torch.manual_seed(0)
+    weights = [
+        Fp8Weight.quantize(torch.randn(4096, 4096, device=device) / 64, per_channel=index % 2 == 1)
+        for index in range(6)
+    ]
+    norm_weight = torch.rand(4096, device=device).bfloat16()
+    start = torch.randn(num_rows, 4096, device=device).bfloat16()
+    residual, out = torch.empty_like(start), torch.empty_like(start)
+    activation = dataclasses.replace(quantized(start))
+
+    def step() -> None:
+        residual.copy_(start)
+        delta, scale_T = start, None
+        for weight in weights:
+            rms_norm(
+                delta, norm_weight, 1e-5, None, residual, scale_T=scale_T,
+                quantized=activation.quantized_TK, quantized_scale_T=activation.scale_T,
+            )  # fmt: skip
+            projection = linear_fp8(activation, weight, out)
+            delta, scale_T = projection.y_TN, projection.scale_T
+
+    results = []
+    for _ in range(2):  # once to compile; then one kernel at a time
+        step()
+        torch.cuda.synchronize()
+    results.append((out.clone(), residual.clone()))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(50):
+        out.fill_(float("nan"))
+        residual.fill_(float("nan"))
+        graph.replay()
+        results.append((out.clone(), residual.clone()))
+    assert results[0][0].isfinite().all()
+    assert all(torch.equal(*both) for other in results[1:] for both in zip(results[0], other, strict=True))
+
+
+def test_a_bias_of_true_size_beside_a_row_of_zeros(device: torch.device) -> None:
+    weight = Fp8Weight.quantize(torch.randn(4096, 4096, device=device), torch.randn(4096, device=device))
+    for num_rows in (3, 200):
+        got = run(quantized(torch.zeros(num_rows, 4096, device=device)), weight)
+        assert torch.equal(got, weight.bias_N.bfloat16().expand(num_rows, -1))
