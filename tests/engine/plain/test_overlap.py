@@ -228,6 +228,15 @@ def test_siblings_enter_while_the_first_choices_prompt_is_computed() -> None:
     assert engine.finished["r"][0].usage.cached_tokens == 0
 
 
+def test_siblings_that_a_commit_brings_are_work() -> None:
+    """The prompt's last token comes in a step of its own, and nothing else runs when that is read."""
+    engine = overlapped(max_batch_tokens=8)
+    engine.submit(submission("r", list(range(9)), 1, n=2))
+    engine.run()
+    engine.check_idle()
+    assert [engine.reason("r", index) for index in range(2)] == ["length", "length"]
+
+
 def test_the_token_drawn_after_a_stop_is_never_named_in_the_prefix_cache() -> None:
     """With blocks of one token every computed one would be findable: it must be those of depth 0."""
     cached = []
