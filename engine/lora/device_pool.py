@@ -10,8 +10,9 @@ which are emptied. One other thread at a time loads. What keeps a running step f
 written:
 
 * Uploads run on a side stream. A range that was freed is written only after the last step that was launched
-  when its owner fell idle: freed ranges carry a mark (`_Freed`). A slot is reported loaded when its bytes and
-  its entries are there, so that steps that read them are launched later.
+  when its owner fell idle: freed ranges carry a mark (`_Freed`). A slot is reported loaded when its bytes are
+  there, and the next launch begins with writing its entries of the table. No kernel runs beside steps: one
+  block of it on one multiprocessor would hold up a whole wave of a product's.
 * Moves, and the entries they change, are queued on the steps' own stream between two launches: every step
   sees an adapter at its old place or at its new one, with the entries that go with it. So many bytes at a
   time are moved, and no more before the device has done that, so that no step is held up for long.
@@ -106,14 +107,24 @@ class DevicePool:
         layers, columns = (config.num_layers, len(GROUPS)), MAX_MODULES + 1
         self._offsets_LG5 = torch.zeros(*layers, columns + 1, dtype=torch.int64, pin_memory=pinned)
         self._ranks_LG4 = torch.zeros(*layers, columns, dtype=torch.int32, pin_memory=pinned)
+        # On the device, in one piece per slot: what the next launch writes into the table, all of it or zeros.
+        self._offsets_SLG5 = torch.zeros(
+            num_slots, *self._offsets_LG5.shape, dtype=torch.int64, device=device
+        )
+        self._ranks_SLG4 = torch.zeros(num_slots, *self._ranks_LG4.shape, dtype=torch.int32, device=device)
+        self._unwritten: dict[int, bool] = {}
+        """By slot, whether it is loaded, of slots whose entries in the table are out of date."""
+        self._vacated: dict[int, Mark] = {}
+        """By slot that was emptied, when the device has read its entries for the last time."""
         self.num_moves = 0
 
     # The step thread -------------------------------------------------------------------------------------
 
     @contextmanager
     def launching(self) -> Iterator[None]:
-        """Around the launch of every step: nothing is moved meanwhile; the end of the step is noted."""
+        """Around the launch of every step: the table is up to date, and nothing is moved meanwhile."""
         with self._lock:
+            self._write_entries()
             yield
             self._last_launch = self._transfers.mark()
 
@@ -133,8 +144,8 @@ class DevicePool:
             last_use = self._last_launch if resident.last_use is None else resident.last_use
             size = self._ranges.give(resident.start)
             self._note_freed(resident.start, resident.start + size, last_use)
-            with self._transfers.beside(last_use):
-                self.table.clear(slot)
+            self._vacated[slot] = last_use
+            self._unwritten[slot] = False
 
     # Loading ---------------------------------------------------------------------------------------------
 
@@ -261,12 +272,14 @@ class DevicePool:
                 if start is not None:
                     self._residents[slot] = _Resident(start)
                     end = start + rounded(size)
-                    return start, [f.last_use for f in self._freed if f.start < end and start < f.end]
+                    after = [f.last_use for f in self._freed if f.start < end and start < f.end]
+                    return start, [*after, self._vacated.pop(slot, PASSED)]
                 moved = self._compact(size)
             moved.synchronize()
 
     def _compact(self, size: int) -> Mark:
         """Some of the moves towards a free range of `size` bytes, between two launches."""
+        self._write_entries()
         slots = {resident.start: slot for slot, resident in self._residents.items()}
         moves = self._ranges.plan(size)
         num_bytes = 0
@@ -297,8 +310,23 @@ class DevicePool:
             self._transfers.upload(image.bytes, target)
             torch.add(image.places.offsets_LG5, start, out=self._offsets_LG5)
             self._ranks_LG4.copy_(image.places.ranks_LG4)
-            self.table.fill(slot, self._offsets_LG5, self._ranks_LG4, non_blocking=True)
+            self._offsets_SLG5[slot].copy_(self._offsets_LG5, non_blocking=True)
+            self._ranks_SLG4[slot].copy_(self._ranks_LG4, non_blocking=True)
         self._transfers.settle()
+        with self._lock:
+            self._unwritten[slot] = True
+
+    def _write_entries(self) -> None:
+        """Bring the table up to date, between steps."""
+        if self._unwritten:
+            with self._transfers.between():
+                for slot, loaded in self._unwritten.items():
+                    if loaded:
+                        self.table.offsets[:, :, slot].copy_(self._offsets_SLG5[slot])
+                        self.table.ranks[:, :, slot].copy_(self._ranks_SLG4[slot])
+                    else:
+                        self.table.clear(slot)
+            self._unwritten.clear()
 
     def _note_freed(self, start: int, end: int, last_use: Mark) -> None:
         self._freed = [freed for freed in self._freed if not freed.last_use.query()]

@@ -10,15 +10,21 @@ Host memory that copies run from while the host goes on must be page-locked: `Pa
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections import deque
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 CHUNK_BYTES = 4 << 20
-"""Of one copy from the host: what a step's own small copies may have to wait behind."""
+"""Of one copy from the host: what a step's own small copies may have to wait behind.
+
+H200, steps of 7.8 ms under 70 loads of 84 MB a second: the 99th percentile of a step is 2.7 % longer with
+chunks of 4 MB, 20 % with 16 MB or one copy. 4 MB already come up at 49 GB/s, 1 MB at 34.
+"""
 MAX_CHUNKS = 2
 """Queued at a time: one begins as soon as the other ends, and others' copies come in between."""
 SCRATCH_BYTES = 32 << 20
@@ -123,7 +129,6 @@ class PageLocked:
 
     def __init__(self, size: int, device: torch.device) -> None:
         """Raises MemoryError. torch's own page-locked memory comes in powers of two: this is `size`."""
-        self._closing = ExitStack()
         try:
             memory = mmap.mmap(-1, max(size, 1))
         except OSError as error:
@@ -131,6 +136,7 @@ class PageLocked:
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to lock: a start takes less time
         self.bytes = torch.frombuffer(memory, dtype=torch.uint8)[:size]
+        self._unlock: Callable[[], object] = lambda: None
         if device.type == "cuda" and size:
             address = self.bytes.data_ptr()
             runtime = torch.cuda.cudart()
@@ -138,10 +144,15 @@ class PageLocked:
                 status = int(runtime.cudaHostRegister(address, size, 0))
             if status:
                 raise MemoryError(f"{size} bytes of host memory cannot be page-locked: error {status}")
-            self._closing.callback(runtime.cudaHostUnregister, address)
+            # Also when nobody closes it: the addresses must not be another's while they are registered.
+            self._unlock = weakref.finalize(self, _unlock, memory, address)
 
     def close(self) -> None:
-        self._closing.close()
+        self._unlock()
+
+
+def _unlock(memory: mmap.mmap, address: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _record(stream: torch.cuda.Stream) -> torch.cuda.Event:

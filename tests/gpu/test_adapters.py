@@ -20,6 +20,8 @@ from tests.engine.lora.adapters import CONFIG, assert_empty, assert_holds, packe
 pytestmark = pytest.mark.gpu
 
 LINEARS = [name for names in GROUPS.values() for name in names]
+WORDS = 64
+"""Bytes that a step of these tests reads."""
 LONG_CYCLES = 400_000_000
 """Of a kernel that only waits: about 0.2 s."""
 
@@ -27,8 +29,13 @@ LONG_CYCLES = 400_000_000
 def make(device: torch.device, num_slots: int = 4, num_bytes: int = 1 << 20, **settings: int) -> DevicePool:
     pool = DevicePool(CONFIG, num_slots, num_bytes, 4 << 20, device, **settings)
     warm = packed(dtype="bfloat16", seed=99, q_proj=1)
-    load(pool, 0, warm)  # the first copy and the first fill load kernels, which waits for the device
-    pool.unload(0)
+    # Kernels are loaded when first used, and loading waits for all that runs.
+    for wait in (False, True):
+        load(pool, 0, warm)
+        launch_read(pool, 0, wait=wait)
+        pool.idle(0)
+        pool.unload(0)
+        launch_read(pool, 0, wait=wait)
     torch.cuda.synchronize()
     return pool
 
@@ -41,21 +48,21 @@ def load(pool: DevicePool, slot: int, adapter: PackedAdapter) -> None:
     pool.load(slot, pool.adopt(adapter))
 
 
-def launch_read(pool: DevicePool, slot: int, size: int, *, wait: bool) -> tuple[Tensor, torch.cuda.Event]:
+def launch_read(pool: DevicePool, slot: int, *, wait: bool) -> tuple[Tensor, torch.cuda.Event]:
     """A step that reads the slot's first words where the table says, perhaps long after its launch."""
     with pool.launching():
         if wait:
             torch.cuda._sleep(LONG_CYCLES)
-        places = torch.arange(size, device=pool.table.arena.device) + pool.table.offsets[0, 0, slot, A]
+        places = torch.arange(WORDS, device=pool.table.arena.device) + pool.table.offsets[0, 0, slot, A]
         found = pool.table.arena[places]
         end = torch.cuda.Event()
         end.record()
     return found, end
 
 
-def first_words(adapter: PackedAdapter, size: int) -> Tensor:
-    words = adapter.a(0, "qkv").tobytes()[:size]
-    assert len(words) == size
+def first_words(adapter: PackedAdapter) -> Tensor:
+    words = adapter.a(0, "qkv").tobytes()[:WORDS]
+    assert len(words) == WORDS
     return torch.frombuffer(bytearray(words), dtype=torch.uint8)
 
 
@@ -71,11 +78,11 @@ def test_a_load_waits_for_no_step_that_does_not_concern_it(device: torch.device)
     pool = make(device)
     adapters = [packed(dtype="bfloat16", seed=seed, q_proj=4) for seed in range(2)]
     load(pool, 1, adapters[0])
-    found, end = launch_read(pool, 1, 64, wait=True)
+    found, end = launch_read(pool, 1, wait=True)
     load(pool, 2, adapters[1])
     assert not end.query(), "the load came after the step, or the step waited for it"
     torch.cuda.synchronize()
-    assert torch.equal(found.cpu(), first_words(adapters[0], 64))
+    assert torch.equal(found.cpu(), first_words(adapters[0]))
     assert_holds(pool, 2, adapters[1])
     pool.close()
 
@@ -91,7 +98,7 @@ def test_a_launch_does_not_wait_for_loads(device: torch.device) -> None:
             pool._transfers.upload(image, target)
 
     load(pool, 1, packed(dtype="bfloat16", q_proj=4))
-    launch_read(pool, 1, 64, wait=False)
+    launch_read(pool, 1, wait=False)
     torch.cuda.synchronize()
     copying = threading.Thread(target=copy)
     copying.start()
@@ -99,7 +106,7 @@ def test_a_launch_does_not_wait_for_loads(device: torch.device) -> None:
         times = []
         for _ in range(50):
             began = time.perf_counter()
-            _, end = launch_read(pool, 1, 64, wait=False)
+            _, end = launch_read(pool, 1, wait=False)
             end.synchronize()
             times.append(time.perf_counter() - began)
     finally:
@@ -113,14 +120,14 @@ def test_bytes_that_a_launched_step_reads_are_not_overwritten(device: torch.devi
     old, new = (packed(dtype="bfloat16", seed=seed, q_proj=4) for seed in range(2))
     pool = make(device, num_bytes=size_of(old))
     load(pool, 1, old)
-    found, end = launch_read(pool, 1, 200, wait=True)
+    found, end = launch_read(pool, 1, wait=True)
     pool.idle(1)
     pool.unload(1)
     load(pool, 1, new)
     assert end.query(), "the load did not wait for the step"
-    later, _ = launch_read(pool, 1, 200, wait=False)
-    assert torch.equal(found.cpu(), first_words(old, 200))
-    assert torch.equal(later.cpu(), first_words(new, 200))
+    later, _ = launch_read(pool, 1, wait=False)
+    assert torch.equal(found.cpu(), first_words(old))
+    assert torch.equal(later.cpu(), first_words(new))
     assert_holds(pool, 1, new)
     pool.close()
 
@@ -129,10 +136,10 @@ def test_a_slot_never_called_idle_is_treated_as_if_in_use(device: torch.device) 
     old, new = (packed(dtype="bfloat16", seed=seed, q_proj=4) for seed in range(2))
     pool = make(device, num_bytes=size_of(old))
     load(pool, 1, old)
-    found, _ = launch_read(pool, 1, 200, wait=True)
+    found, _ = launch_read(pool, 1, wait=True)
     pool.unload(1)
     load(pool, 2, new)
-    assert torch.equal(found.cpu(), first_words(old, 200))
+    assert torch.equal(found.cpu(), first_words(old))
     assert_holds(pool, 2, new)
     pool.close()
 
@@ -144,13 +151,13 @@ def test_a_slot_idle_for_long_gives_its_bytes_at_once(device: torch.device) -> N
     pool = make(device, num_bytes=2 * size)
     load(pool, 1, old)
     load(pool, 2, other)
-    launch_read(pool, 1, 64, wait=False)[1].synchronize()
+    launch_read(pool, 1, wait=False)[1].synchronize()
     pool.idle(1)
-    found, end = launch_read(pool, 2, 200, wait=True)
+    found, end = launch_read(pool, 2, wait=True)
     pool.unload(1)
     load(pool, 3, new)
     assert not end.query()
-    assert torch.equal(found.cpu(), first_words(other, 200))
+    assert torch.equal(found.cpu(), first_words(other))
     assert_holds(pool, 3, new)
     pool.close()
 
@@ -163,15 +170,15 @@ def test_a_step_sees_an_adapter_before_its_move_or_after(device: torch.device) -
     pool = make(device, num_bytes=3 * size)
     for slot, adapter in enumerate(small):
         load(pool, slot, adapter)
-    before, _ = launch_read(pool, 1, 200, wait=True)
+    before, _ = launch_read(pool, 1, wait=True)
     for slot in (0, 2):
         pool.idle(slot)
         pool.unload(slot)
     load(pool, 3, large)
     assert pool.num_moves == 1
-    after, _ = launch_read(pool, 1, 200, wait=False)
-    assert torch.equal(before.cpu(), first_words(small[1], 200))
-    assert torch.equal(after.cpu(), first_words(small[1], 200))
+    after, _ = launch_read(pool, 1, wait=False)
+    assert torch.equal(before.cpu(), first_words(small[1]))
+    assert torch.equal(after.cpu(), first_words(small[1]))
     assert_holds(pool, 1, small[1])
     assert_holds(pool, 3, large)
     pool.check_integrity()
@@ -181,7 +188,7 @@ def test_a_step_sees_an_adapter_before_its_move_or_after(device: torch.device) -
 @pytest.mark.parametrize("seed", range(3))
 def test_any_mix_of_loads_and_moves_under_running_steps(device: torch.device, seed: int) -> None:
     """Steps read every slot through the table all the time, while another thread loads and evicts."""
-    pool = make(device, num_slots=8, num_bytes=60_000, moved_bytes=20_000)
+    pool = make(device, num_slots=8, num_bytes=30_000, moved_bytes=10_000)
     random = Random(seed)
     held: dict[int, PackedAdapter] = {}
     lock = threading.Lock()
@@ -191,15 +198,15 @@ def test_any_mix_of_loads_and_moves_under_running_steps(device: torch.device, se
     def step_all() -> None:
         while not stop.is_set():
             with lock:  # which slots are in use changes between steps only
-                reads = [(held[slot], launch_read(pool, slot, 64, wait=False)[0]) for slot in held]
+                reads = [(held[slot], launch_read(pool, slot, wait=False)[0]) for slot in held]
             for adapter, found in reads:
-                if not torch.equal(found.cpu(), first_words(adapter, 64)):
+                if not torch.equal(found.cpu(), first_words(adapter)):
                     failures.append("a step read other words than its adapter's")
 
     stepping = threading.Thread(target=step_all)
     stepping.start()
     try:
-        for number in range(60):
+        for number in range(120):
             slot = random.randrange(8)
             if slot in held:
                 with lock:

@@ -20,6 +20,8 @@ def assert_holds(pool: DevicePool, slot: int, adapter: PackedAdapter) -> None:
 
     `adapter` is bf16 or FP8.
     """
+    with pool.launching():
+        pass
     offsets, ranks = pool.table.offsets[:, :, slot].cpu(), pool.table.ranks[:, :, slot].cpu()
     itemsize = adapter.slab.itemsize
 
@@ -46,6 +48,8 @@ def assert_holds(pool: DevicePool, slot: int, adapter: PackedAdapter) -> None:
 
 
 def assert_empty(pool: DevicePool, slot: int) -> None:
+    with pool.launching():
+        pass
     assert not pool.table.ranks[:, :, slot, :DTYPE].any()
 
 
