@@ -31,7 +31,7 @@ from api.text import TextCodec
 from benchmarks.quality_random import random_rows
 from benchmarks.random_adapters import STORED
 from benchmarks.report import write_report
-from benchmarks.scorer import EXACT, Scorer, Variant, divergence
+from benchmarks.scorer import EXACT, Scorer, Variant, answer, divergence, log_probs, make_scorer
 from benchmarks.shapes import SHAPES
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.manifest import Dtype
@@ -147,17 +147,17 @@ class Bench:
         self, scorer: Scorer, task: str, adapter: str | None, conversation: Conversation
     ) -> Answered:
         token_ids, start = conversation.token_ids, conversation.answer_start
-        log_probs = scorer.log_probs(token_ids, adapter, start).cpu()
-        answer_ids = scorer.answer(token_ids[:start], adapter, len(token_ids) - start + 16)
+        answer_ids = answer(scorer, token_ids[:start], adapter, len(token_ids) - start + 16)
         text = self.codec.vocabulary.decode(answer_ids).decode("utf-8", "replace")
-        return Answered(log_probs, TASKS[task].check(conversation.example, text))
+        scored = log_probs(scorer, token_ids, adapter, start)
+        return Answered(scored, TASKS[task].check(conversation.example, text))
 
     def _scorer(self, variant: Variant) -> Scorer:
         device = torch.device(self._device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         model = load_model(self._base, variant.quantization, dtype, device)
         packed = _pack_all(self._base, self._adapters, self.names, STORED[variant.adapter_dtype])
-        return Scorer(model, packed, model.config.max_position, variant.kv_dtype)
+        return make_scorer(model, packed, model.config.max_position, variant.kv_dtype)
 
     def _encode(self, prompt: str) -> list[int]:
         chat = self.codec.render_chat([{"role": "user", "content": prompt}])
@@ -209,8 +209,8 @@ def _mean(parts: Sequence[Tensor]) -> float:
     return float(torch.cat(list(parts)).mean())
 
 
-def _scored(bench: Bench, num_examples: int) -> list[Fidelity]:
-    """Every task with its adapter and without, printed as they come."""
+def _scored(bench: Bench, num_examples: int, adapters_only: bool) -> list[Fidelity]:
+    """Every task with its adapter and, unless told, without; printed as they come."""
     print(
         f"{bench.variant}\n{'task':<16}{'adapter':<10}{'KL nats':>9}{'top-1':>8}"
         f"{'NLL':>8}{'NLL q':>8}{'right':>8}{'right q':>8}"
@@ -218,7 +218,7 @@ def _scored(bench: Bench, num_examples: int) -> list[Fidelity]:
     rows = []
     for task in bench.names:
         conversations = bench.conversations(task, num_examples)
-        for adapter in (task, None):
+        for adapter in (task,) if adapters_only else (task, None):
             row = bench.fidelity(task, adapter, conversations)
             rows.append(row)
             print(
@@ -238,6 +238,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--quantization", default="int8", help="of the base, when there are no --variants")
     parser.add_argument("--variants", help="BASE[/KV[/ADAPTERS]],... such as fp8,fp8/fp8,fp8/auto/fp8")
     parser.add_argument("--examples", type=int, default=25, help="held-out conversations per task")
+    parser.add_argument("--adapters-only", action="store_true", help="leave out the base without adapters")
     parser.add_argument("--random-shape", choices=list(SHAPES), help="also a model of random weights")
     parser.add_argument("--random-tokens", type=int, default=512)
     parser.add_argument("--device", default="cpu")
@@ -256,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
     for variant in variants:
         if variant != bench.variant:
             bench.use(variant)
-        scored = _scored(bench, options.examples)
+        scored = _scored(bench, options.examples, options.adapters_only)
         rows += [{"variant": str(variant), **asdict(row)} for row in scored]
         lines.append(summary(name, variant, scored))
     if options.random_shape:

@@ -18,7 +18,7 @@ import torch
 from adapters.storage import to_pair
 from benchmarks.random_adapters import BASE_DIGEST, STORED
 from benchmarks.random_base import RESIDUAL_GROUPS, random_base, residual_gain
-from benchmarks.scorer import EXACT, Scorer, Variant, divergence
+from benchmarks.scorer import EXACT, Scorer, Variant, divergence, log_probs, make_scorer
 from benchmarks.shapes import shape
 from engine.lora.artifact import PackedAdapter
 from engine.model.config import GROUPS, ModelConfig
@@ -41,14 +41,14 @@ def random_rows(
         config.vocab_size, (max(1, num_tokens // SEQUENCE_LEN), SEQUENCE_LEN), generator=generator
     ).tolist()
     scorer = _scorer(config, EXACT, device)
-    exact = [scorer.log_probs(sequence, ADAPTER, 1) for sequence in sequences]
+    exact = [log_probs(scorer, sequence, ADAPTER, 1) for sequence in sequences]
     entropy = float(torch.cat([-(one.exp() * one).sum(-1) for one in exact]).mean())
     del scorer
     lines = []
     for variant in variants:
         scorer = _scorer(config, variant, device)
         pairs = [
-            divergence(one, scorer.log_probs(sequence, ADAPTER, 1))
+            divergence(one, log_probs(scorer, sequence, ADAPTER, 1))
             for one, sequence in zip(exact, sequences, strict=True)
         ]
         del scorer
@@ -70,7 +70,7 @@ def random_rows(
 
 def _scorer(config: ModelConfig, variant: Variant, device: torch.device | str) -> Scorer:
     model = random_base(config, variant.quantization, device, outliers=True)
-    return Scorer(model, {ADAPTER: _adapter(config, variant)}, SEQUENCE_LEN, variant.kv_dtype)
+    return make_scorer(model, {ADAPTER: _adapter(config, variant)}, SEQUENCE_LEN, variant.kv_dtype)
 
 
 def _adapter(config: ModelConfig, variant: Variant) -> PackedAdapter:

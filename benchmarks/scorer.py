@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -53,12 +54,24 @@ class Variant:
 EXACT = Variant("none")
 
 
-class Scorer:
+class Scorer(Protocol):
     """A model and the adapters in its slots."""
+
+    model: Model
+
+    def logits(self, token_ids: list[int], adapter: str | None, computed: int = 0) -> Tensor:
+        """[T - computed, V]: next-token logits of all but the first `computed` tokens, which are cached."""
+        ...
+
+
+class HostScorer:
+    """Described on the host, as a CPU runs it."""
 
     def __init__(
         self, model: Model, adapters: Mapping[str, PackedAdapter], max_len: int, kv_dtype: str = "auto"
     ) -> None:
+        if kv_dtype != "auto":
+            raise ValueError(f"keys and values in {kv_dtype} need a GPU")
         self.model = model
         self._slots = {name: slot for slot, name in enumerate(adapters)}
         pool = AdapterPool(model.config, max(1, len(adapters)), model.device, model.dtype)
@@ -66,37 +79,48 @@ class Scorer:
             pool.load(self._slots[name], packed)
         self._lora = LoraContext(pool, model.device)
         num_blocks = -(-max_len // BLOCK_SIZE)
-        stored = torch.float8_e4m3fn if kv_dtype == "fp8" else model.dtype
-        self._kv = KVCache(model.config, num_blocks + 1, BLOCK_SIZE, model.device, stored)
+        self._kv = KVCache(model.config, num_blocks + 1, BLOCK_SIZE, model.device, model.dtype)
         self._table = np.arange(1, num_blocks + 1, dtype=np.int32)[None]
 
     def logits(self, token_ids: list[int], adapter: str | None, computed: int = 0) -> Tensor:
-        """[T - computed, V]: next-token logits of all but the first `computed` tokens, which are cached."""
         total = len(token_ids)
         attention = AttentionMetadata.build(
             np.array([total - computed]), np.array([total]), self._table, BLOCK_SIZE
         )
         slot = -1 if adapter is None else self._slots[adapter]
         self._lora.begin(np.full(total - computed, slot))
-        ids = torch.tensor(token_ids[computed:], device=self.model.device)
-        positions = torch.from_numpy(attention.positions).to(self.model.device)
+        ids = torch.tensor(token_ids[computed:])
+        positions = torch.from_numpy(attention.positions)
         return self.model.logits(self.model.forward(ids, positions, attention, self._kv, self._lora))
 
-    def log_probs(self, token_ids: list[int], adapter: str | None, start: int) -> Tensor:
-        """[T - start, V]: log-probabilities of the tokens from `start` on, each given all before it."""
-        return self.logits(token_ids, adapter)[start - 1 : -1].log_softmax(-1)
 
-    def answer(self, prompt_ids: list[int], adapter: str | None, max_tokens: int) -> list[int]:
-        """Greedy tokens up to the end of sequence, which is left out."""
-        token_ids = list(prompt_ids)
-        computed = 0
-        for _ in range(max_tokens):
-            token_id = int(self.logits(token_ids, adapter, computed)[-1].argmax())
-            if token_id in self.model.config.eos_ids:
-                break
-            computed = len(token_ids)
-            token_ids.append(token_id)
-        return token_ids[len(prompt_ids) :]
+def make_scorer(
+    model: Model, adapters: Mapping[str, PackedAdapter], max_len: int, kv_dtype: str = "auto"
+) -> Scorer:
+    """For sequences of up to `max_len` tokens, on the model's device. Raises ValueError."""
+    if model.device.type == "cpu":
+        return HostScorer(model, adapters, max_len, kv_dtype)
+    from benchmarks.device_scorer import DeviceScorer
+
+    return DeviceScorer(model, adapters, max_len, kv_dtype)
+
+
+def log_probs(scorer: Scorer, token_ids: list[int], adapter: str | None, start: int) -> Tensor:
+    """[T - start, V], on the host: log-probabilities of the tokens from `start` on, given all before."""
+    return scorer.logits(token_ids, adapter)[start - 1 : -1].log_softmax(-1).cpu()
+
+
+def answer(scorer: Scorer, prompt_ids: list[int], adapter: str | None, max_tokens: int) -> list[int]:
+    """Greedy tokens up to the end of sequence, which is left out."""
+    token_ids = list(prompt_ids)
+    computed = 0
+    for _ in range(max_tokens):
+        token_id = int(scorer.logits(token_ids, adapter, computed)[-1].argmax())
+        if token_id in scorer.model.config.eos_ids:
+            break
+        computed = len(token_ids)
+        token_ids.append(token_id)
+    return token_ids[len(prompt_ids) :]
 
 
 def divergence(exact: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:

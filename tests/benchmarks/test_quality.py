@@ -103,6 +103,17 @@ def test_divergence_of_distributions_worked_out_by_hand() -> None:
     assert same.tolist() == [0, 1]
 
 
+def test_fp8_keys_and_values_need_a_gpu() -> None:
+    with pytest.raises(ValueError, match="fp8 need a GPU"):
+        random_rows("tiny", [Variant.parse("none/fp8")], 64)
+
+
+def test_fp8_and_int4_run_by_their_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality_random, "SEQUENCE_LEN", 32)
+    fp8, int4 = random_rows("tiny", [Variant.parse("fp8"), Variant.parse("int4")], 64)
+    assert 0 < fp8["mean_kl"] < int4["mean_kl"] < 1
+
+
 def test_a_summary_is_over_what_is_sold() -> None:
     rows = [
         GOOD,
