@@ -107,7 +107,7 @@ class DevicePool:
         layers, columns = (config.num_layers, len(GROUPS)), MAX_MODULES + 1
         self._offsets_LG5 = torch.zeros(*layers, columns + 1, dtype=torch.int64, pin_memory=pinned)
         self._ranks_LG4 = torch.zeros(*layers, columns, dtype=torch.int32, pin_memory=pinned)
-        # On the device, in one piece per slot: what the next launch writes into the table, all of it or zeros.
+        # On the device, in one piece per slot: what the next launch writes into the table.
         self._offsets_SLG5 = torch.zeros(
             num_slots, *self._offsets_LG5.shape, dtype=torch.int64, device=device
         )

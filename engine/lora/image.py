@@ -3,8 +3,8 @@
     | slab as in the artifact, bf16 or FP8 | for each layer and group: fp32 rank scales |
 
 Both parts are one run of bytes, so that a load is one copy. Owns the places within it, in the form of a
-slot's entries of the kernels' `AdapterTable`, and the writing of the rank scales. Refuses to know where in memory
-images are, and how they get there.
+slot's entries of the kernels' `AdapterTable`, and the writing of the rank scales. Refuses to know where in
+memory images are, and how they get there.
 """
 
 from __future__ import annotations
