@@ -112,7 +112,7 @@ def build_engine(
         incarnation=server.incarnation,
         base=settings.base_name,
         base_digest=base,
-        quantization=device_settings.quantization,
+        quantization=model.quantization,
         device=str(model.device),
         context_length=sizes.context_length,
         max_prompt_tokens=sizes.context_length - 1,
@@ -146,7 +146,7 @@ def _cpu_parts(
     def gauges() -> DeviceGauges:
         return DeviceGauges(
             device=str(model.device),
-            quantization=device_settings.quantization,
+            quantization=model.quantization,
             kv_dtype=_name(model.dtype),
             adapter_load_seconds=loader.load_seconds,
         )
@@ -207,7 +207,7 @@ def _gpu_parts(
     def gauges() -> DeviceGauges:
         return DeviceGauges(
             device=str(model.device),
-            quantization=device_settings.quantization,
+            quantization=model.quantization,
             kv_dtype=_name(kv_dtype),
             adapter_bytes_total=pool.capacity,
             adapter_bytes_used=pool.num_bytes_used,

@@ -9,6 +9,7 @@ engine again), 70 when a step hung or a thread died.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -91,6 +92,8 @@ def serve_until_stopped(server: EngineServer, build: Callable[[], tuple[EngineCo
     try:
         core, info = build()
         built = True
+        gc.collect()
+        gc.freeze()  # what is there now stays: collections between steps need not look at it
         server.serve(core, info)
         log.info("drained")
     except SystemExit:
