@@ -166,7 +166,7 @@ def test_float32_holds_every_input_exactly(tmp_path):
 
 def test_fp8_is_rounded_to_the_nearest_even_with_a_scale_for_every_rank_row(tmp_path):
     tensors = lora_tensors(tiny_config())
-    # Of a row whose largest magnitude is 448 the scale is 1. e4m3's steps: 2 from 16 on, 1 / 512 below 1 / 64.
+    # A row whose largest magnitude is 448 has scale 1. e4m3's steps: 2 from 16 on, 1 / 512 below 1 / 64.
     tensors[KEY][0, :6] = torch.tensor([448.0, 17.0, 19.0, -17.5, 1.5 / 512, 0.5 / 512])
     tensors[KEY][1] = 0.0
     tensors[B_KEY][:, 2] *= 1e-30
