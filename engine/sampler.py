@@ -1,7 +1,7 @@
 """One token per row from its logits, as the row's request asks for.
 
-Owns the sampling state of rows: parameters as arrays, and for the few rows that need them a bias, forbidden
-ids and token counts over the vocabulary. Work is in proportion to what rows ask for: a step of plain greedy
+Owns the sampling state of rows: for the few that need them a bias, forbidden ids and token counts over the
+vocabulary. Work is in proportion to what rows ask for: a step of plain greedy
 rows is one argmax. Refuses to know where logits come from, and stops and limits: the scheduler decides when a
 request ends.
 
@@ -18,13 +18,8 @@ import numpy as np
 import torch
 
 from engine.protocol import SamplingParams, TokenLogprob, TopLogprob
+from engine.sampling_rows import SamplingRows, bias_of, ending_ids, has_penalties, penalties_of
 from kernels import sampling as ops
-
-MIN_TEMPERATURE = 1e-5
-"""Below it a draw could only ever pick the largest logit, and dividing by it would overflow: greedy."""
-_LARGEST = 1e30
-"""Numbers are cut to it: finite in fp32 with room to add and multiply."""
-_INT64_MASK = (1 << 64) - 1
 
 
 @dataclass(slots=True)
@@ -45,14 +40,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
         self._device = torch.device(device)
-        self._temperature = np.zeros(max_rows, np.float32)
-        self._top_k = np.zeros(max_rows, np.int64)
-        self._top_p = np.ones(max_rows, np.float32)
-        self._min_p = np.zeros(max_rows, np.float32)
-        self._seed = np.zeros(max_rows, np.int64)
-        self._min_tokens = np.zeros(max_rows, np.int64)
-        self._num_logprobs = np.full(max_rows, -1, np.int64)
-        """-1: none asked for."""
+        self._rows = SamplingRows(max_rows, vocab_size)
         self._shaped = np.zeros(max_rows, bool)
         """Rows with a bias or penalties."""
         self._bias: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -69,34 +57,20 @@ class Sampler:
         output_ids: Sequence[int],
     ) -> None:
         """Take a row into the batch; `output_ids` are those generated before a preemption."""
-        cold = params.temperature < MIN_TEMPERATURE
-        self._temperature[row] = 0.0 if cold else _cut(params.temperature)
-        self._top_k[row] = min(params.top_k, self._vocab_size)
-        self._top_p[row] = params.top_p
-        self._min_p[row] = params.min_p
-        self._seed[row] = np.uint64(seed & _INT64_MASK).astype(np.int64)
-        self._min_tokens[row] = min(params.min_tokens, np.iinfo(np.int64).max)
-        self._num_logprobs[row] = -1 if params.logprobs is None else min(params.logprobs, self._vocab_size)
+        self._rows.admit(row, params, seed)
         self._bias.pop(row, None)
         self._forbidden.pop(row, None)
         self._counts.discard(row)
         if params.logit_bias:
-            assert all(0 <= token < self._vocab_size for token in params.logit_bias), (
-                "bias outside the vocabulary"
-            )
+            ids, values = bias_of(params, self._vocab_size)
             self._bias[row] = (
-                torch.tensor(list(params.logit_bias), dtype=torch.int64, device=self._device),
-                torch.tensor(
-                    [_cut(bias) for bias in params.logit_bias.values()],
-                    dtype=torch.float32,
-                    device=self._device,
-                ),
+                torch.tensor(ids, dtype=torch.int64, device=self._device),
+                torch.tensor(values, dtype=torch.float32, device=self._device),
             )
         if params.min_tokens > 0:
-            ending = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self._eos_ids))
-            inside = sorted(token for token in ending if 0 <= token < self._vocab_size)
-            self._forbidden[row] = torch.tensor(inside, dtype=torch.int64, device=self._device)
-        if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
+            forbidden = ending_ids(params, self._eos_ids, self._vocab_size)
+            self._forbidden[row] = torch.tensor(forbidden, dtype=torch.int64, device=self._device)
+        if has_penalties(params):
             self._counts.add(row, params, prompt_ids, output_ids)
         self._shaped[row] = row in self._bias or row in self._counts
 
@@ -120,8 +94,8 @@ class Sampler:
         """
         best_S, finite_S = ops.greedy(logits_SV)
         token_ids, finite = best_S.cpu().numpy(), finite_S.cpu().numpy()
-        random = self._temperature[rows] > 0
-        young = self._min_tokens[rows] > output_lens
+        random = self._rows.temperature[rows] > 0
+        young = self._rows.min_tokens[rows] > output_lens
         chosen = np.flatnonzero((random | young | self._shaped[rows]) & finite)
         if chosen.size:
             logits_RV = logits_SV
@@ -132,7 +106,7 @@ class Sampler:
         failed = np.flatnonzero(~finite).tolist()
         self._counts.count(rows, token_ids)
         logprobs = {}
-        if (self._num_logprobs[rows] >= 0).any():
+        if (self._rows.num_logprobs[rows] >= 0).any():
             logprobs = self._logprobs(logits_SV, rows, token_ids, finite)
         return Sampled(token_ids, logprobs, failed)
 
@@ -155,7 +129,7 @@ class Sampler:
         """(ids, finite) from shaped logits: the largest at temperature 0, a draw above."""
         best_R, finite_R = ops.greedy(logits_RV)
         ids, finite = best_R.cpu().numpy(), finite_R.cpu().numpy()
-        drawn = np.flatnonzero((self._temperature[rows] > 0) & finite)
+        drawn = np.flatnonzero((self._rows.temperature[rows] > 0) & finite)
         if drawn.size:
             if drawn.size < len(rows):
                 logits_RV = logits_RV[torch.from_numpy(drawn).to(self._device)]
@@ -163,12 +137,12 @@ class Sampler:
             ids[drawn] = (
                 ops.draw(
                     logits_RV,
-                    self._on_device(self._temperature[rows]),
-                    self._on_device(self._top_k[rows]),
-                    self._on_device(self._top_p[rows]),
-                    self._on_device(self._min_p[rows]),
+                    self._on_device(self._rows.temperature[rows]),
+                    self._on_device(self._rows.top_k[rows]),
+                    self._on_device(self._rows.top_p[rows]),
+                    self._on_device(self._rows.min_p[rows]),
                     ops.uniform(
-                        self._on_device(self._seed[rows]), self._on_device(output_lens.astype(np.int64))
+                        self._on_device(self._rows.seed[rows]), self._on_device(output_lens.astype(np.int64))
                     ),
                 )
                 .cpu()
@@ -179,7 +153,7 @@ class Sampler:
     def _logprobs(
         self, logits_SV: torch.Tensor, rows: np.ndarray, token_ids: np.ndarray, finite: np.ndarray
     ) -> dict[int, TokenLogprob]:
-        wanted = self._num_logprobs[rows]
+        wanted = self._rows.num_logprobs[rows]
         places = np.flatnonzero((wanted >= 0) & finite)
         if not places.size:
             return {}
@@ -228,13 +202,7 @@ class TokenCounts:
         self._output[entry] = torch.from_numpy(counts).to(self._device)
         self._in_prompt[entry] = False
         self._in_prompt[entry, torch.tensor(prompt_ids, dtype=torch.int64, device=self._device)] = True
-        self._penalties[entry] = torch.tensor(
-            [
-                _cut(params.presence_penalty),
-                _cut(params.frequency_penalty),
-                max(_cut(params.repetition_penalty), 1 / _LARGEST),
-            ]
-        )
+        self._penalties[entry] = torch.tensor(penalties_of(params))
 
     def discard(self, row: int) -> None:
         """Stop counting a row, if it was counted."""
@@ -272,7 +240,3 @@ class TokenCounts:
             torch.cat([tensor, tensor.new_zeros(extra, tensor.shape[1])])
             for tensor in (self._output, self._in_prompt, self._penalties)
         )
-
-
-def _cut(value: float) -> float:
-    return min(max(value, -_LARGEST), _LARGEST)
