@@ -143,3 +143,39 @@ def test_no_rows(device: torch.device) -> None:
     x = torch.empty(0, 64, device=device)
     assert rms_norm(x, torch.ones(64, device=device), 1e-6, x) is x
     assert silu_mul(torch.empty(0, 64, device=device), x[:, :32]).shape == (0, 32)
+
+
+def test_an_early_start_waits_for_both_streams_that_join(device: torch.device) -> None:
+    """The norm's x is made on a second stream, slowly, and its residual on the first, by an early starter."""
+    torch.manual_seed(0)
+    x, residual, other = (torch.randn(64, 4096, device=device).bfloat16() for _ in range(3))
+    weight, square = torch.rand(4096, device=device).bfloat16(), torch.eye(4096, device=device).bfloat16()
+    made, out = torch.empty_like(x), torch.empty_like(x)
+    side = torch.cuda.Stream()
+
+    def step() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            made.copy_(x)
+            for _ in range(8):
+                made.copy_(made @ square)
+        rms_norm(other, weight, 1e-5, out, residual)
+        torch.cuda.current_stream().wait_stream(side)
+        rms_norm(made, weight, 1e-5, out, residual)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(20):
+        x.normal_()
+        made.fill_(float("nan"))
+        before = residual.clone()
+        graph.replay()
+        expected = (before.float() + other.float()).bfloat16()
+        expected = (expected.float() + x.float()).bfloat16()
+        assert torch.equal(residual, expected)
+        torch.testing.assert_close(
+            out, torch.nn.functional.rms_norm(expected.float(), (4096,), weight.float(), 1e-5).bfloat16()
+        )
