@@ -11,6 +11,7 @@ import triton.language as tl
 from kernels.compilation import Compilation
 from kernels.sampling.kernels.truncation import gather_kernel, sample_kernel, threshold_kernel
 from kernels.sampling.kernels.weights import draws, joined, split, truncates, uniform, weigh
+from kernels.sampling.step import GATHER_BLOCK
 
 TILE = 2048
 """Tokens at a time of the passes over parts of a row: 16 for each of 128 threads."""
@@ -192,21 +193,23 @@ _POINTERS = {
     "largest_ptr": "*fp32",
     "bottom_ptr": "*fp32",
     "counts_ptr": "*i32",
-    "totals_ptr": "*i64",
     "list_ptr": "*fp32",
     "limit_ptr": "*fp32",
-    "masses_ptr": "*i64",
+    "masses_ptr": "*fp32",
     "ids_ptr": "*i32",
     "next_ids_ptr": "*i32",
     "finite_ptr": "*u8",
     "stride": "i64",
     "vocab_size": "i32",
     "null_row": "i32",
+    "num_blocks": "i32",
 }
 
 
 def _compilation(kernel: triton.JITFunction, logits: str, num_warps: int, **constexprs: int) -> Compilation:
     types = {"logits_ptr": f"*{logits}", **_POINTERS}
+    if kernel is draw_kernel:
+        types["masses_ptr"] = "*i64"
     signature = {name: types[name] for name in kernel.arg_names if name in types}
     return Compilation(kernel, signature, constexprs, num_warps)
 
@@ -224,8 +227,8 @@ COMPILATIONS = [
             _compilation(largest_kernel, logits, 8, BLOCK=1024, BLOCKS=128),
             _compilation(largest_kernel, logits, 8, BLOCK=8192, BLOCKS=16),
             _compilation(sample_kernel, logits, 8, SHIFT=shift),
-            _compilation(gather_kernel, logits, 4, BLOCK=8192, TILE=TILE),
-            _compilation(threshold_kernel, logits, 32, SHIFT=shift, WIDTH=WIDTH),
+            _compilation(gather_kernel, logits, 8, BLOCK=GATHER_BLOCK),
+            _compilation(threshold_kernel, logits, 32, BLOCKS=32, SHIFT=shift, WIDTH=WIDTH),
             _compilation(draw_kernel, logits, 4, BLOCK=8192, BLOCKS=16, TILE=TILE, HAS_UNIFORMS=False),
         )
     ),

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from kernels.sampling import kernel as kernels
-from kernels.sampling.step import Asked, Drawn, Scratch, block_size, num_blocks
+from kernels.sampling.step import GATHER_BLOCK, Asked, Drawn, Scratch, block_size, num_blocks
 
 
 def launch(
@@ -57,11 +57,19 @@ def launch(
             scratch.largest_S,
             scratch.bottom_S,
         )
-        listed = (scratch.counts_S, scratch.totals_S, scratch.list_SL)
+        listed = (scratch.counts_S, scratch.weights_SB, scratch.list_SL)
+        gathered = num_blocks(vocab_size, GATHER_BLOCK)
         kernels.sample_kernel[num_positions,](*cut, SHIFT=shift, num_warps=8)
-        kernels.gather_kernel[grid](*cut, *listed, BLOCK=block, TILE=min(block, kernels.TILE), num_warps=4)
+        kernels.gather_kernel[gathered, num_positions](*cut, *listed, BLOCK=GATHER_BLOCK, num_warps=8)
         kernels.threshold_kernel[num_positions,](
-            *cut, *listed, scratch.limit_S, SHIFT=shift, WIDTH=kernels.WIDTH, num_warps=32
+            *cut,
+            *listed,
+            scratch.limit_S,
+            gathered,
+            BLOCKS=triton.next_power_of_2(gathered),
+            SHIFT=shift,
+            WIDTH=kernels.WIDTH,
+            num_warps=32,
         )
     kernels.draw_kernel[grid](
         *common,

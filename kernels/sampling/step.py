@@ -17,6 +17,9 @@ MIN_BLOCK = 1024
 MAX_BLOCK = 8192
 MIN_PROGRAMS = 512
 """Some four for each multiprocessor of an H200: blocks are halved until there are as many."""
+GATHER_BLOCK = 4096
+"""Tokens per program that gathers candidates, 16 for each of 256 threads. One for all steps: the blocks'
+sums in fp32 decide what top-p wants, and a row's draw may not depend on its batch."""
 CANDIDATES = 16384
 """That one program keeps in registers when it looks for a threshold: 16 for each of 1024 threads."""
 
@@ -67,7 +70,7 @@ class Scratch:
     largest_S: Tensor = field(init=False)
     bottom_S: Tensor = field(init=False)
     counts_S: Tensor = field(init=False)
-    totals_S: Tensor = field(init=False)
+    weights_SB: Tensor = field(init=False)
     list_SL: Tensor = field(init=False)
     limit_S: Tensor = field(init=False)
     masses_SB: Tensor = field(init=False)
@@ -86,7 +89,8 @@ class Scratch:
         self.largest_S = torch.empty(positions, dtype=torch.float32, device=device)
         self.bottom_S = torch.empty(positions, dtype=torch.float32, device=device)
         self.counts_S = torch.zeros(positions, dtype=torch.int32, device=device)
-        self.totals_S = torch.zeros(positions, dtype=torch.int64, device=device)
+        weighed = num_blocks(self.vocab_size, GATHER_BLOCK)
+        self.weights_SB = torch.empty(positions, weighed, dtype=torch.float32, device=device)
         self.list_SL = torch.empty(positions, CANDIDATES, dtype=torch.float32, device=device)
         self.limit_S = torch.empty(positions, dtype=torch.float32, device=device)
         self.masses_SB = torch.empty(most, dtype=torch.int64, device=device)

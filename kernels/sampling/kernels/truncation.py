@@ -25,6 +25,8 @@ from kernels.sampling.kernels.weights import (
 )
 
 LIST: tl.constexpr = tl.constexpr(step.CANDIDATES)
+FEW: tl.constexpr = tl.constexpr(2048)
+"""Candidates for which two registers of each thread are enough: small top-k."""
 SAMPLE: tl.constexpr = tl.constexpr(4096)
 RUN: tl.constexpr = tl.constexpr(32)
 """Neighbours in the sample: one sector of memory or two. Vocabularies are ordered, so it is spread out."""
@@ -88,16 +90,16 @@ def gather_kernel(
     largest_ptr,
     bottom_ptr,
     counts_ptr,
-    totals_ptr,
+    masses_ptr,
     list_ptr,
     BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
 ):
     """Semantics: list[s] = the logits >= bottom[s], in any order; counts[s] of them.
 
-    What does not fit in the list is counted only. totals[s] = the sum of all weights, where top-p needs it.
+    What does not fit in the list is counted only. masses[s, b] = the sum of block b's weights, where top-p
+    needs the sum of all.
 
-    Shapes: as in sample_kernel; counts_S int32 and totals_S int64 (both zeros), list_SL fp32.
+    Shapes: as in sample_kernel; counts_S int32 (zeros), masses_SB fp32, list_SL fp32.
     """
     block, position = tl.program_id(0), tl.program_id(1)
     if not draws(position, null_row, rows_ptr, temperature_ptr, largest_ptr):
@@ -105,27 +107,25 @@ def gather_kernel(
     top_k, top_p = tl.load(top_k_ptr + position), tl.load(top_p_ptr + position)
     if not truncates(top_k, top_p, vocab_size):
         return
-    weighs = (top_k < 1) | (top_k >= vocab_size)
-    largest, temperature = tl.load(largest_ptr + position), tl.load(temperature_ptr + position)
-    bottom = tl.load(bottom_ptr + position)
     line = logits_ptr + position.to(tl.int64) * stride
-    candidates = list_ptr + position.to(tl.int64) * LIST
-    high = tl.zeros((TILE,), tl.int32)
-    low = tl.zeros((TILE,), tl.int32)
-    for start in range(block * BLOCK, tl.minimum((block + 1) * BLOCK, vocab_size), TILE):
-        at = start + tl.arange(0, TILE)
-        x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
-        chosen = ((x >= bottom) & (at < vocab_size)).to(tl.int32)
-        num = tl.sum(chosen)
-        if num > 0:
-            to = tl.atomic_add(counts_ptr + position, num, sem="relaxed") + tl.cumsum(chosen) - 1
-            tl.store(candidates + to, x, (chosen > 0) & (to < LIST))
-        if weighs:
-            more_high, more_low = split(weigh(x, largest, temperature))
-            high += more_high
-            low += more_low
-    if weighs:
-        tl.atomic_add(totals_ptr + position, tl.sum(joined(high, low)), sem="relaxed")
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
+    if (top_k < 1) | (top_k >= vocab_size):
+        weight = weigh(x, tl.load(largest_ptr + position), tl.load(temperature_ptr + position))
+        tl.store(masses_ptr + position * tl.num_programs(0) + block, tl.sum(weight))
+    # Eight neighbours belong to one thread: it scans them by itself, and threads scan their counts.
+    x = tl.reshape(x, (BLOCK // 8, 8))
+    at = tl.reshape(at, (BLOCK // 8, 8))
+    chosen = ((x >= tl.load(bottom_ptr + position)) & (at < vocab_size)).to(tl.int32)
+    of_thread = tl.sum(chosen, axis=1)
+    before = tl.cumsum(of_thread) - of_thread
+    num = tl.sum(of_thread)
+    if num > 0:
+        base = tl.atomic_add(counts_ptr + position, num, sem="relaxed")
+        if base + num <= LIST:
+            to = tl.cumsum(chosen, axis=1) + before[:, None] - 1
+            candidates = list_ptr + position.to(tl.int64) * LIST + base
+            tl.store(candidates + to, x, chosen > 0)
 
 
 @triton.jit
@@ -172,16 +172,16 @@ def _measure(x, key, floor, pivot, largest, temperature, by_count):
 
 @triton.jit
 def _measure_row(
-    line, vocab_size, largest, temperature, by_count, floor, pivot, SHIFT: tl.constexpr, WIDTH: tl.constexpr
+    line, vocab_size, largest, temperature, by_count, floor, SHIFT: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Measure of a whole row's tokens with keys >= both floor and pivot."""
+    """Measure of a whole row's tokens with keys >= floor."""
     high = tl.zeros((WIDTH,), tl.int32)
     low = tl.zeros((WIDTH,), tl.int32)
     for start in range(0, vocab_size, WIDTH):
         at = start + tl.arange(0, WIDTH)
         x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
         key = tl.where(at < vocab_size, key_of(x, SHIFT), -2147483648)
-        more_high, more_low = _measure(x, key, floor, pivot, largest, temperature, by_count)
+        more_high, more_low = _measure(x, key, floor, floor, largest, temperature, by_count)
         high += more_high
         low += more_low
     return tl.sum(joined(high, low))
@@ -239,6 +239,70 @@ def _search_row(
 
 
 @triton.jit
+def _search_list(
+    candidates,
+    num,
+    largest,
+    temperature,
+    top_p,
+    by_count,
+    wanted,
+    low,
+    high,
+    SHIFT: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """(the threshold's key, whether the candidates reach down to it)."""
+    places = tl.arange(0, SIZE)
+    there = places < num
+    x = tl.load(candidates + places, there, other=-float("inf"))
+    key = tl.where(there, key_of(x, SHIFT), -2147483648)
+    weight = weigh(x, largest, temperature)
+    if by_count:
+        reaches = num >= wanted
+        if reaches:
+            low = _search_counts(key, wanted.to(tl.int32), low, high)
+            if top_p < 1.0:
+                kept = _mass_above(key, weight, low.to(tl.int32))
+                low = _search_mass(key, weight, _share(top_p, kept), low, high)
+    else:
+        reaches = _mass_above(key, weight, low.to(tl.int32)) >= wanted
+        if reaches:
+            low = _search_mass(key, weight, wanted, low, high)
+    return low, reaches
+
+
+@triton.jit
+def _limit_of_row(
+    line,
+    vocab_size,
+    largest,
+    temperature,
+    top_p,
+    by_count,
+    wanted,
+    high,
+    SHIFT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """The threshold's key, by passes over the row."""
+    # Below it weights are 0: what is kept there makes no difference.
+    low = key_of(tl.maximum(largest - 90.0 * temperature, -3.3e38), SHIFT).to(tl.int64)
+    floor = (low - 1).to(tl.int32)
+    low = _search_row(
+        line, vocab_size, largest, temperature, by_count, floor, wanted, low, high, SHIFT, WIDTH
+    )
+    if by_count & (top_p < 1.0):
+        floor = low.to(tl.int32)
+        never = by_count & (top_p >= 1.0)
+        kept = _measure_row(line, vocab_size, largest, temperature, never, floor, SHIFT, WIDTH)
+        low = _search_row(
+            line, vocab_size, largest, temperature, never, floor, _share(top_p, kept), low, high, SHIFT, WIDTH
+        )
+    return low
+
+
+@triton.jit
 def threshold_kernel(
     logits_ptr,
     stride,
@@ -251,16 +315,18 @@ def threshold_kernel(
     largest_ptr,
     bottom_ptr,
     counts_ptr,
-    totals_ptr,
+    masses_ptr,
     list_ptr,
     limit_ptr,
+    num_blocks,
+    BLOCKS: tl.constexpr,
     SHIFT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     """Semantics: limit[s] = the smallest logit that top-k and top-p keep.
 
     By bisection over the gathered candidates, in registers; where they do not reach down to it or are too
-    many, by passes over the row. Sets counts[s] and totals[s] back to 0.
+    many, by passes over the row. Sets counts[s] back to 0.
 
     Shapes: as in gather_kernel; limit_S fp32.
     """
@@ -272,40 +338,28 @@ def threshold_kernel(
         return
     by_count = (top_k >= 1) & (top_k < vocab_size)
     largest, temperature = tl.load(largest_ptr + position), tl.load(temperature_ptr + position)
-    num, total = tl.load(counts_ptr + position), tl.load(totals_ptr + position)
+    num = tl.load(counts_ptr + position)
+    blocks = tl.arange(0, BLOCKS)
+    weighed = (blocks < num_blocks) & (by_count == 0)
+    masses = tl.load(masses_ptr + position * num_blocks + blocks, weighed, other=0.0)
+    total = tl.sum(masses.to(tl.float64)) * 17592186044416.0  # in units of 2^-44
     wanted = tl.where(by_count, top_k.to(tl.int64), _share(top_p, total))
-    places = tl.arange(0, LIST)
-    there = places < tl.minimum(num, LIST)
-    x = tl.load(list_ptr + position.to(tl.int64) * LIST + places, there, other=-float("inf"))
-    key = tl.where(there, key_of(x, SHIFT), -2147483648)
-    weight = weigh(x, largest, temperature)
-    low = key_of(tl.load(bottom_ptr + position), SHIFT).to(tl.int64)
+    candidates = list_ptr + position.to(tl.int64) * LIST
+    limit = key_of(tl.load(bottom_ptr + position), SHIFT).to(tl.int64)
     high = key_of(largest, SHIFT).to(tl.int64) + 1
-    listed = tl.where(by_count, num.to(tl.int64), _mass_above(key, weight, low.to(tl.int32)))
-    if (num <= LIST) & (listed >= wanted):
-        if by_count:
-            low = _search_counts(key, wanted.to(tl.int32), low, high)
-            if top_p < 1.0:
-                kept = _mass_above(key, weight, low.to(tl.int32))
-                low = _search_mass(key, weight, _share(top_p, kept), low, high)
-        else:
-            low = _search_mass(key, weight, wanted, low, high)
-    else:
-        line = logits_ptr + position.to(tl.int64) * stride
-        # Below it weights are 0: what is kept there makes no difference.
-        low = key_of(tl.maximum(largest - 90.0 * temperature, -3.3e38), SHIFT).to(tl.int64)
-        floor = (low - 1).to(tl.int32)
-        low = _search_row(
-            line, vocab_size, largest, temperature, by_count, floor, wanted, low, high, SHIFT, WIDTH
+    reaches = num < 0
+    if num <= FEW:
+        limit, reaches = _search_list(
+            candidates, num, largest, temperature, top_p, by_count, wanted, limit, high, SHIFT, FEW
         )
-        if by_count & (top_p < 1.0):
-            floor = low.to(tl.int32)
-            never = by_count & (top_p >= 1.0)
-            kept = _measure_row(line, vocab_size, largest, temperature, never, floor, floor, SHIFT, WIDTH)
-            share = _share(top_p, kept)
-            low = _search_row(
-                line, vocab_size, largest, temperature, never, floor, share, low, high, SHIFT, WIDTH
-            )
-    tl.store(limit_ptr + position, value_of(low, SHIFT))
+    elif num <= LIST:
+        limit, reaches = _search_list(
+            candidates, num, largest, temperature, top_p, by_count, wanted, limit, high, SHIFT, LIST
+        )
+    if not reaches:
+        line = logits_ptr + position.to(tl.int64) * stride
+        limit = _limit_of_row(
+            line, vocab_size, largest, temperature, top_p, by_count, wanted, high, SHIFT, WIDTH
+        )
+    tl.store(limit_ptr + position, value_of(limit, SHIFT))
     tl.store(counts_ptr + position, 0)
-    tl.store(totals_ptr + position, tl.zeros((), tl.int64))

@@ -10,23 +10,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-LOWEST: tl.constexpr = tl.constexpr(86.0)
-"""|z| is cut here: e^-86 is normal in fp32, and weights have been less than 2^-44 since e^-31."""
-UNIT: tl.constexpr = tl.constexpr(float(1 << 44))
-"""A weight of 1 as an integer: 2^18 of them stay below 2^63, and e^-16 still has 20 bits."""
+LOWEST: tl.constexpr = tl.constexpr(-120.0)
+"""Exponents of 2 are cut here, so that none is a denormal: weights have been less than 2^-44 long before."""
 
 
 @triton.jit
 def weigh(x, largest, temperature):
-    """Semantics: e^z, z = (x - largest) / temperature, to two ulps of e^z."""
-    inverse = tl.div_rn(1.0, temperature)
-    z = tl.maximum(x - largest, temperature * -LOWEST) * inverse
-    # e^z = 2^n 2^f with |f| <= 1/2; adding 1.5 * 2^23 rounds to the integer n and leaves it in the last bits.
-    # fma by name: a weight has to be the same bits in every kernel.
-    shifted = tl.fma(z, 1.4426950408889634, 12582912.0)
-    f = tl.fma(z, 1.4426950408889634, 12582912.0 - shifted)
-    bits = tl.exp2(f).to(tl.int32, bitcast=True) + (shifted.to(tl.int32, bitcast=True) << 23)
-    return bits.to(tl.float32, bitcast=True)
+    """Semantics: e^((x - largest) / temperature), to 1e-7 for likely tokens and 1e-6 at e^-10.
+
+    No operation can be fused with another: a weight is the same bits in every kernel.
+    """
+    scale = tl.div_rn(1.4426950408889634, temperature)
+    return tl.exp2(tl.maximum((x - largest) * scale, LOWEST))
 
 
 @triton.jit
