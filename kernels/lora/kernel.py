@@ -28,23 +28,23 @@ from kernels.overlap import starts_early
 
 COMPUTE = tl.float32 if INTERPRETING else tl.bfloat16
 """What tensor cores multiply; the interpreter's bf16 products are wrong."""
-PROGRAMS_PER_SM = {shrink_rows: 4, expand_rows: 4}
-MAX_REGISTERS = {shrink_rows: 128, expand_rows: 128}
+PROGRAMS_PER_SM = {shrink_rows: 4, expand_rows: 6}
+MAX_REGISTERS = {shrink_rows: 128}
 
 
 def shrink_rows_sizes(width_in: int, bucket: int, rank_stride: int) -> dict[str, Any]:
-    small = bucket <= tiling.SMALL_BUCKET
     return {
         "K": width_in,
+        "RANK_STRIDE": rank_stride,
+        "PARTS": tiling.num_parts(width_in, bucket),
+        "FEW_R": 1 if bucket <= tiling.SMALL_BUCKET else 2,
+        "STEP": min(triton.next_power_of_2(width_in), 2048),
         "CHUNK": tiling.chunk_size(width_in),
         "CHUNKS": tiling.num_chunks(width_in),
-        "LANES": tiling.MAX_LANES if small else 1,
-        "RANK_STRIDE": rank_stride,
-        "BLOCK_R": 8 if small else 16,
         "DOT_R": 32,
-        "DOT_K": min(128, tiling.chunk_size(width_in)),
+        "DOT_K": tiling.STEP,
         "ITEM_ROWS": tiling.ITEM_ROWS,
-        "FETCHES": width_in % 16 == 0 and width_in >= tiling.chunk_size(width_in),
+        "FETCHES": width_in % 16 == 0,
     }
 
 
@@ -53,7 +53,7 @@ def expand_rows_sizes(widths: Sequence[int], bucket: int, rank_stride: int) -> d
     return {
         **_columns(widths),
         "BLOCK_N": block_n,
-        "DOT_N": 128,
+        "DOT_N": 256,
         "RANK_STRIDE": rank_stride,
         "FEW_R": 16 if bucket <= tiling.SMALL_BUCKET else 8,
         "BLOCK_R": 16,
@@ -70,7 +70,7 @@ def shrink_tiles_sizes(width_in: int, bucket: int, rank_stride: int) -> dict[str
         "RANK_STRIDE": rank_stride,
         "BLOCK_M": tiling.TILE_ROWS,
         "BLOCK_R": 64,
-        "BLOCK_K": tiling.SPAN_STEP,
+        "BLOCK_K": tiling.STEP,
     }
 
 
@@ -85,7 +85,7 @@ def expand_tiles_sizes(widths: Sequence[int], rank_stride: int) -> dict[str, Any
     }
 
 
-WARPS = {shrink_rows: 4, expand_rows: 4, shrink_tiles: 4, expand_tiles: 4}
+WARPS = {shrink_rows: 4, expand_rows: 2, shrink_tiles: 4, expand_tiles: 4}
 STAGES = {shrink_rows: 3, expand_rows: 2, shrink_tiles: 3, expand_tiles: 2}
 
 
@@ -137,7 +137,7 @@ def shrink_triton(
     rest = (work.order.device, place, table.num_slots)
     strides = {"X_STRIDE": x_TK.stride(0)}
     sizes = shrink_rows_sizes(width_in, bucket, scratch.rank_stride)
-    units = work.max_items(bucket) * sizes["CHUNKS"] * sizes["LANES"]
+    units = work.max_items(bucket) * sizes["PARTS"]
     programs = min(units, _num_programs(shrink_rows, x_TK.device))
     arguments = (*into, *weights, work.counts.device, work.items.device, *rest)
     _launch(shrink_rows, (programs,), early, arguments, {**sizes, **strides})

@@ -32,11 +32,11 @@ class Scratch:
         self.shrunk = torch.empty((max_tokens, self.rank_stride), device=table.device)
         """fp32 [places, rank_stride]: what shrink hands to expand."""
         self.partials = torch.empty(num_partials * self.rank_stride, device=table.device)
-        """fp32 [places, parts, rank_stride], parts by launch: within shrink."""
+        """fp32 [places, chunks, rank_stride], chunks by launch: within shrink."""
         self.counters = torch.zeros(
-            max(items * tiling.MAX_LANES, tiles), dtype=torch.int32, device=table.device
+            max(items, tiles), dtype=torch.int32, device=table.device
         )
-        """Parts written, of each item and lane or tile; 0 between launches."""
+        """Chunks written, of each item or tile; 0 between launches."""
 
     @property
     def num_bytes(self) -> int:

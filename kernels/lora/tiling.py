@@ -21,29 +21,26 @@ decoding steps spare two launches."""
 SMALL_BUCKET = 16
 """Up to this a step's time is that of one program after another, and many small programs are best. Beyond, it
 is bytes."""
-SPAN_STEP = 128
+STEP = 128
+"""What every length of K is a multiple of."""
 TILE_PROGRAMS = 128
 """About one for every multiprocessor."""
 MAX_SPLITS = 8
-MAX_LANES = 4
-"""Programs that share the ranks of an item's chunk."""
 
 
 def chunk_size(width_in: int) -> int:
-    """Columns of x that one program multiplies; their sums are added up in order by expand.
-
-    512 makes enough programs of 4096 columns for a lone row; of 14336, 28 sums for each row of expand would
-    be too many.
-    """
-    longest = 512 if width_in <= 8192 else 1024
-    size = 64
-    while size < min(width_in, longest):
-        size *= 2
-    return size
+    """Columns of x that a program multiplies on tensor cores: up to 16 chunks of 512 or more."""
+    chunks = min(max(width_in // 512, 1), 16)
+    return -(-width_in // (chunks * STEP)) * STEP
 
 
 def num_chunks(width_in: int) -> int:
     return -(-width_in // chunk_size(width_in))
+
+
+def num_parts(width_in: int, bucket: int) -> int:
+    """Units of work into which shrink cuts an item: enough to keep a lone row's programs short."""
+    return 48 if bucket <= SMALL_BUCKET else max(num_chunks(width_in), 8)
 
 
 def num_splits(width_in: int, bucket: int) -> int:
@@ -60,8 +57,8 @@ def num_splits(width_in: int, bucket: int) -> int:
 
 def span_size(width_in: int, bucket: int) -> int:
     """Columns of each of the tile kernel's parts."""
-    steps = -(-width_in // SPAN_STEP)
-    return -(-steps // num_splits(width_in, bucket)) * SPAN_STEP
+    steps = -(-width_in // STEP)
+    return -(-steps // num_splits(width_in, bucket)) * STEP
 
 
 def uses_tiles(bucket: int, batch_invariant: bool) -> bool:

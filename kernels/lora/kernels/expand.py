@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.lora.kernels.slots import fetch_rows, find_columns, load_item, load_weights, look_up_module
+from kernels.lora.kernels.slots import fetch_ahead, find_columns, load_item, load_weights, look_up_module
 
 
 @triton.jit
@@ -26,7 +26,8 @@ def _add_row(out_ptr, scale_ptr, row, n, delta, valid, OUT_STRIDE: tl.constexpr,
 @triton.jit
 def _expand_few(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, columns, begin,
-    OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, EVEN_N: tl.constexpr,
+    OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    EVEN_N: tl.constexpr,
     IS_E4M3: tl.constexpr,
 ):  # fmt: skip
     """One or two rows on the vector units."""
@@ -56,7 +57,8 @@ def _expand_few(
 @triton.jit
 def _expand_dot(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, columns, begin,
-    OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, DOT_N: tl.constexpr,
+    OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOT_N: tl.constexpr,
     ITEM_ROWS: tl.constexpr, EVEN_N: tl.constexpr, IS_E4M3: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     """Up to ITEM_ROWS rows on the tensor cores."""
@@ -84,11 +86,20 @@ def _expand_dot(
         tl.store(out_at, (old + delta).to(out_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _fetch_tile(bytes_ptr, offset, rank, e4m3, columns, begin, ROWS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Ask for the first rows of a tile of B."""
+    size = 2 - e4m3
+    for row in tl.range(0, tl.minimum(rank, ROWS)):
+        fetch_ahead(bytes_ptr + offset + (row * columns + begin) * size, BLOCK_N * size)
+
+
 @triton.jit(do_not_specialize=["place", "num_slots"])
 def expand_rows(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, offsets_ptr, ranks_ptr, counts_ptr, items_ptr,
     order_ptr, place, num_slots,
-    OUT_STRIDE: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BLOCK_N: tl.constexpr, DOT_N: tl.constexpr,
+    OUT_STRIDE: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOT_N: tl.constexpr,
     ALIGN: tl.constexpr, RANK_STRIDE: tl.constexpr, FEW_R: tl.constexpr, BLOCK_R: tl.constexpr,
     ITEM_ROWS: tl.constexpr, FETCHES: tl.constexpr, WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr,
     STARTS_EARLY: tl.constexpr,
@@ -119,8 +130,7 @@ def expand_rows(
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     if FETCHES and program < units:
-        size = 2 - e4m3
-        fetch_rows(bytes_ptr, offset, columns * size, tile * BLOCK_N * size, rank, 1, FEW_R, 0, 2 * BLOCK_N)
+        _fetch_tile(bytes_ptr, offset, rank, e4m3, columns, tile * BLOCK_N, 16, BLOCK_N)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
     for unit in tl.range(program, units, tl.num_programs(0)):
@@ -131,11 +141,7 @@ def expand_rows(
             offsets_ptr, ranks_ptr, place * num_slots + next_slot, module
         )
         if FETCHES and follower > unit:
-            size = 2 - next_e4m3
-            fetch_rows(
-                bytes_ptr, next_offset, columns * size, tile * BLOCK_N * size, next_rank, 1, FEW_R, 0,
-                2 * BLOCK_N,
-            )  # fmt: skip
+            _fetch_tile(bytes_ptr, next_offset, next_rank, next_e4m3, columns, tile * BLOCK_N, 16, BLOCK_N)
         module, tile, columns, start = find_columns(unit % TILES, N0, N1, N2, BLOCK_N, ALIGN)
         if rank > 0:
             module_ptr, from_ptr = out_ptr + start, shrunk_ptr + rank_start

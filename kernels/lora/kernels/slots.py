@@ -8,6 +8,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+_FETCH = tl.constexpr("""
+{
+ .reg .pred first;
+ .reg .b32 thread;
+ mov.u32 thread, %tid.x;
+ setp.eq.u32 first, thread, 0;
+ @first cp.async.bulk.prefetch.L2.global [$1], $2;
+ mov.u32 $0, 0;
+}
+""")
+
 
 @triton.jit
 def load_weights(bytes_ptr, bf16_ptr, offset, index, mask, IS_E4M3: tl.constexpr, OUT: tl.constexpr):
@@ -19,27 +30,15 @@ def load_weights(bytes_ptr, bf16_ptr, offset, index, mask, IS_E4M3: tl.constexpr
 
 
 @triton.jit
-def fetch_rows(
-    bytes_ptr, offset, row_bytes, column_bytes, rows, LANES: tl.constexpr, BLOCK_R: tl.constexpr,
-    lane, BYTES: tl.constexpr,
-):  # fmt: skip
-    """Ask for BYTES of each row of a lane's blocks of rows, 128 a thread, to be in the L2 cache soon.
+def fetch_ahead(ptr, num_bytes):
+    """Ask for a stretch of memory, a multiple of 16 bytes, to be in the L2 cache soon; nothing waits for it.
 
-    Nothing waits for it, and nothing beyond the matrix is asked for. Source: PTX ISA, cp.async.bulk.prefetch.L2.
+    One thread does: the instruction takes one address a warp. Source: PTX ISA, cp.async.bulk.prefetch.L2
+    (sm_90 and later).
     """
-    part = tl.arange(0, BLOCK_R * BYTES // 128)
-    last = rows * row_bytes - 128
-    for start in tl.range(lane * BLOCK_R, rows, LANES * BLOCK_R):
-        row = start + part // (BYTES // 128)
-        place = row * row_bytes + column_bytes + part % (BYTES // 128) * 128
-        tl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], 128; mov.u32 $0, 0;",
-            "=r,l",
-            [(bytes_ptr + offset + tl.minimum(place, last)).to(tl.int64)],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
+    tl.inline_asm_elementwise(
+        _FETCH, "=r,l,r", [ptr.to(tl.int64), num_bytes], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
@@ -83,28 +82,27 @@ def find_columns(
 
 
 @triton.jit
-def add_up_parts(
-    partials_ptr, shrunk_ptr, factors_ptr, counter_ptr, first, rows, rank, lane,
-    PARTS: tl.constexpr, LANES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr,
-    RANK_STRIDE: tl.constexpr,
+def add_up_chunks(
+    partials_ptr, shrunk_ptr, factors_ptr, counter_ptr, first, rows, rank,
+    CHUNKS: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr, RANK_STRIDE: tl.constexpr,
 ):  # fmt: skip
-    """Semantics: shrunk[p, r] = f[r] * sum over c of partials[p, c, r], by whoever computed the last part.
+    """Semantics: shrunk[p, r] = f[r] * sum over c of partials[p, c, r], by whoever computed the last chunk.
 
     The order of the sum is fixed; only who adds up is not. Leaves the counter at 0 for the next launch.
     """
-    # All threads' partials are written before one of them says so; its result reaches them by another barrier.
+    # All threads have written before one of them says so; what it learns reaches them by another barrier.
     tl.debug_barrier()
     done = tl.atomic_add(counter_ptr, 1, sem="acq_rel")
-    if done == PARTS - 1:
+    if done == CHUNKS - 1:
         tl.store(counter_ptr, 0)
         m = tl.arange(0, BLOCK_M)
         place = (first + m).to(tl.int64)[:, None]
-        for start in tl.range(lane * BLOCK_R, rank, LANES * BLOCK_R):
+        for start in tl.range(0, rank, BLOCK_R):
             r = start + tl.arange(0, BLOCK_R)
             mask = (m < rows)[:, None] & (r < rank)[None, :]
-            at = partials_ptr + place * (PARTS * RANK_STRIDE) + r[None, :]
+            at = partials_ptr + place * (CHUNKS * RANK_STRIDE) + r[None, :]
             total = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
-            for part in tl.static_range(1, PARTS):
-                total += tl.load(at + part * RANK_STRIDE, mask=mask, other=0.0, cache_modifier=".cg")
+            for chunk in tl.static_range(1, CHUNKS):
+                total += tl.load(at + chunk * RANK_STRIDE, mask=mask, other=0.0, cache_modifier=".cg")
             factor = tl.load(factors_ptr + r, mask=r < rank, other=0.0)
             tl.store(shrunk_ptr + place * RANK_STRIDE + r[None, :], total * factor[None, :], mask=mask)

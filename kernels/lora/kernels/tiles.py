@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from kernels.lora.kernels.slots import (
-    add_up_parts,
+    add_up_chunks,
     find_columns,
     load_item,
     load_weights,
@@ -23,7 +23,8 @@ from kernels.lora.kernels.slots import (
 @triton.jit
 def _shrink_tile(
     x_ptr, partials_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, begin,
-    K: tl.constexpr, X_STRIDE: tl.constexpr, SPAN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    K: tl.constexpr, X_STRIDE: tl.constexpr, SPAN: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
     ROW_STRIDE: tl.constexpr, IS_E4M3: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     m = tl.arange(0, BLOCK_M)
@@ -51,7 +52,8 @@ def _shrink_tile(
 def shrink_tiles(
     x_ptr, shrunk_ptr, partials_ptr, counters_ptr, bytes_ptr, bf16_ptr, fp32_ptr, offsets_ptr, ranks_ptr,
     counts_ptr, tiles_ptr, order_ptr, place, num_slots,
-    K: tl.constexpr, X_STRIDE: tl.constexpr, SPLITS: tl.constexpr, SPAN: tl.constexpr, RANK_STRIDE: tl.constexpr,
+    K: tl.constexpr, X_STRIDE: tl.constexpr, SPLITS: tl.constexpr, SPAN: tl.constexpr,
+    RANK_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, WITH_E4M3: tl.constexpr,
     COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -79,16 +81,17 @@ def shrink_tiles(
                 x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, split * SPAN,
                 K, X_STRIDE, SPAN, BLOCK_M, BLOCK_R, BLOCK_K, SPLITS * RANK_STRIDE, True, COMPUTE,
             )  # fmt: skip
-        add_up_parts(
-            partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + tile, first, rows, rank, 0,
-            SPLITS, 1, 16, BLOCK_M, RANK_STRIDE,
+        add_up_chunks(
+            partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + tile, first, rows, rank,
+            SPLITS, 16, BLOCK_M, RANK_STRIDE,
         )  # fmt: skip
 
 
 @triton.jit
 def _expand_tile(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, columns, begin,
-    OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr,
+    OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     STRETCH: tl.constexpr, EVEN_N: tl.constexpr, IS_E4M3: tl.constexpr, COMPUTE: tl.constexpr,
 ):  # fmt: skip
     m = tl.arange(0, BLOCK_M)
@@ -120,7 +123,8 @@ def _expand_tile(
 def expand_tiles(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, offsets_ptr, ranks_ptr, counts_ptr, tiles_ptr,
     order_ptr, place, num_slots,
-    OUT_STRIDE: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BLOCK_N: tl.constexpr, STRETCH: tl.constexpr,
+    OUT_STRIDE: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BLOCK_N: tl.constexpr,
+    STRETCH: tl.constexpr,
     ALIGN: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
     WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
