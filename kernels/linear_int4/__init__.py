@@ -8,6 +8,7 @@ number of rows is the same.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.activation import Activation
@@ -32,14 +33,16 @@ def linear_int4(x: Tensor | Activation, weight: Int4Weight, out_TN: Tensor) -> T
         raise ValueError("linear_int4: this weight is packed for FP8 activations, and x has none")
     x_TK = activation.quantized_TK if weight.for_fp8 else activation.x_TK
     if x_TK is None:
-        raise ValueError("linear_int4: this weight is packed for plain activations, and x is quantised only")
+        raise ValueError("linear_int4: this weight is packed for plain activations, and x has none")
     if x_TK.shape[1] != weight.in_features or out_TN.shape != (x_TK.shape[0], weight.out_features):
         shape = (weight.out_features, weight.in_features)
         raise ValueError(f"linear_int4: x {tuple(x_TK.shape)}, weight {shape}, out {tuple(out_TN.shape)}")
     if x_TK.stride(1) != 1 or not out_TN.is_contiguous():
         raise ValueError("linear_int4: rows of x and the whole of out must be contiguous")
     if uses_triton(x_TK):
-        from kernels.linear_int4.launch import linear_int4_triton
+        if x_TK.is_cuda and out_TN.dtype is not torch.bfloat16:
+            raise ValueError(f"linear_int4: out is {out_TN.dtype}; on a GPU it is bf16")
+        from kernels.linear_int4.kernel import linear_int4_triton
 
         return linear_int4_triton(activation, weight, out_TN)
     return linear_int4_reference(activation, weight, out_TN)

@@ -9,9 +9,12 @@ K. Within a block, row r + 8 i, quad c and word w are at word `128 i + 16 r + 4 
 
     for bf16 activations    nibble j + 4 p is input 32 w + 16 (j / 2) + 8 (j % 2) + 2 c + p
     for FP8 activations     nibble 2 b + j is input 32 w + 16 j + 4 c + b
+    the same, signed        its sign is bit 8 b + 7 - 4 j, its magnitude from bit 8 ((b + 3 j) % 4) + 4 j up
 
 These are the orders of a tensor core's A operand: a thread reads 16 bytes, and a word becomes four registers
-of two bf16 by a mask and a subtraction each, or two registers of four FP8 by a mask each.
+of two bf16 by a mask and a subtraction each, or two registers of four FP8 by a mask each. Signed are the
+codes for FP8 of a weight without zero points whose codes reach no further than 7 to both sides: what they
+spare is a second product.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ class Int4Weight:
     """bf16 or fp16: the type of those halves."""
     zeros: Tensor | None
     """int32 [G even, N padded]: what the kernel adds to a code, -(128 + zero) in bf16 twice or -zero / 512 in
-    e4m3 four times; None where every zero is 8."""
+    e4m3 four times. None where every zero is 8; for FP8, where the words are signed besides."""
     bias_N: Tensor | None
     """fp32, added after the product."""
     order_K: Tensor | None
@@ -63,7 +66,7 @@ class Int4Weight:
         zero_NG: Tensor | None = None,
         bias_N: Tensor | None = None,
         order_K: Tensor | None = None,
-        for_fp8: bool = False,
+        for_fp8: bool | None = None,
     ) -> Int4Weight:
         """Packs codes.
 
@@ -73,8 +76,11 @@ class Int4Weight:
             zero_NG: integers 0 to 16 (16: what GPTQ's offset of one makes of 15); None for 8 everywhere.
             bias_N: kept in fp32.
             order_K: a permutation of the inputs.
-            for_fp8: in the order for products with FP8 activations, not bf16 ones.
+            for_fp8: in the order for products with FP8 activations, not bf16 ones; None: on a GPU that has
+                such products.
         """
+        if for_fp8 is None:
+            for_fp8 = multiplies_fp8(codes_NK)
         num_rows, num_inputs = codes_NK.shape
         num_groups = -(-num_inputs // GROUP)
         if scale_NG.shape != (num_rows, num_groups) or scale_NG.dtype not in (torch.bfloat16, torch.float16):
@@ -86,14 +92,18 @@ class Int4Weight:
             raise ValueError("a scale of a 4-bit weight is not finite")
         if zero_NG is not None and (zero_NG.shape != scale_NG.shape or not _within(zero_NG, 0, 16)):
             raise ValueError(f"zero points must be 0 to 16, of shape {tuple(scale_NG.shape)}")
+        symmetric = zero_NG is None or bool((zero_NG == SYMMETRIC_ZERO).all())
+        signed = for_fp8 and symmetric and bool((codes_NK > 0).all())
         zeros = None
-        if zero_NG is not None and not (zero_NG == SYMMETRIC_ZERO).all():
-            zeros = _pack_zeros(zero_NG, for_fp8)
+        if not symmetric or (for_fp8 and not signed):
+            zeros = _pack_zeros(
+                torch.full_like(scale_NG, SYMMETRIC_ZERO) if zero_NG is None else zero_NG, for_fp8
+            )
         padded = -(-num_rows // TILE_ROWS) * TILE_ROWS
         return cls(
             out_features=num_rows,
             in_features=num_inputs,
-            words=_pack_words(codes_NK, for_fp8),
+            words=_pack_words(codes_NK, for_fp8, signed),
             for_fp8=for_fp8,
             scales=_pack_pairs(scale_NG),
             scale_dtype=scale_NG.dtype,
@@ -110,7 +120,7 @@ class Int4Weight:
         group_size: int = GROUP,
         bias_N: Tensor | None = None,
         symmetric: bool = True,
-        for_fp8: bool = False,
+        for_fp8: bool | None = None,
     ) -> Int4Weight:
         """Rounds to nearest with the scale, per group, of the least squared error.
 
@@ -122,11 +132,19 @@ class Int4Weight:
         """
         if group_size != GROUP:
             raise ValueError(f"group_size {group_size}: 4-bit weights have groups of {GROUP}")
-        return cls.from_codes(*round_to_codes(weight_NK, symmetric), bias_N, for_fp8=for_fp8)
+        if for_fp8 is None:
+            for_fp8 = multiplies_fp8(weight_NK)
+        rounded = round_to_codes(weight_NK, symmetric, balanced=symmetric and for_fp8)
+        return cls.from_codes(*rounded, bias_N, for_fp8=for_fp8)
 
     @property
     def num_groups(self) -> int:
         return -(-self.in_features // GROUP)
+
+    @property
+    def signed(self) -> bool:
+        """Whether the words hold signs and magnitudes."""
+        return self.for_fp8 and self.zeros is None
 
     @property
     def num_bytes(self) -> int:
@@ -136,7 +154,7 @@ class Int4Weight:
 
     def codes(self) -> Tensor:
         """uint8 [N, K], unpacked."""
-        return _unpack_words(self.words, self.for_fp8)[: self.out_features, : self.in_features]
+        return _unpack_words(self.words, self.for_fp8, self.signed)[: self.out_features, : self.in_features]
 
     def dequantize(self) -> Tensor:
         """fp32 [N, K], columns in the order of the codes (`order_K`)."""
@@ -153,15 +171,21 @@ class Int4Weight:
         return value_NG.repeat_interleave(GROUP, 1)[:, : self.in_features]
 
 
+def multiplies_fp8(tensor: Tensor) -> bool:
+    """Whether the tensor's device has tensor cores for FP8: compute capability 8.9 and later."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (8, 9)
+
+
 def _within(values: Tensor, low: int, high: int) -> bool:
     return bool(((values >= low) & (values <= high)).all())
 
 
-def _pack_words(codes_NK: Tensor, for_fp8: bool) -> Tensor:
+def _pack_words(codes_NK: Tensor, for_fp8: bool, signed: bool) -> Tensor:
     if codes_NK.dtype != torch.uint8 or not _within(codes_NK, 0, 15):
         raise ValueError("codes of a 4-bit weight must be uint8 of 0 to 15")
     num_rows, num_inputs = codes_NK.shape
-    codes = torch.nn.functional.pad(codes_NK, (0, -num_inputs % STEP_INPUTS, 0, -num_rows % TILE_ROWS))
+    pad = (0, -num_inputs % STEP_INPUTS, 0, -num_rows % TILE_ROWS)
+    codes = torch.nn.functional.pad(codes_NK, pad, value=SYMMETRIC_ZERO)
     tiles, groups = codes.shape[0] // TILE_ROWS, codes.shape[1] // GROUP
     # rows: tile, block, i, r; inputs: group, w, and by the order j / 2, j % 2, c, p or j, c, b. Packed: tile,
     # group, block, i, r, c, w, and eight nibbles from the lowest up.
@@ -170,21 +194,39 @@ def _pack_words(codes_NK: Tensor, for_fp8: bool) -> Tensor:
     else:
         codes = codes.view(tiles, 8, 2, 8, groups, 4, 2, 2, 4, 2).permute(0, 4, 1, 2, 3, 8, 5, 9, 6, 7)
     octets = codes.reshape(tiles, groups, 8, 256, 8)
-    words = octets[..., 0].to(torch.int32)
-    for nibble in range(1, 8):
-        words |= octets[..., nibble].to(torch.int32) << (4 * nibble)
+    words = torch.zeros(octets.shape[:-1], dtype=torch.int32, device=codes.device)
+    for nibble in range(8):
+        code = octets[..., nibble].to(torch.int32)
+        if signed:
+            magnitude, sign = _places(nibble)
+            words |= ((code - SYMMETRIC_ZERO).abs() << magnitude) | ((code < SYMMETRIC_ZERO).int() << sign)
+        else:
+            words |= code << (4 * nibble)
     return words
 
 
-def _unpack_words(words: Tensor, for_fp8: bool) -> Tensor:
+def _unpack_words(words: Tensor, for_fp8: bool, signed: bool) -> Tensor:
     tiles, groups = words.shape[:2]
-    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
-    codes = ((words[..., None] >> shifts) & 15).to(torch.uint8)
+    nibbles = []
+    for nibble in range(8):
+        if signed:
+            magnitude, sign = _places(nibble)
+            code = ((words >> magnitude) & 7) * (1 - 2 * ((words >> sign) & 1)) + SYMMETRIC_ZERO
+        else:
+            code = (words >> (4 * nibble)) & 15
+        nibbles.append(code.to(torch.uint8))
+    codes = torch.stack(nibbles, -1)
     if for_fp8:
         codes = codes.view(tiles, groups, 8, 2, 8, 4, 4, 4, 2).permute(0, 2, 3, 4, 1, 6, 8, 5, 7)
     else:
         codes = codes.view(tiles, groups, 8, 2, 8, 4, 4, 2, 2, 2).permute(0, 2, 3, 4, 1, 6, 8, 9, 5, 7)
     return codes.reshape(tiles * TILE_ROWS, groups * GROUP)
+
+
+def _places(nibble: int) -> tuple[int, int]:
+    """Lowest bit of the magnitude, and bit of the sign, of signed element 2 b + j."""
+    b, j = divmod(nibble, 2)
+    return 8 * ((b + 3 * j) % 4) + 4 * j, 8 * b + 7 - 4 * j
 
 
 def _pack_pairs(value_NG: Tensor) -> Tensor:

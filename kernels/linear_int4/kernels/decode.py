@@ -56,8 +56,25 @@ FP8_CODES = tl.constexpr("""
  and.b32 $7, shifted, 0x0f0f0f0f;
 }
 """)
-MINUS_8_FP8 = tl.constexpr(0x88888888 - (1 << 32))
-"""e4m3, four times: -8 / 512."""
+# The same of codes that have a sign: a byte's highest bit and its lowest three are an e4m3 number between
+# -7 / 512 and 7 / 512. Turned left by four bits, a word has the other four of them in these places.
+FP8_SIGNED = tl.constexpr("""
+{
+ .reg .b32 turned;
+ and.b32 $0, $8, 0x87878787;
+ shf.l.wrap.b32 turned, $8, $8, 4;
+ and.b32 $1, turned, 0x87878787;
+ and.b32 $2, $9, 0x87878787;
+ shf.l.wrap.b32 turned, $9, $9, 4;
+ and.b32 $3, turned, 0x87878787;
+ and.b32 $4, $10, 0x87878787;
+ shf.l.wrap.b32 turned, $10, $10, 4;
+ and.b32 $5, turned, 0x87878787;
+ and.b32 $6, $11, 0x87878787;
+ shf.l.wrap.b32 turned, $11, $11, 4;
+ and.b32 $7, turned, 0x87878787;
+}
+""")
 FP8_ZEROS = tl.constexpr("mov.b32 $0, $1; // $2 $3 $4")
 """Four bytes of minus the zero point, whichever of the four equal words they come from."""
 
@@ -134,28 +151,35 @@ def bf16_numbers(words, zeros_at, BLOCK_N: tl.constexpr, INTERPRETING: tl.conste
 
 
 @triton.jit
-def _fp8_bytes(words, I: tl.constexpr, J: tl.constexpr):
-    """What register 2 I + J has, in fp32: byte b of word I of every four, at b."""
+def _fp8_bytes(words, WORD: tl.constexpr, J: tl.constexpr, SIGNED: tl.constexpr):
+    """What register 2 WORD + J has, in fp32: byte b of what is made of that word of every four, at b."""
     place = tl.arange(0, 4)[None, None, None, None, :]
-    word = tl.sum(tl.where(place == I, words, 0), 4)[:, :, :, :, None]
-    code = (word >> (8 * place + 4 * J)) & 15
+    word = tl.sum(tl.where(place == WORD, words, 0), 4)[:, :, :, :, None]
+    if SIGNED:
+        magnitude = (word >> (8 * ((place + 3 * J) % 4) + 4 * J)) & 7
+        code = magnitude * (1 - 2 * ((word >> (8 * place + 7 - 4 * J)) & 1))
+    else:
+        code = (word >> (8 * place + 4 * J)) & 15
     return code.to(tl.float32) / 512
 
 
 @triton.jit
-def fp8_codes(words, BLOCK_N: tl.constexpr, INTERPRETING: tl.constexpr):
-    """Semantics: [BLOCK_N, 128] numbers code / 512, of `BLOCK_N / 16` blocks of words packed for FP8."""
+def fp8_codes(words, BLOCK_N: tl.constexpr, SIGNED: tl.constexpr, INTERPRETING: tl.constexpr):
+    """Semantics: [BLOCK_N, 128] numbers code / 512, of `BLOCK_N / 16` blocks of words packed for FP8.
+
+    SIGNED: codes are -7 to 7, not 0 to 15.
+    """
     words = tl.reshape(words, (BLOCK_N // 16, 2, 8, 4, 4))
     if INTERPRETING:
-        v0, v1 = _fp8_bytes(words, 0, 0), _fp8_bytes(words, 0, 1)
-        v2, v3 = _fp8_bytes(words, 1, 0), _fp8_bytes(words, 1, 1)
-        v4, v5 = _fp8_bytes(words, 2, 0), _fp8_bytes(words, 2, 1)
-        v6, v7 = _fp8_bytes(words, 3, 0), _fp8_bytes(words, 3, 1)
+        v0, v1 = _fp8_bytes(words, 0, 0, SIGNED), _fp8_bytes(words, 0, 1, SIGNED)
+        v2, v3 = _fp8_bytes(words, 1, 0, SIGNED), _fp8_bytes(words, 1, 1, SIGNED)
+        v4, v5 = _fp8_bytes(words, 2, 0, SIGNED), _fp8_bytes(words, 2, 1, SIGNED)
+        v6, v7 = _fp8_bytes(words, 3, 0, SIGNED), _fp8_bytes(words, 3, 1, SIGNED)
     else:
         # A thread has a word's four neighbours next to each other: they are the 16 bytes it loads, and the
         # four bytes of a register of the tensor core's operand. The tests on a GPU would notice otherwise.
         v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
-            FP8_CODES,
+            FP8_SIGNED if SIGNED else FP8_CODES,
             "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r",
             [words],
             dtype=(tl.int8, tl.int8, tl.int8, tl.int8, tl.int8, tl.int8, tl.int8, tl.int8),
@@ -172,10 +196,7 @@ def fp8_codes(words, BLOCK_N: tl.constexpr, INTERPRETING: tl.constexpr):
 @triton.jit
 def fp8_minus_zeros(zeros_at, BLOCK_N: tl.constexpr, INTERPRETING: tl.constexpr):
     """Semantics: [BLOCK_N, 128] numbers -zero / 512, the same along a row."""
-    if zeros_at is not None:
-        minus = _zeros_of_rows(zeros_at, BLOCK_N)
-    else:
-        minus = tl.full((BLOCK_N // 16, 2, 8, 4, 4), MINUS_8_FP8, tl.int32)
+    minus = _zeros_of_rows(zeros_at, BLOCK_N)
     if INTERPRETING:
         same = -((minus & 127).to(tl.float32)) / 512
     else:

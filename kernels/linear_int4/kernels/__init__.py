@@ -1,0 +1,1 @@
+"""The 4-bit linear in Triton."""
