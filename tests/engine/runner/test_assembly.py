@@ -1,0 +1,108 @@
+"""The GPU engine is put together from the sizes that its memory allows, on a machine that has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import create_autospec
+
+import pytest
+import torch
+
+import engine.device_runner
+from engine import assembly
+from engine.lora.device_pool import DevicePool
+from engine.model.cache import KVCache
+from engine.model.model import load_model
+from engine.outputs import DeviceGauges, RunnerCounters
+from engine.settings import DeviceSettings, EngineSettings
+from tests.engine.runner.bases import write_base
+
+if TYPE_CHECKING:
+    from engine.server import EngineServer
+
+GIB = 1 << 30
+
+
+class Server:
+    engine_id = "engine-0"
+    incarnation = "first"
+
+    def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
+        raise AssertionError("nothing is loaded here")
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What stands in for the device's runner: of its signature, so that a wrong call is caught."""
+    real = engine.device_runner.DeviceRunner
+    made = create_autospec(real, spec_set=False)
+    made.scratch_bytes = real.scratch_bytes
+    made.return_value.depth = 1
+    made.return_value.counters = RunnerCounters(graph_replays=3)
+    made.return_value.capture.side_effect = lambda on_progress: on_progress(2, 2)
+    monkeypatch.setattr(engine.device_runner, "DeviceRunner", made)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (60 * GIB, 64 * GIB))
+    return made
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+def test_a_gpu_engine_gets_what_its_memory_allows(tmp_path: Path, runner: Any, kv_dtype: str) -> None:
+    write_base(tmp_path)
+    model = load_model(tmp_path, dtype=torch.bfloat16)
+    settings = EngineSettings(base=tmp_path, artifacts_dir=tmp_path)
+    device_settings = DeviceSettings(
+        kv_dtype=kv_dtype,  # type: ignore[arg-type]
+        adapter_bytes=8 << 20,
+        adapter_cache_bytes=16 << 20,
+        max_graph_rows=32,
+        batch_invariant=True,
+    )
+    sizes = assembly._Sizes(context_length=1024, max_rows=64, max_batch_tokens=512, num_slots=9)
+    parts = assembly._gpu_parts(
+        model, sizes, settings, device_settings, cast("EngineServer", Server()), "0" * 64
+    )
+    (given_model, pool), options = runner.call_args
+    assert given_model is model
+    assert isinstance(pool, DevicePool)
+    assert (pool.num_slots, pool.capacity) == (9, 8 << 20)
+    assert options["num_blocks"] == parts.num_blocks == 64 * 1024 // assembly.BLOCK_SIZE + 1
+    assert options["kv_dtype"] == (torch.float8_e4m3fn if kv_dtype == "fp8" else torch.bfloat16)
+    assert (options["max_rows"], options["max_len"], options["max_batch_tokens"]) == (64, 1024, 512)
+    assert (options["cuda_graphs"], options["max_graph_rows"], options["batch_invariant"]) == (True, 32, True)
+    assert parts.gauges() == DeviceGauges(
+        device="cpu",
+        quantization="none",
+        kv_dtype="float8_e4m3fn" if kv_dtype == "fp8" else "bfloat16",
+        adapter_bytes_total=8 << 20,
+    )
+    parts.loader.close()
+    pool.close()
+
+
+def test_what_does_not_fit_beside_the_weights_is_refused(
+    tmp_path: Path, runner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (GIB, 8 * GIB))
+    write_base(tmp_path)
+    model = load_model(tmp_path, dtype=torch.bfloat16)
+    sizes = assembly._Sizes(context_length=1024, max_rows=64, max_batch_tokens=512, num_slots=9)
+    with pytest.raises(ValueError, match="memory does not suffice"):
+        assembly._gpu_parts(
+            model,
+            sizes,
+            EngineSettings(base=tmp_path),
+            DeviceSettings(),
+            cast("EngineServer", Server()),
+            "0" * 64,
+        )
+    assert not runner.called
+
+
+def test_fp8_keys_and_values_take_half_of_the_bytes(tmp_path: Path) -> None:
+    config = write_base(tmp_path)
+    in_bf16, in_fp8 = (
+        KVCache.block_bytes(config, assembly.BLOCK_SIZE, dtype)
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn)
+    )
+    assert in_bf16 == 2 * in_fp8
