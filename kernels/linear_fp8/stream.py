@@ -31,7 +31,8 @@ NUM_WARPS = 4
 byte, and small partial sums. README.md has the figures."""
 MAX_ROWS = 128
 RING_BYTES = 222 << 10
-"""Of shared memory for weights and rows in flight: on 132 multiprocessors all of a layer of 4096 x 6144."""
+"""Of shared memory for tiles in flight and sums that change their layout: up to 16 rows, five tiles, 21 MB of
+weights on 128 multiprocessors."""
 
 
 @dataclass(frozen=True, slots=True)
