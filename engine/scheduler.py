@@ -154,7 +154,7 @@ class Scheduler:
         planned_batch, planned = self._uncommitted.popleft()
         assert planned_batch is batch, "another batch was to be committed first"
         now = self._clock()
-        block_size, emit = self.pool.block_size, self._roster.emit
+        block_size, emit, finished = self.pool.block_size, self._roster.emit, RequestState.FINISHED
         token_ids, logprobs, failed = result.token_ids, result.logprobs, result.failed
         drawn: list[Request] = []
         any_ended = False
@@ -163,9 +163,9 @@ class Scheduler:
             if not share.samples:
                 continue
             position += 1
-            if request.state is RequestState.FINISHED:
+            if request.state is finished:
                 continue  # it ended while the step ran
-            if position in failed:
+            if failed and position in failed:
                 self._roster.fail(request)
                 any_ended = True
                 continue
