@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import torch
+
+from kernels.sampling.step import Asked, Drawn, Scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +45,127 @@ def logits(num_rows: int, vocab_size: int, *, spread: float = 3.0, seed: int = 0
     """Normal logits [S, V]; a spread of 3 is peaked like a trained model, 0.1 nearly flat."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(num_rows, vocab_size, generator=generator) * spread
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Rows of every truncation, with greedy rows, failed rows and padding among them."""
+
+    vocab_size: int
+    spread: float = 3.0
+    dtype: torch.dtype = torch.float32
+    strided: bool = False
+
+    def logits(self, num_rows: int) -> torch.Tensor:
+        """Row 1 holds a NaN, row 2 an infinity, row 3 nothing but -inf, row 4 three that are largest."""
+        width = 2 * self.vocab_size + 16 if self.strided else self.vocab_size
+        made = logits(num_rows, width, spread=self.spread, seed=self.vocab_size).to(self.dtype)
+        made = made[:, : self.vocab_size]
+        made[1, self.vocab_size // 2], made[2, 0], made[3] = torch.nan, torch.inf, -torch.inf
+        made[4, [1, 5, self.vocab_size - 1]] = 50.0
+        return made
+
+
+CASES = [
+    Case(50),
+    Case(700, spread=0.1),
+    Case(5_000, dtype=torch.bfloat16, strided=True),
+    Case(20_000),
+]
+"""The last has more tokens than one program keeps in registers."""
+
+
+def ask(
+    asked: Sequence[Truncation | None], device: torch.device | str, *, num_rows: int, seed: int = 5
+) -> tuple[Asked, Drawn]:
+    """Position s draws at (seed, s) for row `num_rows - 1 - s` into place s; None is greedy."""
+
+    def column(of: Callable[[Truncation], float], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor([of(one or Truncation(temperature=0.0)) for one in asked], dtype=dtype).to(device)
+
+    order = torch.arange(len(asked), dtype=torch.int32, device=device)
+    return (
+        Asked(
+            temperature_S=column(lambda one: one.temperature, torch.float32),
+            top_k_S=column(lambda one: one.top_k, torch.int32),
+            top_p_S=column(lambda one: one.top_p, torch.float32),
+            min_p_S=column(lambda one: one.min_p, torch.float32),
+            seeds_S=torch.full_like(order, seed).long(),
+            positions_S=order.long(),
+            rows_S=num_rows - 1 - order,
+            places_S=order,
+        ),
+        Drawn(
+            ids_S=torch.full_like(order, -7),
+            finite_S=torch.full_like(order, 9, dtype=torch.uint8),
+            next_ids_R=torch.full((num_rows + 1,), -7, dtype=torch.int32, device=device),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One step's draws for the 8B shape's vocabulary."""
+
+    num_rows: int
+    kind: str
+    asked: Truncation | None
+    dtype: torch.dtype = torch.float32
+    vocab_size: int = 128_256
+    flops: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"S={self.num_rows} {self.kind} {str(self.dtype)[6:]}"
+
+    @property
+    def bytes(self) -> int:
+        """The logits, once."""
+        return self.num_rows * self.vocab_size * self.dtype.itemsize
+
+    def make(self, device: torch.device) -> tuple[Callable[[], None], Callable[[], None]]:
+        """Normal logits with a deviation of 3: top-p 0.9 keeps some 5000 tokens."""
+        from kernels.sampling import sample
+        from kernels.sampling.reference import sample_reference
+
+        num_buffers = max(2, min(32, int(2e8 / self.bytes)))
+        generator = torch.Generator(device=device).manual_seed(1)
+        shape = (self.num_rows, self.vocab_size)
+        buffers = [
+            (3 * torch.randn(shape, generator=generator, device=device)).to(self.dtype)
+            for _ in range(num_buffers)
+        ]
+        asked, drawn = ask([self.asked] * self.num_rows, device, num_rows=self.num_rows)
+        scratch = Scratch(self.num_rows, self.vocab_size, device)
+        turn = cycle(buffers)
+        one = self.asked
+        draws = one is not None
+        truncates = one is not None and (one.top_k > 0 or one.top_p < 1)
+
+        def run() -> None:
+            sample(next(turn), asked, drawn, scratch, draws=draws, truncates=truncates)
+
+        def check() -> None:
+            _, expected = ask([self.asked] * self.num_rows, device, num_rows=self.num_rows)
+            for buffer in buffers[:2]:
+                sample(buffer, asked, drawn, scratch, draws=draws, truncates=truncates)
+                sample_reference(buffer, asked, expected)
+                # Where weights' last bits decide, a neighbour: hardly ever.
+                assert (drawn.ids_S == expected.ids_S).float().mean() >= 0.98
+                assert torch.equal(drawn.finite_S, expected.finite_S)
+
+        return run, check
+
+
+BENCHES = [
+    Bench(num_rows, kind, asked, dtype)
+    for dtype in (torch.float32, torch.bfloat16)
+    for num_rows in (1, 32, 128, 256)
+    for kind, asked in (
+        ("greedy", None),
+        ("temperature", Truncation()),
+        ("top-p 0.9", Truncation(top_p=0.9)),
+        ("top-k 40, top-p 0.9", Truncation(top_k=40, top_p=0.9)),
+        ("top-p 0.9 at 2.5", Truncation(temperature=2.5, top_p=0.9)),
+    )
+]

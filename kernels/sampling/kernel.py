@@ -31,9 +31,17 @@ def uniform_kernel(seeds_ptr, positions_ptr, out_ptr, size, BLOCK: tl.constexpr)
 
 @triton.jit
 def _logits(line, vocab_size, start, SIZE: tl.constexpr):
-    """Part of a row; a NaN as infinity, so that it is the largest of all."""
+    """Part of a row, -inf beyond its end."""
     at = start + tl.arange(0, SIZE)
-    x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
+    if start + SIZE <= vocab_size:  # no masks: they cost two instructions per token
+        x = tl.load(line + at).to(tl.float32)
+    else:
+        x = tl.load(line + at, at < vocab_size, other=-float("inf")).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _nan_is_largest(x):
     return tl.where(x != x, float("inf"), x)
 
 
@@ -71,14 +79,14 @@ def largest_kernel(
     line = logits_ptr + position.to(tl.int64) * stride
     num_blocks = tl.num_programs(0)
     partial = best_ptr + position * num_blocks
-    tl.store(partial + block, tl.max(_logits(line, vocab_size, block * BLOCK, BLOCK)))
+    tl.store(partial + block, tl.max(_nan_is_largest(_logits(line, vocab_size, block * BLOCK, BLOCK))))
     tl.debug_barrier()
     if tl.atomic_add(tickets_ptr + position, 1) == num_blocks - 1:
         blocks = tl.arange(0, BLOCKS)
         bests = tl.load(partial + blocks, blocks < num_blocks, other=-float("inf"), cache_modifier=".cg")
         largest = tl.max(bests)
         start = tl.min(tl.where(bests == largest, blocks, num_blocks - 1)) * BLOCK
-        x = _logits(line, vocab_size, start, BLOCK)
+        x = _nan_is_largest(_logits(line, vocab_size, start, BLOCK))
         at = start + tl.arange(0, BLOCK)
         finite = (largest < float("inf")) & (largest > -float("inf"))
         token = tl.where(finite, tl.min(tl.where(x == largest, at, vocab_size - 1)), 0)
@@ -93,8 +101,7 @@ def largest_kernel(
 @triton.jit
 def _kept(line, end, begin, largest, temperature, limit, min_p, TILE: tl.constexpr):
     """Split weights of a tile's tokens, 0 for those that truncation cuts."""
-    at = begin + tl.arange(0, TILE)
-    x = tl.load(line + at, at < end, other=-float("inf")).to(tl.float32)
+    x = _logits(line, end, begin, TILE)
     weight = weigh(x, largest, temperature)
     return split(tl.where((x >= limit) & (weight >= min_p), weight, 0.0))
 
@@ -211,7 +218,9 @@ def _compilation(kernel: triton.JITFunction, logits: str, num_warps: int, **cons
     if kernel is draw_kernel:
         types["masses_ptr"] = "*i64"
     signature = {name: types[name] for name in kernel.arg_names if name in types}
-    return Compilation(kernel, signature, constexprs, num_warps)
+    # 16384 candidates and their weights fill the registers; six of them spill outside the loops.
+    local_bytes = 64 if kernel is threshold_kernel else 0
+    return Compilation(kernel, signature, constexprs, num_warps, local_bytes=local_bytes)
 
 
 COMPILATIONS = [
@@ -227,7 +236,7 @@ COMPILATIONS = [
             _compilation(largest_kernel, logits, 8, BLOCK=1024, BLOCKS=128),
             _compilation(largest_kernel, logits, 8, BLOCK=8192, BLOCKS=16),
             _compilation(sample_kernel, logits, 8, SHIFT=shift),
-            _compilation(gather_kernel, logits, 8, BLOCK=GATHER_BLOCK),
+            _compilation(gather_kernel, logits, 8, BLOCK=GATHER_BLOCK, LANES=256),
             _compilation(threshold_kernel, logits, 32, BLOCKS=32, SHIFT=shift, WIDTH=WIDTH),
             _compilation(draw_kernel, logits, 4, BLOCK=8192, BLOCKS=16, TILE=TILE, HAS_UNIFORMS=False),
         )

@@ -60,7 +60,9 @@ def launch(
         listed = (scratch.counts_S, scratch.weights_SB, scratch.list_SL)
         gathered = num_blocks(vocab_size, GATHER_BLOCK)
         kernels.sample_kernel[num_positions,](*cut, SHIFT=shift, num_warps=8)
-        kernels.gather_kernel[gathered, num_positions](*cut, *listed, BLOCK=GATHER_BLOCK, num_warps=8)
+        kernels.gather_kernel[gathered, num_positions](
+            *cut, *listed, BLOCK=GATHER_BLOCK, LANES=256, num_warps=8
+        )
         kernels.threshold_kernel[num_positions,](
             *cut,
             *listed,

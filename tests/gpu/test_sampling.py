@@ -1,12 +1,13 @@
 """Sampling on the device: the same numbers, the same tokens, and never one that was cut."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from kernels import sampling
-from kernels.sampling import cases
+from kernels.sampling import cases, reference
 from tests.gpu.closeness import assert_near
 
 pytestmark = pytest.mark.gpu
@@ -125,3 +126,121 @@ def test_penalties_and_logprobs(device: torch.device) -> None:
     assert_near(found[0], chosen, 1e-6)
     assert_near(found[1], top, 1e-6)
     assert torch.equal(found[2].cpu(), top_ids)
+
+
+# ---- whole steps
+
+KINDS: list[cases.Truncation | None] = [None] * 6 + 3 * list(cases.TRUNCATIONS)
+NUM_ROWS = 64
+
+
+def sample(
+    logits: torch.Tensor, kinds: list[cases.Truncation | None], scratch: sampling.Scratch | None = None
+) -> sampling.Drawn:
+    asked, drawn = cases.ask(kinds, logits.device, num_rows=NUM_ROWS)
+    scratch = scratch or sampling.Scratch(len(kinds), logits.shape[1], logits.device)
+    sampling.sample(logits, asked, drawn, scratch)
+    return drawn
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *cases.CASES,
+        cases.Case(128_256),
+        cases.Case(128_256, dtype=torch.bfloat16, strided=True),
+        cases.Case(128_256, spread=0.1),
+        cases.Case(262_144, spread=1.0, dtype=torch.bfloat16),
+    ],
+    ids=str,
+)
+def test_steps_are_the_reference_s(case: cases.Case, device: torch.device, poisoned: None) -> None:
+    logits = case.logits(len(KINDS)).to(device)
+    assert logits.is_contiguous() or case.strided
+    found = sample(logits, KINDS)
+    asked, expected = cases.ask(KINDS, device, num_rows=NUM_ROWS)
+    reference.sample_reference(logits, asked, expected)
+    assert torch.equal(found.finite_S, expected.finite_S)
+    assert torch.equal(found.next_ids_R[:NUM_ROWS].flip(0)[: len(KINDS)], found.ids_S)
+    same = found.ids_S == expected.ids_S
+    assert same[:6].all()
+    # Between two tokens of 260 thousand the last bit of a weight may decide, which a sum's order changes.
+    assert same.sum() >= len(KINDS) - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_row_draws_the_same_alone_and_in_any_batch(dtype: torch.dtype, device: torch.device) -> None:
+    logits = cases.Case(128_256, dtype=dtype).logits(len(KINDS)).to(device)
+    asked, drawn = cases.ask(KINDS, device, num_rows=NUM_ROWS)
+    scratch = sampling.Scratch(256, logits.shape[1], device)
+    sampling.sample(logits, asked, drawn, scratch)
+    for position in range(0, len(KINDS), 3):
+        alone = replace(
+            asked,
+            **{
+                name: getattr(asked, name)[position : position + 1].clone()
+                for name in asked.__dataclass_fields__
+            },
+        )
+        again = replace(drawn, ids_S=drawn.ids_S.clone())
+        sampling.sample(logits[position : position + 1], alone, again, scratch)
+        assert torch.equal(again.ids_S, drawn.ids_S)
+    many = torch.cat([logits] * 5)[:256]
+    more_asked, more = cases.ask((KINDS * 6)[:256], device, num_rows=256)
+    more_asked.positions_S[: len(KINDS)] = asked.positions_S
+    sampling.sample(many, more_asked, more, scratch)
+    assert torch.equal(more.ids_S[: len(KINDS)], drawn.ids_S)
+
+
+def test_a_captured_step_serves_every_mix(device: torch.device) -> None:
+    """Parameters, padding and logits change between replays; nothing is left from one to the next."""
+    size, vocab_size = len(KINDS), 128_256
+    asked, drawn = cases.ask(KINDS, device, num_rows=NUM_ROWS)
+    logits = cases.logits(size, vocab_size).to(device)
+    scratch = sampling.Scratch(size, vocab_size, device)
+    sampling.sample(logits, asked, drawn, scratch)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sampling.sample(logits, asked, drawn, scratch)
+    for step, kinds in enumerate(
+        [KINDS, [None] * size, KINDS[::-1], [cases.Truncation(top_p=0.9)] * size, KINDS[6:] + KINDS[:6]]
+    ):
+        now, expected = cases.ask(kinds, device, num_rows=NUM_ROWS, seed=step)
+        now.rows_S[step::7] = NUM_ROWS
+        for name in asked.__dataclass_fields__:
+            getattr(asked, name).copy_(getattr(now, name))
+        logits.copy_(cases.logits(size, vocab_size, seed=step, spread=0.5 + step))
+        drawn.ids_S.fill_(-7)
+        graph.replay()
+        reference.sample_reference(logits, now, expected)
+        assert (drawn.ids_S == expected.ids_S).sum() >= size - 1
+        assert (drawn.ids_S[step::7] == -7).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_frequencies_follow_the_distribution(dtype: torch.dtype, device: torch.device) -> None:
+    """Chi-square at 0.999 over draws at successive positions, from a large vocabulary with 40 likely tokens."""
+    vocab_size, num, likely = 50_000, 8192, 40
+    row = torch.full((vocab_size,), -30.0)
+    places = torch.arange(likely) * 1_234 + 7
+    row[places] = torch.linspace(0, 3, likely)
+    logits = row.to(device, dtype).expand(num, -1)
+    for kind in (
+        cases.Truncation(),
+        cases.Truncation(temperature=1.5, top_p=0.8),
+        cases.Truncation(top_k=20),
+    ):
+        asked, drawn = cases.ask([kind] * num, device, num_rows=num)
+        sampling.sample(logits, asked, drawn, sampling.Scratch(num, vocab_size, device))
+        weights = torch.exp((row[places].to(dtype).double() - 3) / kind.temperature)
+        shares, order = (weights / weights.sum()).sort(descending=True)
+        kept = (shares.cumsum(0) - shares < kind.top_p) & (torch.arange(likely) < (kind.top_k or likely))
+        probabilities = torch.zeros(likely).double()
+        probabilities[order[kept]] = shares[kept] / shares[kept].sum()
+        counts = (drawn.ids_S.cpu()[:, None] == places).sum(0).double()
+        assert counts.sum() == num
+        assert (counts[probabilities == 0] == 0).all()
+        expected = probabilities[probabilities > 0] * num
+        chi2 = ((counts[probabilities > 0] - expected) ** 2 / expected).sum()
+        assert chi2 <= 76.0  # 0.999 quantile at 39 degrees of freedom is 72.1

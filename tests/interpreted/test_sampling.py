@@ -1,0 +1,74 @@
+"""The sampling kernels, interpreted, against the reference."""
+
+import pytest
+import torch
+
+from kernels import sampling
+from kernels.sampling import cases, reference
+
+KINDS: list[cases.Truncation | None] = [None] * 6 + list(cases.TRUNCATIONS)
+"""Positions 1 to 3 fail; 4 and 5 are greedy too."""
+NUM_ROWS = 30
+PADDED = (0, 9)
+
+
+def both(logits: torch.Tensor, **promises: bool) -> tuple[sampling.Drawn, sampling.Drawn]:
+    asked, found = cases.ask(KINDS, "cpu", num_rows=NUM_ROWS)
+    asked.rows_S[list(PADDED)] = NUM_ROWS
+    _, expected = cases.ask(KINDS, "cpu", num_rows=NUM_ROWS)
+    scratch = sampling.Scratch(len(KINDS), logits.shape[1], torch.device("cpu"))
+    for tensor in (scratch.best_SB, scratch.largest_S, scratch.bottom_S, scratch.weights_SB, scratch.list_SL):
+        tensor.fill_(torch.nan)
+    scratch.limit_S.fill_(torch.nan)
+    scratch.masses_SB.fill_(-(1 << 60))
+    for _ in range(2):  # the second time over what the first has left
+        sampling.sample(logits, asked, found, scratch, **promises)
+    reference.sample_reference(logits, asked, expected)
+    assert not scratch.tickets_S.any()
+    assert not scratch.counts_S.any()
+    return found, expected
+
+
+@pytest.mark.parametrize("case", cases.CASES, ids=str)
+def test_draws_are_the_reference_s(case):
+    logits = case.logits(len(KINDS))
+    found, expected = both(logits)
+    for name in ("ids_S", "finite_S", "next_ids_R"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert found.ids_S[list(PADDED)].tolist() == [-7, -7], "padding is left alone"
+    assert found.next_ids_R[-1] == -7
+    assert found.finite_S[[1, 2, 3, 4]].tolist() == [0, 0, 0, 1]
+    assert found.ids_S[[1, 2, 3, 4]].tolist() == [0, 0, 0, 1]
+
+
+def test_without_draws_everybody_is_greedy():
+    logits = cases.CASES[1].logits(len(KINDS))
+    found, _ = both(logits, draws=False)
+    assert found.ids_S[10:].tolist() == logits[10:].argmax(-1).tolist()
+
+
+def test_without_truncation_rows_that_ask_for_none_draw_alike():
+    logits = cases.CASES[1].logits(len(KINDS))
+    found, expected = both(logits, truncates=False)
+    plain = [
+        s for s, kind in enumerate(KINDS) if kind and not kind.top_k and kind.top_p == 1 and s not in PADDED
+    ]
+    assert len(plain) >= 4
+    assert torch.equal(found.ids_S[plain], expected.ids_S[plain])
+
+
+def test_uniforms_are_the_same_bits():
+    seeds = torch.tensor([0, 1, -1, 2**63 - 1, -(2**63), 987654321] * 50)
+    positions = torch.arange(len(seeds)) * 7919
+    assert torch.equal(sampling.uniform(seeds, positions), reference.uniform(seeds, positions))
+
+
+@pytest.mark.parametrize("top_k", [1, 7, 40])
+def test_the_ends_of_the_uniform_give_the_first_and_the_last_token_kept(top_k):
+    logits = cases.logits(3, 3_000)
+    kept = logits.topk(top_k).indices
+    for end, expected in ((2.0**-53, kept.amin(1)), (1 - 2.0**-53, kept.amax(1)), (1.0, kept.amax(1))):
+        uniforms = torch.full((3,), end, dtype=torch.float64)
+        ones = torch.ones(3)
+        found = sampling.draw(logits, ones, torch.full((3,), top_k), ones, torch.zeros(3), uniforms)
+        assert torch.equal(found, expected)
