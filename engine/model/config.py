@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.model.checkpoint_quantization import CheckpointQuantization, parse_quantization
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"),
     "o": ("o_proj",),
@@ -74,6 +76,8 @@ class ModelConfig:
     tie_embeddings: bool = False
     sliding_window: int | None = None
     """The window some layer attends within. Inside `max_position` it never bites, so it needs no code."""
+    quantization: CheckpointQuantization | None = None
+    """How the checkpoint holds its linear layers; None: as floats."""
 
     @property
     def q_size(self) -> int:
@@ -150,6 +154,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         mlp_bias=architecture == "llama" and bool(raw.get("mlp_bias", False)),
         tie_embeddings=bool(raw.get("tie_word_embeddings", False)),
         sliding_window=window,
+        quantization=parse_quantization(raw),
     )
 
 
@@ -180,10 +185,6 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     for name in ("num_experts", "num_local_experts", "n_routed_experts"):
         if raw.get(name):
             raise ValueError(f"config.json: {name} = {raw[name]}: mixtures of experts are not supported")
-    if raw.get("quantization_config"):
-        raise ValueError(
-            "config.json: quantization_config: give the unquantised checkpoint, it is quantised at load"
-        )
     if raw.get("pretraining_tp", 1) not in (None, 1):
         raise ValueError(f"config.json: pretraining_tp = {raw['pretraining_tp']} is not supported, only 1")
     partial = {raw.get("partial_rotary_factor"), _rope_fields(raw).get("partial_rotary_factor")} - {None, 1}

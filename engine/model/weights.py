@@ -1,7 +1,8 @@
 """A base model's weights on disk: Hugging Face safetensors, in one file or in shards.
 
 Owns finding the files, checking every name and shape against the config, reading tensors in the order they
-are asked for, and the base's digest. Refuses to know what the tensors are for.
+are asked for, fusing linear layers that share their input, and the base's digest. Refuses to know how
+quantised layers are stored (`quantized_tensors`) and what becomes of them.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from engine.model.checkpoint_quantization import FLOAT8
 from engine.model.config import GROUPS, ModelConfig
+from engine.model.quantized_tensors import Codes, StoredTensor, read_codes, stored_tensors
+from kernels.linear_fp8.weight import Fp8Weight
+from kernels.linear_int4.weight import Int4Weight
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -27,14 +33,19 @@ LISTED = 5
 """Names spelled out in an error; the rest is counted."""
 
 
+def layer_module(layer: int, module: str) -> str:
+    """Checkpoint name of a linear, such as "model.layers.0.self_attn.q_proj"."""
+    block = "self_attn" if module in GROUPS["qkv"] + GROUPS["o"] else "mlp"
+    return f"model.layers.{layer}.{block}.{module}"
+
+
 def layer_tensor(layer: int, module: str, kind: str = "weight") -> str:
     """Checkpoint name of a linear's tensor, such as "model.layers.0.self_attn.q_proj.weight"."""
-    block = "self_attn" if module in GROUPS["qkv"] + GROUPS["o"] else "mlp"
-    return f"model.layers.{layer}.{block}.{module}.{kind}"
+    return f"{layer_module(layer, module)}.{kind}"
 
 
-def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor a checkpoint of this config must have, with its shape."""
+def expected_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
+    """Every tensor a checkpoint of this config must have."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
@@ -42,18 +53,24 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
     if not config.tie_embeddings:
         shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    quantized: dict[str, StoredTensor] = {}
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
         shapes[prefix + "input_layernorm.weight"] = (hidden,)
         shapes[prefix + "post_attention_layernorm.weight"] = (hidden,)
         for module, shape in config.linear_shapes.items():
-            shapes[layer_tensor(layer, module)] = shape
             if config.has_bias(module):
                 shapes[layer_tensor(layer, module, "bias")] = shape[:1]
+            name = layer_module(layer, module)
+            if config.quantization is None or not config.quantization.covers(name):
+                shapes[f"{name}.weight"] = shape
+                continue
+            for kind, stored in stored_tensors(config.quantization, *shape).items():
+                quantized[f"{name}.{kind}"] = stored
         if config.qk_norm:
             shapes[prefix + "self_attn.q_norm.weight"] = (config.head_dim,)
             shapes[prefix + "self_attn.k_norm.weight"] = (config.head_dim,)
-    return shapes
+    return {name: StoredTensor(shape) for name, shape in shapes.items()} | quantized
 
 
 def weight_files(base_dir: Path) -> list[Path]:
@@ -77,20 +94,108 @@ def weight_files(base_dir: Path) -> list[Path]:
     return [base_dir / name for name in names]
 
 
+@dataclass(frozen=True, slots=True)
+class FloatSource:
+    """A fused linear that the checkpoint holds as floats."""
+
+    weight_NK: Tensor
+    bias_N: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Source:
+    """A fused linear that the checkpoint holds in FP8."""
+
+    weight: Fp8Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Int4Source:
+    """A fused linear that the checkpoint holds in 4 bits."""
+
+    codes: Codes
+    bias_N: Tensor | None
+
+    def pack(self, for_fp8: bool | None = None) -> Int4Weight:
+        """See `Int4Weight.from_codes`."""
+        codes = self.codes
+        return Int4Weight.from_codes(
+            codes.codes_NK, codes.scale_NG, codes.zero_NG, self.bias_N, codes.order_K, for_fp8
+        )
+
+
+LinearSource = FloatSource | Fp8Source | Int4Source
+"""What a checkpoint has for one group of linear modules, fused along their outputs."""
+
+
 class Checkpoint:
     """An open, checked checkpoint: tensors are read when asked for."""
 
-    def __init__(self, owners: dict[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, owners: dict[str, Any], config: ModelConfig, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self._owners = owners
+        self._config = config
         self._dtype = dtype
         self._device = device
 
     def tensor(self, name: str) -> Tensor:
-        return self._owners[name].get_tensor(name).to(self._device, self._dtype)
+        """In the model's type."""
+        return self._stored(name).to(self._dtype)
 
     def fused(self, names: list[str]) -> Tensor:
         """Tensors concatenated along their output dimension."""
         return torch.cat([self.tensor(name) for name in names])
+
+    def linear(self, layer: int, group: str) -> LinearSource:
+        """The linear modules of a group ("qkv" ... "down"), as the checkpoint holds them.
+
+        Raises:
+            ValueError: they cannot be fused, or their tensors contradict each other.
+        """
+        names = [layer_module(layer, module) for module in GROUPS[group]]
+        biased = [self._config.has_bias(module) for module in GROUPS[group]]
+        bias_N = self.fused([f"{name}.bias" for name in names]) if all(biased) else None
+        quantization = self._config.quantization
+        covered = [quantization is not None and quantization.covers(name) for name in names]
+        if quantization is None or not any(covered):
+            return FloatSource(self.fused([f"{name}.weight" for name in names]), bias_N)
+        if not all(covered):
+            left = [name for name, is_covered in zip(names, covered, strict=True) if not is_covered]
+            raise ValueError(
+                f"quantization_config leaves {_listing(left)} as floats and quantises others of "
+                f"{', '.join(GROUPS[group])}, which are served as one"
+            )
+        if quantization.layout == FLOAT8:
+            parts = [(self._stored(f"{name}.weight"), self._stored(f"{name}.weight_scale")) for name in names]
+            return Fp8Source(Fp8Weight.from_checkpoint(parts, bias_N))
+        codes = [
+            read_codes(quantization, name, lambda kind, name=name: self._stored(f"{name}.{kind}"))  # type: ignore[misc]
+            for name in names
+        ]
+        return Int4Source(_fuse(codes, names), bias_N)
+
+    def _stored(self, name: str) -> Tensor:
+        """As it is in the file."""
+        return self._owners[name].get_tensor(name).to(self._device)
+
+
+def _fuse(parts: list[Codes], names: list[str]) -> Codes:
+    first = parts[0]
+    for part, name in zip(parts[1:], names[1:], strict=True):
+        if (part.order_K is None) != (first.order_K is None) or (
+            part.order_K is not None and first.order_K is not None and not part.order_K.equal(first.order_K)
+        ):
+            raise ValueError(f"{name}: g_idx differs from that of {names[0]}, which reads the same inputs")
+        if part.scale_NG.dtype != first.scale_NG.dtype:
+            raise ValueError(f"{name}: scales are {part.scale_NG.dtype}, those of {names[0]} are not")
+    zeros = [part.zero_NG for part in parts if part.zero_NG is not None]
+    return Codes(
+        torch.cat([part.codes_NK for part in parts]),
+        torch.cat([part.scale_NG for part in parts]),
+        torch.cat(zeros) if zeros else None,
+        first.order_K,
+    )
 
 
 @contextmanager
@@ -111,7 +216,7 @@ def open_checkpoint(
                 raise ValueError(f"{path.name} is no readable safetensors file: {error}") from None
             owners.update(dict.fromkeys(opened.keys(), opened))
         _check_tensors(owners, config)
-        yield Checkpoint(owners, dtype, device)
+        yield Checkpoint(owners, config, dtype, device)
 
 
 def _check_tensors(owners: dict[str, Any], config: ModelConfig) -> None:
@@ -122,14 +227,23 @@ def _check_tensors(owners: dict[str, Any], config: ModelConfig) -> None:
     known_extra = {"lm_head.weight"} if config.tie_embeddings else set()
     extra = [name for name in owners if name not in expected and name not in known_extra]
     extra = [name for name in extra if not name.endswith(IGNORED_SUFFIXES)]
+    if config.quantization is not None:
+        # AutoGPTQ writes a bias of zeros for every module.
+        extra = [name for name in extra if not (name.endswith(".bias") and _is_zero(owners, name))]
     if extra:
         raise ValueError(f"the checkpoint has tensors that config.json does not explain: {_listing(extra)}")
-    for name, shape in expected.items():
+    for name, stored in expected.items():
         found = owners[name].get_slice(name)
-        if tuple(found.get_shape()) != shape:
-            raise ValueError(f"{name} has shape {tuple(found.get_shape())}, config.json implies {shape}")
-        if found.get_dtype() not in ("F32", "F16", "BF16", "F64"):
-            raise ValueError(f"{name} is stored as {found.get_dtype()}; only F32, F16 and BF16 are read")
+        shape = tuple(found.get_shape())
+        if not stored.admits(shape):
+            raise ValueError(f"{name} has shape {shape}, config.json implies {stored.shape}")
+        if found.get_dtype() not in stored.types:
+            wanted = ", ".join(stored.types)
+            raise ValueError(f"{name} is stored as {found.get_dtype()}; what is read there is {wanted}")
+
+
+def _is_zero(owners: dict[str, Any], name: str) -> bool:
+    return not owners[name].get_tensor(name).any()
 
 
 def _listing(names: list[str]) -> str:

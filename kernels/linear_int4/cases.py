@@ -95,8 +95,16 @@ CASES = [
 
 DEVICE_CASES = [
     Case(rows, in_features, out_features, for_fp8, with_zeros, half=with_zeros)
-    for in_features, out_features in ((4096, 6144), (14336, 4096), (4096, 28672), (640, 264))
-    for rows in (1, 16, 24, 64, 100, 256)
+    for rows, in_features, out_features in (
+        # every kind of tile; channels and inputs that end within one
+        (1, 4096, 6144),
+        (16, 4096, 28672),
+        (24, 4096, 28672),
+        (32, 14336, 4096),
+        (64, 4096, 28672),
+        (100, 4096, 6144),
+        (256, 640, 264),
+    )
     for for_fp8 in (False, True)
     for with_zeros in (False, True)
 ]

@@ -19,9 +19,9 @@ from kernels.linear_int4.kernels.product import dequantize_kernel, linear_int4_k
 from kernels.linear_int4.weight import STEP_INPUTS, Int4Weight
 from kernels.overlap import starts_early
 
-MAX_TILED_ROWS = {"bf16": 256, "fp8": 512, "fp8 signed": 1024}
+MAX_TILED_ROWS = {"bf16": 256, "fp8": 512}
 """By what tensor cores multiply. With more rows it is cheaper to make the weight bf16 and give it to the BLAS
-(README)."""
+(README); never with signed codes."""
 MAX_EARLY_ROWS = 32
 """Up to which starting before the kernel before it ends gains; with more, blocks that wait take the places of
 blocks that work (README)."""
@@ -44,18 +44,28 @@ class Tiling:
     fetch_pairs: int = 4
 
 
-def choose_tiling(num_rows: int, out_features: int, in_features: int) -> Tiling:
-    """By the bucket's rows and the weight's shape only: what a row's bits depend on."""
+def choose_tiling(num_rows: int, out_features: int, in_features: int, fp8: bool) -> Tiling:
+    """By the bucket's rows and the weight's shape and order only: what a row's bits depend on."""
     pairs = -(-in_features // STEP_INPUTS)
     block_t = next(size for size in (16, 32, 64, 128) if size >= min(num_rows, 128))
-    tiles = -(-out_features // 64) * -(-num_rows // block_t)
+    tiles_t = -(-num_rows // block_t)
+    deep = 4 if fp8 and block_t <= 32 else 3  # deeper ones of bf16 rows leave room for one block only
+    if not fp8 and block_t >= 64:
+        tiles = -(-out_features // 128) * tiles_t
+        return Tiling(block_t, 128, _shares(192 // tiles, pairs), 3, 8)
+    tiles = -(-out_features // 64) * tiles_t
     if tiles >= MANY_TILES:
         wide = block_t in (32, 64)  # every tile reads all of x: fewer of them, where that is much
-        return Tiling(block_t, 128 if wide else 64, 1, 4 if block_t == 32 else 3, 4)
+        return Tiling(block_t, 128 if wide else 64, 1, deep if block_t == 32 else 3, 4)
+    return Tiling(block_t, 64, _shares((256 if block_t < 128 else 192) // tiles, pairs), deep, 4)
+
+
+def _shares(most: int, pairs: int) -> int:
+    """The largest power of two that leaves two pairs to a share."""
     splits = 1
-    while splits * 2 <= (256 if block_t < 128 else 192) // tiles and splits * 4 <= pairs:
+    while splits * 2 <= most and splits * 4 <= pairs:
         splits *= 2
-    return Tiling(block_t, 64, splits, 4 if block_t <= 32 else 3, 4)
+    return splits
 
 
 def linear_int4_triton(activation: Activation, weight: Int4Weight, out_TN: Tensor) -> Tensor:
@@ -64,13 +74,13 @@ def linear_int4_triton(activation: Activation, weight: Int4Weight, out_TN: Tenso
     scale_T = activation.scale_T if weight.for_fp8 else None
     assert x_TK is not None
     num_rows = len(x_TK)
-    kind = "fp8 signed" if weight.signed else "fp8" if weight.for_fp8 else "bf16"
-    if num_rows > MAX_TILED_ROWS[kind] and not INTERPRETING:
+    most = MAX_TILED_ROWS["fp8" if weight.for_fp8 else "bf16"]
+    if num_rows > most and not weight.signed and not INTERPRETING:
         if scale_T is not None:
             # What decoding would read too, though adapters may have left the plain rows here.
-            x_TK = (x_TK.float() * scale_T[:, None]).to(torch.bfloat16)
+            x_TK = x_TK.to(torch.bfloat16).mul_(scale_T[:, None])
         return _linear_through_bf16(_ordered(x_TK, weight), weight, out_TN)
-    tiling = choose_tiling(num_rows, weight.out_features, weight.in_features)
+    tiling = choose_tiling(num_rows, weight.out_features, weight.in_features, weight.for_fp8)
     return launch(_ordered(x_TK, weight), scale_T, weight, out_TN, tiling)
 
 
@@ -191,7 +201,8 @@ def _compilation(
     with_zeros: bool,
     architectures: tuple[int, ...],
 ) -> Compilation:
-    tiling, fp8, early = choose_tiling(num_rows, *shape), kind == "fp8", min(architectures) >= 90
+    fp8, early = kind == "fp8", min(architectures) >= 90
+    tiling = choose_tiling(num_rows, *shape, fp8)
     pointers = {"words_ptr": "*i32", "scales_ptr": "*i32", "out_ptr": "*bf16"}
     pointers |= {"x_ptr": "*fp8e4nv" if fp8 else "*bf16", "partial_ptr": "*fp32", "arrivals_ptr": "*i32"}
     pointers |= {"zeros_ptr": "*i32"} if with_zeros else {}

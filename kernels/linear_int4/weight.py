@@ -50,7 +50,7 @@ class Int4Weight:
     """bf16 or fp16: the type of those halves."""
     zeros: Tensor | None
     """int32 [G even, N padded]: what the kernel adds to a code, -(128 + zero) in bf16 twice or -zero / 512 in
-    e4m3 four times. None where every zero is 8; for FP8, where the words are signed besides."""
+    e4m3, the lowest byte. None where every zero is 8; for FP8, where the words are signed besides."""
     bias_N: Tensor | None
     """fp32, added after the product."""
     order_K: Tensor | None
@@ -239,11 +239,9 @@ def _pack_pairs(value_NG: Tensor) -> Tensor:
 def _pack_zeros(zero_NG: Tensor, for_fp8: bool) -> Tensor:
     num_rows, num_groups = zero_NG.shape
     padded = torch.nn.functional.pad(zero_NG.to(torch.int32), (0, num_groups % 2, 0, -num_rows % TILE_ROWS))
-    zero_GN = padded.t()
+    zero_GN = padded.t().contiguous()
     if for_fp8:
-        return ((zero_GN | 0x80).to(torch.uint8)[..., None].expand(-1, -1, 4).contiguous()).view(torch.int32)[
-            ..., 0
-        ]
+        return zero_GN | 0x80
     minus = -(zero_GN + MAGIC).to(torch.bfloat16)
     return minus[..., None].expand(-1, -1, 2).contiguous().view(torch.int32)[..., 0]
 

@@ -75,8 +75,6 @@ FP8_SIGNED = tl.constexpr("""
  and.b32 $7, turned, 0x87878787;
 }
 """)
-FP8_ZEROS = tl.constexpr("mov.b32 $0, $1; // $2 $3 $4")
-"""Four bytes of minus the zero point, whichever of the four equal words they come from."""
 
 
 @triton.jit
@@ -177,7 +175,8 @@ def fp8_codes(words, BLOCK_N: tl.constexpr, SIGNED: tl.constexpr, INTERPRETING: 
         v6, v7 = _fp8_bytes(words, 3, 0, SIGNED), _fp8_bytes(words, 3, 1, SIGNED)
     else:
         # A thread has a word's four neighbours next to each other: they are the 16 bytes it loads, and the
-        # four bytes of a register of the tensor core's operand. The tests on a GPU would notice otherwise.
+        # four bytes of a register of the tensor core's operand. True of what is loaded, not of what is
+        # broadcast: the compiler takes elements of that before they are repeated.
         v0, v1, v2, v3, v4, v5, v6, v7 = tl.inline_asm_elementwise(
             FP8_SIGNED if SIGNED else FP8_CODES,
             "=r,=r,=r,=r,=r,=r,=r,=r,r,r,r,r",
@@ -197,12 +196,7 @@ def fp8_codes(words, BLOCK_N: tl.constexpr, SIGNED: tl.constexpr, INTERPRETING: 
 def fp8_minus_zeros(zeros_at, BLOCK_N: tl.constexpr, INTERPRETING: tl.constexpr):
     """Semantics: [BLOCK_N, 128] numbers -zero / 512, the same along a row."""
     minus = _zeros_of_rows(zeros_at, BLOCK_N)
-    if INTERPRETING:
-        same = -((minus & 127).to(tl.float32)) / 512
-    else:
-        same = tl.inline_asm_elementwise(
-            FP8_ZEROS, "=r,r,r,r,r", [minus], dtype=tl.int8, is_pure=True, pack=4
-        )
+    same = -((minus & 127).to(tl.float32)) / 512 if INTERPRETING else minus.to(tl.int8)
     twice = tl.join(same, same)
     eight = tl.join(tl.join(twice, twice), tl.join(twice, twice))
     numbers = tl.reshape(tl.permute(eight, (0, 1, 2, 7, 6, 5, 3, 4)), (BLOCK_N, 128))
