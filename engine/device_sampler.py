@@ -28,6 +28,8 @@ from kernels.step_inputs import StepInputs
 Ints = np.ndarray
 SHAPED_AT_A_TIME = 32
 """Shaped copies take some 20 bytes per token and row for a moment: 80 MB for a vocabulary of 128 thousand."""
+USUAL_TOPS = 20
+"""Log-probabilities beside the chosen token's that have room from the start."""
 RING = 3
 """Steps whose results may be unread: one that runs, one launched, one being launched."""
 
@@ -215,12 +217,13 @@ class DeviceSampler:
         if step.wanted.size:
             at_L = self._wanted_at.device[: step.wanted.size].long()
             places_L = self._wanted_place.device[: step.wanted.size].long()
+            chosen_L, top_LK, top_ids_LK = ops.logprobs(
+                logits_SV.index_select(0, at_L).float(),
+                self._drawn.ids_S.index_select(0, places_L).long(),
+                int(step.num_tops.max()),
+            )
             launched.add_logprobs(
-                *ops.logprobs(
-                    logits_SV.index_select(0, at_L).float(),
-                    self._drawn.ids_S.index_select(0, places_L).long(),
-                    int(step.num_tops.max()),
-                )
+                torch.cat((chosen_L[:, None], top_LK, top_ids_LK.int().view(torch.float32)), dim=1)
             )
         launched.end()
         return launched
@@ -246,7 +249,8 @@ class LaunchedDraws:
         self._arrived = torch.cuda.Event() if self._on_gpu else None
         self._num_rows = 0
         self._wanted = self._num_tops = np.zeros(0, np.int64)
-        self._logprobs: tuple[Tensor, ...] = ()
+        self._logprobs = torch.zeros(max_rows * (1 + 2 * USUAL_TOPS), pin_memory=self._on_gpu)
+        self._width = 0
         self._unread = False
 
     def begin(self, rows: Ints, results: Tensor, wanted: Ints, num_tops: Ints) -> None:
@@ -255,17 +259,18 @@ class LaunchedDraws:
         self._unread = True
         self._num_rows, self._wanted, self._num_tops = len(rows), wanted, num_tops
         self._results.copy_(results, non_blocking=True)
-        self._logprobs = ()
+        self._width = 0
 
-    def add_logprobs(self, *tensors: Tensor) -> None:
-        """Queue the copies of what `ops.logprobs` returns."""
-        if self._on_gpu:
-            self._logprobs = tuple(
-                torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-                for tensor in tensors
-            )
-        else:
-            self._logprobs = tensors
+    def add_logprobs(self, table_LW: Tensor) -> None:
+        """Queue the copy of the wanted rows' log-probabilities: chosen, K largest, the bits of their ids."""
+        self._width = table_LW.shape[1]
+        if table_LW.numel() > self._logprobs.numel():
+            self._logprobs = torch.zeros(table_LW.numel(), pin_memory=self._on_gpu)  # once: it may wait
+        self._table().copy_(table_LW, non_blocking=True)
+
+    def _table(self) -> Tensor:
+        num = len(self._wanted)
+        return self._logprobs[: num * self._width].view(num, self._width)
 
     def end(self) -> None:
         """Everything is queued."""
@@ -280,12 +285,16 @@ class LaunchedDraws:
         results = self._results.numpy()
         ids = results[: 4 * self._max_rows].view(np.int32)[: self._num_rows].tolist()
         finite = results[4 * self._max_rows :][: self._num_rows] > 0
-        logprobs = self._read_logprobs(ids, finite) if self._logprobs else {}
+        logprobs = self._read_logprobs(ids, finite) if self._width else {}
         self._unread = False
         return StepResult(ids, logprobs, np.flatnonzero(~finite).tolist())
 
     def _read_logprobs(self, ids: list[int], finite: Ints) -> dict[int, TokenLogprob]:
-        chosen_L, top_LK, top_ids_LK = (tensor.tolist() for tensor in self._logprobs)
+        table_LW = self._table()
+        num_tops = self._width // 2
+        chosen_L = table_LW[:, 0].tolist()
+        top_LK = table_LW[:, 1 : 1 + num_tops].tolist()
+        top_ids_LK = table_LW[:, 1 + num_tops :].view(torch.int32).tolist()
         found = {}
         for index, (place, num) in enumerate(
             zip(self._wanted.tolist(), self._num_tops.tolist(), strict=True)

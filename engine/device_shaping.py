@@ -22,6 +22,33 @@ _IN_PROMPT = 1
 _ENDS = 2
 
 
+class _Uploads:
+    """Values on their way to the device, which nobody waits for.
+
+    Pinned memory is taken at once, because taking it later waits for the device. It has two halves: one is
+    written again only once the copies out of it have ended, which they have by the time the other is full.
+    """
+
+    def __init__(self, device: torch.device, half_bytes: int = 1 << 20) -> None:
+        self._device = device
+        self._half_bytes = half_bytes
+        self._memory = torch.zeros(2, half_bytes, dtype=torch.uint8, pin_memory=True)
+        self._copied = [torch.cuda.Event(), torch.cuda.Event()]
+        self._half = self._used = 0
+
+    def send(self, values: Tensor) -> Tensor:
+        size = values.numel() * values.element_size()
+        if size > self._half_bytes:
+            return values.to(self._device)  # longer than any prompt: it may wait
+        if self._used + size > self._half_bytes:
+            self._copied[self._half].record()
+            self._half, self._used = 1 - self._half, 0
+            self._copied[self._half].synchronize()
+        staged = self._memory[self._half, self._used : self._used + size].view(values.dtype)
+        self._used += -(-size // 64) * 64
+        return staged.copy_(values).to(self._device, non_blocking=True)
+
+
 class ShapedRows:
     """Entries for some of `max_rows` rows; room grows with the most that were needed at a time."""
 
@@ -35,6 +62,7 @@ class ShapedRows:
         """By row; `NO_ENTRY`: nothing to shape."""
         self.always = np.zeros(max_rows, bool)
         """Rows that are shaped whatever their length: all but those with nothing but min_tokens."""
+        self._uploads = _Uploads(self._device) if self._device.type == "cuda" else None
         self._free: list[int] = []
         self._bias_EV = torch.zeros(0, vocab_size, device=device)
         self._counts_EV = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
@@ -119,8 +147,5 @@ class ShapedRows:
         )
 
     def _sent(self, values: Sequence[float], dtype: torch.dtype = torch.int64) -> Tensor:
-        """A copy on the device, which nobody waits for."""
         tensor = torch.tensor(values, dtype=dtype)
-        if self._device.type != "cuda":
-            return tensor
-        return tensor.pin_memory().to(self._device, non_blocking=True)
+        return tensor if self._uploads is None else self._uploads.send(tensor)

@@ -141,12 +141,13 @@ def draw_kernel(
     int64 or uniforms_S fp64, limit_S fp32, masses_SB int64, tickets_S int32 (zeros, and again afterwards).
     """
     block, position = tl.program_id(0), tl.program_id(1)
-    if not draws(position, null_row, rows_ptr, temperature_ptr, largest_ptr):
+    row, temperature = tl.load(rows_ptr + position), tl.load(temperature_ptr + position)
+    top_k, top_p = tl.load(top_k_ptr + position), tl.load(top_p_ptr + position)
+    largest, min_p = tl.load(largest_ptr + position), tl.load(min_p_ptr + position)
+    limit = tl.load(limit_ptr + position)
+    if not draws(row, null_row, temperature, largest):
         return
-    is_cut = truncates(tl.load(top_k_ptr + position), tl.load(top_p_ptr + position), vocab_size)
-    limit = tl.load(limit_ptr + position, is_cut, other=-float("inf"))
-    min_p = tl.load(min_p_ptr + position)
-    largest, temperature = tl.load(largest_ptr + position), tl.load(temperature_ptr + position)
+    limit = tl.where(truncates(top_k, top_p, vocab_size), limit, -float("inf"))
     line = logits_ptr + position.to(tl.int64) * stride
     start = block * BLOCK
     end = tl.minimum(start + BLOCK, vocab_size)
@@ -181,7 +182,7 @@ def draw_kernel(
             token = tl.minimum(token, tl.min(tl.where(reached > target, at, end - 1)))
             target -= tl.max(reached)
         tl.store(ids_ptr + tl.load(places_ptr + position), token)
-        tl.store(next_ids_ptr + tl.load(rows_ptr + position), token)
+        tl.store(next_ids_ptr + row, token)
         tl.store(tickets_ptr + position, 0)
 
 
@@ -218,9 +219,7 @@ def _compilation(kernel: triton.JITFunction, logits: str, num_warps: int, **cons
     if kernel is draw_kernel:
         types["masses_ptr"] = "*i64"
     signature = {name: types[name] for name in kernel.arg_names if name in types}
-    # 16384 candidates and their weights fill the registers; six of them spill outside the loops.
-    local_bytes = 64 if kernel is threshold_kernel else 0
-    return Compilation(kernel, signature, constexprs, num_warps, local_bytes=local_bytes)
+    return Compilation(kernel, signature, constexprs, num_warps)
 
 
 COMPILATIONS = [
@@ -237,7 +236,7 @@ COMPILATIONS = [
             _compilation(largest_kernel, logits, 8, BLOCK=8192, BLOCKS=16),
             _compilation(sample_kernel, logits, 8, SHIFT=shift),
             _compilation(gather_kernel, logits, 8, BLOCK=GATHER_BLOCK, LANES=256),
-            _compilation(threshold_kernel, logits, 32, BLOCKS=32, SHIFT=shift, WIDTH=WIDTH),
+            _compilation(threshold_kernel, logits, 16, BLOCKS=64, SHIFT=shift, WIDTH=WIDTH),
             _compilation(draw_kernel, logits, 4, BLOCK=8192, BLOCKS=16, TILE=TILE, HAS_UNIFORMS=False),
         )
     ),

@@ -71,7 +71,7 @@ def launch(
             BLOCKS=triton.next_power_of_2(gathered),
             SHIFT=shift,
             WIDTH=kernels.WIDTH,
-            num_warps=32,
+            num_warps=16,
         )
     kernels.draw_kernel[grid](
         *common,

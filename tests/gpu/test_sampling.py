@@ -220,7 +220,7 @@ def test_a_captured_step_serves_every_mix(device: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_frequencies_follow_the_distribution(dtype: torch.dtype, device: torch.device) -> None:
-    """Chi-square at 0.999 over draws at successive positions, from a large vocabulary with 40 likely tokens."""
+    """Chi-square at 0.999 over draws at successive positions, from a vocabulary with 40 likely tokens."""
     vocab_size, num, likely = 50_000, 8192, 40
     row = torch.full((vocab_size,), -30.0)
     places = torch.arange(likely) * 1_234 + 7

@@ -55,10 +55,11 @@ def sample_kernel(
     Shapes: as in largest_kernel; temperature_S and top_p_S fp32, top_k_S int32, bottom_S fp32.
     """
     position = tl.program_id(0)
-    if not draws(position, null_row, rows_ptr, temperature_ptr, largest_ptr):
-        return
+    # All parameters at once: one wait for memory, not one for each.
     top_k, top_p = tl.load(top_k_ptr + position), tl.load(top_p_ptr + position)
-    if not truncates(top_k, top_p, vocab_size):
+    row, temperature = tl.load(rows_ptr + position), tl.load(temperature_ptr + position)
+    largest = tl.load(largest_ptr + position)
+    if not (draws(row, null_row, temperature, largest) & truncates(top_k, top_p, vocab_size)):
         return
     if vocab_size <= LIST:
         tl.store(bottom_ptr + position, -float("inf"))
@@ -72,7 +73,7 @@ def sample_kernel(
     x = tl.load(logits_ptr + position.to(tl.int64) * stride + at).to(tl.float32)
     key = key_of(x, SHIFT)
     low = key_of(tl.full((), -float("inf"), tl.float32), SHIFT).to(tl.int64)
-    high = key_of(tl.load(largest_ptr + position), SHIFT).to(tl.int64) + 1
+    high = key_of(largest, SHIFT).to(tl.int64) + 1
     wanted = tl.minimum(rank, 1.0 * SAMPLE + 1).to(tl.int32)
     tl.store(bottom_ptr + position, value_of(_search_counts(key, wanted, low, high), SHIFT))
 
@@ -102,13 +103,12 @@ def gather_kernel(
     Shapes: as in sample_kernel; counts_S int32 (zeros), masses_SB fp32, list_SL fp32.
     """
     block, position = tl.program_id(0), tl.program_id(1)
-    if not draws(position, null_row, rows_ptr, temperature_ptr, largest_ptr):
-        return
+    # All parameters at once: one wait for memory, not one for each.
     top_k, top_p = tl.load(top_k_ptr + position), tl.load(top_p_ptr + position)
-    if not truncates(top_k, top_p, vocab_size):
+    row, temperature = tl.load(rows_ptr + position), tl.load(temperature_ptr + position)
+    largest, bottom = tl.load(largest_ptr + position), tl.load(bottom_ptr + position)
+    if not (draws(row, null_row, temperature, largest) & truncates(top_k, top_p, vocab_size)):
         return
-    largest, temperature = tl.load(largest_ptr + position), tl.load(temperature_ptr + position)
-    bottom = tl.load(bottom_ptr + position)
     line = logits_ptr + position.to(tl.int64) * stride
     # One token per thread at a time: each thread counts its own, threads scan their counts once, and nothing
     # changes hands. Sixteen bytes per thread at a time take twice the instructions.
@@ -145,17 +145,20 @@ def _search_counts(key, wanted, low, high):
 
 
 @triton.jit
-def _mass_above(key, weight, bottom):
-    high, low = split(tl.where(key >= bottom, weight, 0.0))
-    return tl.sum(joined(high, low))
+def _mass_above(key, high, low, bottom):
+    """Sum of the split weights with keys >= bottom: four of a thread's own in 32 bits, then in 64."""
+    quarters: tl.constexpr = key.shape[0] // 4
+    kept_high = tl.sum(tl.reshape(tl.where(key >= bottom, high, 0), (quarters, 4)), axis=1)
+    kept_low = tl.sum(tl.reshape(tl.where(key >= bottom, low, 0), (quarters, 4)), axis=1)
+    return tl.sum(joined(kept_high, kept_low))
 
 
 @triton.jit
-def _search_mass(key, weight, wanted, low, high):
+def _search_mass(key, weight_high, weight_low, wanted, low, high):
     """Semantics: max { t in [low, high) : the weights of keys >= t sum to what is wanted }, or low."""
     while high - low > 1:
         middle = low + (high - low) // 2
-        enough = _mass_above(key, weight, middle.to(tl.int32)) >= wanted
+        enough = _mass_above(key, weight_high, weight_low, middle.to(tl.int32)) >= wanted
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
     return low
@@ -262,18 +265,18 @@ def _search_list(
     there = places < num
     x = tl.load(candidates + places, there, other=-float("inf"))
     key = tl.where(there, key_of(x, SHIFT), -2147483648)
-    weight = weigh(x, largest, temperature)
+    weight_high, weight_low = split(weigh(x, largest, temperature))
     if by_count:
         reaches = num >= wanted
         if reaches:
             low = _search_counts(key, wanted.to(tl.int32), low, high)
             if top_p < 1.0:
-                kept = _mass_above(key, weight, low.to(tl.int32))
-                low = _search_mass(key, weight, _share(top_p, kept), low, high)
+                kept = _mass_above(key, weight_high, weight_low, low.to(tl.int32))
+                low = _search_mass(key, weight_high, weight_low, _share(top_p, kept), low, high)
     else:
-        reaches = _mass_above(key, weight, low.to(tl.int32)) >= wanted
+        reaches = _mass_above(key, weight_high, weight_low, low.to(tl.int32)) >= wanted
         if reaches:
-            low = _search_mass(key, weight, wanted, low, high)
+            low = _search_mass(key, weight_high, weight_low, wanted, low, high)
     return low, reaches
 
 
@@ -336,13 +339,13 @@ def threshold_kernel(
     Shapes: as in gather_kernel; limit_S fp32.
     """
     position = tl.program_id(0)
-    if not draws(position, null_row, rows_ptr, temperature_ptr, largest_ptr):
-        return
+    # All parameters at once: one wait for memory, not one for each.
     top_k, top_p = tl.load(top_k_ptr + position), tl.load(top_p_ptr + position)
-    if not truncates(top_k, top_p, vocab_size):
+    row, temperature = tl.load(rows_ptr + position), tl.load(temperature_ptr + position)
+    largest = tl.load(largest_ptr + position)
+    if not (draws(row, null_row, temperature, largest) & truncates(top_k, top_p, vocab_size)):
         return
     by_count = (top_k >= 1) & (top_k < vocab_size)
-    largest, temperature = tl.load(largest_ptr + position), tl.load(temperature_ptr + position)
     num = tl.load(counts_ptr + position)
     blocks = tl.arange(0, BLOCKS)
     masses = tl.load(masses_ptr + position * num_blocks + blocks, blocks < num_blocks, other=0.0)

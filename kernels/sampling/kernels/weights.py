@@ -80,9 +80,6 @@ def truncates(top_k, top_p, vocab_size):
 
 
 @triton.jit
-def draws(position, null_row, rows_ptr, temperature_ptr, largest_ptr):
+def draws(row, null_row, temperature, largest):
     """Whether a draw is wanted: not for padding, greedy rows and rows that have failed."""
-    row = tl.load(rows_ptr + position)
-    temperature = tl.load(temperature_ptr + position)
-    wanted = (row != null_row) & (temperature > 0)
-    return wanted & (tl.load(largest_ptr + position, wanted, other=float("inf")) < float("inf"))
+    return (row != null_row) & (temperature > 0) & (largest < float("inf"))
