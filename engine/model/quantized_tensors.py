@@ -162,7 +162,7 @@ def _unpack(words: Tensor, dim: int, places: tuple[int, ...] = tuple(range(PER_W
 
 
 def _repeat(value_NG: Tensor, size: int, in_features: int) -> Tensor:
-    """Of every `GROUP` inputs instead of every `size`: the last of a module's own groups may be part of one."""
+    """A value for every `GROUP` inputs where there is one for every `size`, a multiple of it or all."""
     starts = torch.arange(0, in_features, GROUP, device=value_NG.device) // size
     return value_NG[:, starts].contiguous()
 

@@ -95,37 +95,13 @@ def weight_files(base_dir: Path) -> list[Path]:
 
 
 @dataclass(frozen=True, slots=True)
-class FloatSource:
-    """A fused linear that the checkpoint holds as floats."""
+class LinearSource:
+    """What a checkpoint has for one group of linear modules, fused along their outputs."""
 
-    weight_NK: Tensor
+    weight: Tensor | Fp8Weight | Int4Weight
+    """Floats [N, K] in the model's type, or the checkpoint's own numbers."""
     bias_N: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Source:
-    """A fused linear that the checkpoint holds in FP8."""
-
-    weight: Fp8Weight
-
-
-@dataclass(frozen=True, slots=True)
-class Int4Source:
-    """A fused linear that the checkpoint holds in 4 bits."""
-
-    codes: Codes
-    bias_N: Tensor | None
-
-    def pack(self, for_fp8: bool | None = None) -> Int4Weight:
-        """See `Int4Weight.from_codes`."""
-        codes = self.codes
-        return Int4Weight.from_codes(
-            codes.codes_NK, codes.scale_NG, codes.zero_NG, self.bias_N, codes.order_K, for_fp8
-        )
-
-
-LinearSource = FloatSource | Fp8Source | Int4Source
-"""What a checkpoint has for one group of linear modules, fused along their outputs."""
+    """None too where `weight` holds it: in `Fp8Weight` and `Int4Weight`."""
 
 
 class Checkpoint:
@@ -159,7 +135,7 @@ class Checkpoint:
         quantization = self._config.quantization
         covered = [quantization is not None and quantization.covers(name) for name in names]
         if quantization is None or not any(covered):
-            return FloatSource(self.fused([f"{name}.weight" for name in names]), bias_N)
+            return LinearSource(self.fused([f"{name}.weight" for name in names]), bias_N)
         if not all(covered):
             left = [name for name, is_covered in zip(names, covered, strict=True) if not is_covered]
             raise ValueError(
@@ -168,12 +144,14 @@ class Checkpoint:
             )
         if quantization.layout == FLOAT8:
             parts = [(self._stored(f"{name}.weight"), self._stored(f"{name}.weight_scale")) for name in names]
-            return Fp8Source(Fp8Weight.from_checkpoint(parts, bias_N))
+            return LinearSource(Fp8Weight.from_checkpoint(parts, bias_N), None)
         codes = [
             read_codes(quantization, name, lambda kind, name=name: self._stored(f"{name}.{kind}"))  # type: ignore[misc]
             for name in names
         ]
-        return Int4Source(_fuse(codes, names), bias_N)
+        fused = _fuse(codes, names)
+        packed = Int4Weight.from_codes(fused.codes_NK, fused.scale_NG, fused.zero_NG, bias_N, fused.order_K)
+        return LinearSource(packed, None)
 
     def _stored(self, name: str) -> Tensor:
         """As it is in the file."""
