@@ -48,7 +48,7 @@ class DeviceLora:
         """
         self._table = table
         self._work = DeviceWork(inputs, max_tokens, table.num_slots, batch_invariant)
-        self._scratch = Scratch(table, max_tokens, widths_in, batch_invariant)
+        self._scratch = Scratch(self._work, MAX_MODULES * table.max_rank, widths_in, table.device)
         self._widths_in = frozenset(widths_in)
         self._early = early
         self._shrunk: int | None = None

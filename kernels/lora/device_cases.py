@@ -151,9 +151,11 @@ class DeviceRun:
         self.lora.expand(layer, "group", out, widths, scale)
 
 
-def naive_device_lora(case: DeviceCase, table: AdapterTable, layer: int = 0) -> tuple[Tensor, Tensor]:
+def naive_device_lora(
+    case: DeviceCase, table: AdapterTable, layer: int = 0, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor, Tensor]:
     """(expected, size of the sums behind each value), fp64 on a CPU; one row and one module at a time."""
-    x, base, scale = case.inputs()
+    x, base, scale = case.inputs(dtype=dtype)
     expected = base.double()
     size = expected.abs()
     for row, slot in enumerate(case.row_slots):

@@ -28,8 +28,8 @@ from kernels.overlap import starts_early
 
 COMPUTE = tl.float32 if INTERPRETING else tl.bfloat16
 """What tensor cores multiply; the interpreter's bf16 products are wrong."""
-PROGRAMS_PER_SM = {shrink_rows: 4, expand_rows: 6}
-MAX_REGISTERS = {shrink_rows: 128}
+PROGRAMS_PER_SM = {shrink_rows: 4, expand_rows: 8}
+MAX_REGISTERS = {shrink_rows: 128, expand_rows: 128}
 
 
 def shrink_rows_sizes(width_in: int, bucket: int, rank_stride: int) -> dict[str, Any]:
@@ -37,28 +37,29 @@ def shrink_rows_sizes(width_in: int, bucket: int, rank_stride: int) -> dict[str,
         "K": width_in,
         "RANK_STRIDE": rank_stride,
         "PARTS": tiling.num_parts(width_in, bucket),
-        "FEW_R": 1 if bucket <= tiling.SMALL_BUCKET else 2,
-        "STEP": min(triton.next_power_of_2(width_in), 2048),
+        "STEP": min(triton.next_power_of_2(width_in), 4096 if width_in <= 4096 else 2048),
+        "AHEAD": 4,
         "CHUNK": tiling.chunk_size(width_in),
         "CHUNKS": tiling.num_chunks(width_in),
-        "DOT_R": 32,
-        "DOT_K": tiling.STEP,
-        "ITEM_ROWS": tiling.ITEM_ROWS,
-        "FETCHES": width_in % 16 == 0,
+        "BLOCK_R": 64,
+        "BLOCK_K": 64,
+        "BLOCK_ROWS": tiling.BLOCK_ROWS,
+        "FETCHES": bucket <= tiling.SMALL_BUCKET and width_in % 16 == 0,
     }
 
 
 def expand_rows_sizes(widths: Sequence[int], bucket: int, rank_stride: int) -> dict[str, Any]:
-    block_n = 256 if bucket <= tiling.SMALL_BUCKET else 1024
+    small = bucket <= tiling.SMALL_BUCKET
+    pair_n = 256 if small else 1024
     return {
         **_columns(widths),
-        "BLOCK_N": block_n,
-        "DOT_N": 256,
         "RANK_STRIDE": rank_stride,
-        "FEW_R": 16 if bucket <= tiling.SMALL_BUCKET else 8,
+        "PAIR_R": 16 if small else 4,
+        "PAIR_N": pair_n,
         "BLOCK_R": 16,
-        "ITEM_ROWS": tiling.ITEM_ROWS,
-        "FETCHES": all(width % block_n == 0 for width in widths),
+        "BLOCK_N": 64 if small else 128,
+        "BLOCK_ROWS": tiling.BLOCK_ROWS,
+        "FETCHES": small and all(width % pair_n == 0 for width in widths),
     }
 
 
@@ -78,7 +79,6 @@ def expand_tiles_sizes(widths: Sequence[int], rank_stride: int) -> dict[str, Any
     return {
         **_columns(widths),
         "BLOCK_N": 128,
-        "STRETCH": 8,
         "RANK_STRIDE": rank_stride,
         "BLOCK_M": tiling.TILE_ROWS,
         "BLOCK_R": 32,
@@ -131,20 +131,22 @@ def shrink_triton(
 ) -> None:
     """As `shrink_reference`."""
     bucket, width_in = x_TK.shape
-    arena = table.arena
-    into = (x_TK, scratch.shrunk, scratch.partials, scratch.counters)
-    weights = (arena, arena.view(torch.bfloat16), arena.view(torch.float32), table.offsets, table.ranks)
-    rest = (work.order.device, place, table.num_slots)
-    strides = {"X_STRIDE": x_TK.stride(0)}
-    sizes = shrink_rows_sizes(width_in, bucket, scratch.rank_stride)
-    units = work.max_items(bucket) * sizes["PARTS"]
-    programs = min(units, _num_programs(shrink_rows, x_TK.device))
-    arguments = (*into, *weights, work.counts.device, work.items.device, *rest)
-    _launch(shrink_rows, (programs,), early, arguments, {**sizes, **strides})
-    if max_tiles := work.max_tiles(bucket):
-        sizes = shrink_tiles_sizes(width_in, bucket, scratch.rank_stride)
-        arguments = (*into, *weights, work.counts.device, work.tiles.device, *rest)
-        _launch(shrink_tiles, (max_tiles, sizes["SPLITS"]), early, arguments, {**sizes, **strides})
+    limits, arena, order = work.limits(bucket), table.arena, work.order.device
+    given = (
+        *(x_TK, scratch.shrunk, scratch.partials, scratch.counters),
+        *(arena, arena.view(torch.bfloat16), arena.view(torch.float32), table.offsets, table.ranks),
+        work.counts.device,
+    )
+    where = (order, place, table.num_slots)
+    sizes = {"X_STRIDE": x_TK.stride(0), **shrink_rows_sizes(width_in, bucket, scratch.rank_stride)}
+    units = limits.pairs * sizes["PARTS"] + limits.blocks * sizes["CHUNKS"]
+    grid = (min(units, _num_programs(shrink_rows, x_TK.device)),)
+    _launch(shrink_rows, grid, early, (*given, work.pairs.device, work.blocks.device, *where), sizes)
+    if limits.tiles:
+        sizes = {"X_STRIDE": x_TK.stride(0), **shrink_tiles_sizes(width_in, bucket, scratch.rank_stride)}
+        _launch(
+            shrink_tiles, (limits.tiles, sizes["SPLITS"]), early, (*given, work.tiles.device, *where), sizes
+        )
 
 
 def expand_triton(
@@ -159,21 +161,25 @@ def expand_triton(
 ) -> None:
     """As `expand_reference`."""
     bucket = out_TN.shape[0]
-    arena = table.arena
-    given = (out_TN, scale_T, scratch.shrunk, arena, arena.view(torch.bfloat16), table.offsets, table.ranks)
-    rest = (work.order.device, place, table.num_slots)
-    strides = {"OUT_STRIDE": out_TN.stride(0)}
-    sizes = expand_rows_sizes(widths, bucket, scratch.rank_stride)
-    tiles = sum(triton.cdiv(width, sizes["BLOCK_N"]) for width in widths)
-    programs = min(work.max_items(bucket) * tiles, _num_programs(expand_rows, out_TN.device))
-    arguments = (*given, work.counts.device, work.items.device, *rest)
-    _launch(expand_rows, (programs,), early, arguments, {**sizes, **strides})
-    if max_tiles := work.max_tiles(bucket):
-        sizes = expand_tiles_sizes(widths, scratch.rank_stride)
-        stretch = sizes["STRETCH"] * sizes["BLOCK_N"]
-        stretches = sum(triton.cdiv(width, stretch) for width in widths)
-        arguments = (*given, work.counts.device, work.tiles.device, *rest)
-        _launch(expand_tiles, (max_tiles, stretches), early, arguments, {**sizes, **strides})
+    limits, arena = work.limits(bucket), table.arena
+    given = (
+        *(out_TN, scale_T, scratch.shrunk, arena, arena.view(torch.bfloat16), table.offsets, table.ranks),
+        work.counts.device,
+    )
+    where = (work.order.device, place, table.num_slots)
+    sizes = {"OUT_STRIDE": out_TN.stride(0), **expand_rows_sizes(widths, bucket, scratch.rank_stride)}
+    units = limits.pairs * _num_tiles(widths, sizes["PAIR_N"])
+    units += limits.blocks * _num_tiles(widths, sizes["BLOCK_N"])
+    grid = (min(units, _num_programs(expand_rows, out_TN.device)),)
+    _launch(expand_rows, grid, early, (*given, work.pairs.device, work.blocks.device, *where), sizes)
+    if limits.tiles:
+        sizes = {"OUT_STRIDE": out_TN.stride(0), **expand_tiles_sizes(widths, scratch.rank_stride)}
+        tiles = _num_tiles(widths, sizes["BLOCK_N"])
+        _launch(expand_tiles, (tiles, limits.tiles), early, (*given, work.tiles.device, *where), sizes)
+
+
+def _num_tiles(widths: Sequence[int], size: int) -> int:
+    return sum(triton.cdiv(width, size) for width in widths)
 
 
 _SHAPES = (
@@ -192,7 +198,10 @@ def _compilation(kernel: Any, sizes: dict[str, Any], architecture: int) -> Compi
     types = {
         **{f"{name}_ptr": "*bf16" for name in ("x", "out", "bf16")},
         **{f"{name}_ptr": "*fp32" for name in ("scale", "shrunk", "partials", "fp32")},
-        **{f"{name}_ptr": "*i32" for name in ("ranks", "counts", "counters", "items", "tiles", "order")},
+        **{
+            f"{name}_ptr": "*i32"
+            for name in ("ranks", "counts", "counters", "pairs", "blocks", "tiles", "order")
+        },
         **{"bytes_ptr": "*u8", "offsets_ptr": "*i64"},
         **dict.fromkeys(("place", "num_slots"), "i32"),
     }
@@ -213,7 +222,7 @@ def _compilations() -> list[Compilation]:
     wanted = []
     for width_in, widths, buckets in _SHAPES:
         for bucket in buckets:
-            if tiling.uses_tiles(bucket, batch_invariant=False):
+            if bucket > tiling.TILES_FROM:
                 wanted.append((shrink_tiles, shrink_tiles_sizes(width_in, bucket, stride)))
                 wanted.append((expand_tiles, expand_tiles_sizes(widths, stride)))
             else:

@@ -11,32 +11,27 @@ from collections.abc import Sequence
 import torch
 
 from kernels.lora import tiling
-from kernels.lora.table import MAX_MODULES, AdapterTable
+from kernels.lora.device_work import DeviceWork
 
 
 class Scratch:
     """What launches leave for each other."""
 
     def __init__(
-        self, table: AdapterTable, max_tokens: int, widths_in: Sequence[int], batch_invariant: bool
+        self, work: DeviceWork, rank_stride: int, widths_in: Sequence[int], device: torch.device
     ) -> None:
-        self.rank_stride = MAX_MODULES * table.max_rank
-        buckets = (max_tokens, min(max_tokens, tiling.TILES_FROM))
-        rows = max(tiling.max_item_rows(bucket, table.num_slots, batch_invariant) for bucket in buckets)
-        items = max(tiling.max_items(bucket, table.num_slots, batch_invariant) for bucket in buckets)
-        num_partials = rows * max(tiling.num_chunks(width) for width in widths_in)
-        if tiling.uses_tiles(max_tokens, batch_invariant):
-            most = min(tiling.MAX_SPLITS * max_tokens, 2 * tiling.TILE_PROGRAMS * tiling.TILE_ROWS)
-            num_partials = max(num_partials, max_tokens, most)
-        tiles = tiling.max_tiles(max_tokens, table.num_slots, batch_invariant)
-        self.shrunk = torch.empty((max_tokens, self.rank_stride), device=table.device)
+        self.rank_stride = rank_stride
+        num_partials = work.most.split_rows * max(tiling.num_chunks(width) for width in widths_in)
+        if work.most.tiles:
+            most = min(tiling.MAX_SPLITS * work.max_tokens, 2 * tiling.TILE_PROGRAMS * tiling.TILE_ROWS)
+            num_partials = max(num_partials, work.max_tokens, most)
+        pieces = max(work.most.blocks, work.most.tiles, 1)
+        self.shrunk = torch.empty((work.max_tokens, rank_stride), device=device)
         """fp32 [places, rank_stride]: what shrink hands to expand."""
-        self.partials = torch.empty(num_partials * self.rank_stride, device=table.device)
+        self.partials = torch.empty(num_partials * rank_stride, device=device)
         """fp32 [places, chunks, rank_stride], chunks by launch: within shrink."""
-        self.counters = torch.zeros(
-            max(items, tiles), dtype=torch.int32, device=table.device
-        )
-        """Chunks written, of each item or tile; 0 between launches."""
+        self.counters = torch.zeros(pieces, dtype=torch.int32, device=device)
+        """Chunks written, of each block or tile; 0 between launches."""
 
     @property
     def num_bytes(self) -> int:

@@ -71,13 +71,10 @@ def expand_reference(
 
 
 def _pieces(work: DeviceWork, bucket: int) -> Iterator[tuple[int, int, int]]:
-    """(slot, first place, rows) of items, and of tiles where the bucket has them."""
-    num_items, num_tiles = work.counts.device.tolist()
-    for slot, first, rows, _ in work.items.device[:num_items].tolist():
-        yield slot, first, rows
-    if work.max_tiles(bucket):
-        for slot, first, rows, _ in work.tiles.device[:num_tiles].tolist():
-            yield slot, first, rows
+    """(slot, first place, rows) of pairs and blocks, and of tiles where the bucket has them."""
+    lists = [work.pairs, work.blocks] + ([work.tiles] if work.limits(bucket).tiles else [])
+    for pieces, count in zip(lists, work.counts.device.tolist(), strict=False):
+        yield from pieces.device[:count, :3].tolist()
 
 
 def _offsets(table: AdapterTable, place: int, slot: int) -> Tensor:

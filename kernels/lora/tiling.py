@@ -6,16 +6,18 @@ is in a batch: a captured graph serves any mix of adapters, and a row's sums are
 
 from __future__ import annotations
 
-ITEM_ROWS = 16
-"""Rows of a work item: the smallest tile of a tensor core. With fewer, rows of zeros fill it."""
-FEW_ROWS = 2
+from typing import NamedTuple
+
+PAIR_ROWS = 2
 """Rows of a slot up to which products are sums of the vector units: a tensor core would be mostly idle, and
 waits for shared memory."""
+BLOCK_ROWS = 16
+"""The smallest tile of a tensor core. With fewer rows, rows of zeros fill it."""
 TILE_ROWS = 64
 """Rows of a prefill tile: one warp group's matrix product."""
 TILES_FROM = 256
 """Buckets beyond this also launch the tile kernels, which pay from tens of rows of a slot on; up to this,
-decoding steps spare two launches."""
+decoding steps are spared two launches."""
 
 
 SMALL_BUCKET = 16
@@ -29,8 +31,8 @@ MAX_SPLITS = 8
 
 
 def chunk_size(width_in: int) -> int:
-    """Columns of x that a program multiplies on tensor cores: up to 16 chunks of 512 or more."""
-    chunks = min(max(width_in // 512, 1), 16)
+    """Columns of x that a program multiplies on tensor cores: up to 16 chunks of 256 or more."""
+    chunks = min(max(width_in // 256, 1), 16)
     return -(-width_in // (chunks * STEP)) * STEP
 
 
@@ -39,8 +41,8 @@ def num_chunks(width_in: int) -> int:
 
 
 def num_parts(width_in: int, bucket: int) -> int:
-    """Units of work into which shrink cuts an item: enough to keep a lone row's programs short."""
-    return 48 if bucket <= SMALL_BUCKET else max(num_chunks(width_in), 8)
+    """Units of work into which shrink cuts a pair: a row of A each where programs are to be short."""
+    return 48 if bucket <= SMALL_BUCKET else 8
 
 
 def num_splits(width_in: int, bucket: int) -> int:
@@ -61,24 +63,22 @@ def span_size(width_in: int, bucket: int) -> int:
     return -(-steps // num_splits(width_in, bucket)) * STEP
 
 
-def uses_tiles(bucket: int, batch_invariant: bool) -> bool:
-    """Whether slots of more than `ITEM_ROWS` rows go to the tile kernels."""
-    return bucket > TILES_FROM and not batch_invariant
+class Limits(NamedTuple):
+    """Of the work lists."""
+
+    pairs: int
+    blocks: int
+    tiles: int
+    split_rows: int
+    """Rows in pairs and blocks."""
 
 
-def max_items(bucket: int, num_slots: int, batch_invariant: bool) -> int:
-    """Work items that a batch of this many rows can have at most."""
-    more = 0 if uses_tiles(bucket, batch_invariant) else bucket // ITEM_ROWS
-    return min(bucket, num_slots + more)
-
-
-def max_item_rows(bucket: int, num_slots: int, batch_invariant: bool) -> int:
-    """Rows in work items at most."""
-    return min(bucket, num_slots * ITEM_ROWS) if uses_tiles(bucket, batch_invariant) else bucket
-
-
-def max_tiles(bucket: int, num_slots: int, batch_invariant: bool) -> int:
-    """Prefill tiles that a batch of this many rows can have at most."""
-    if not uses_tiles(bucket, batch_invariant):
-        return 0
-    return min(bucket // (ITEM_ROWS + 1), num_slots + bucket // TILE_ROWS)
+def limits(bucket: int, num_slots: int, batch_invariant: bool) -> Limits:
+    """Of what a batch of this many rows can have. All paths are one with `batch_invariant`: blocks."""
+    if batch_invariant:
+        return Limits(0, min(bucket, num_slots + bucket // BLOCK_ROWS), 0, bucket)
+    pairs, many = min(bucket, num_slots), min(bucket // (PAIR_ROWS + 1), num_slots)
+    if bucket <= TILES_FROM:
+        return Limits(pairs, min(bucket // (PAIR_ROWS + 1), many + bucket // BLOCK_ROWS), 0, bucket)
+    tiles = min(bucket // (BLOCK_ROWS + 1), num_slots) + bucket // TILE_ROWS
+    return Limits(pairs, many, tiles, min(bucket, num_slots * BLOCK_ROWS))

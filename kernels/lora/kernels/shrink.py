@@ -1,10 +1,10 @@
-"""The shrink of decoding rows: x A^T over a list of work items.
+"""The shrink of decoding rows: x A^T over lists of work.
 
-Owns the kernel for items of up to 16 rows of a slot. A program takes units of work (item, part) off the list in
-turn, so that a launch costs what is on the list and a captured grid serves any mix of adapters. Of an item of
-one or two rows a part is some rows of A, whole: the vector units sum them up, and nothing is left to add. Of
-others it is a chunk of K, for the tensor cores: with all of A's rows at once x is read once. Weights are bf16
-or e4m3, item by item.
+Owns the kernel for pairs (one or two rows of a slot, summed by the vector units) and blocks (up to 16 rows,
+on tensor cores). A program takes units of work off the lists in turn, so that a launch costs what is on them
+and a captured grid serves any mix of adapters. A unit of a pair is some rows of A, whole: nothing is left to
+add up. A unit of a block is a chunk of K: with all rows of A at once, x is read once. Weights are bf16 or
+e4m3, adapter by adapter.
 """
 
 from __future__ import annotations
@@ -12,58 +12,80 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.lora.kernels.slots import add_up_chunks, fetch_ahead, load_item, load_weights, look_up
+from kernels.lora.kernels.slots import (
+    add_up_chunks,
+    fetch_ahead,
+    load_pair,
+    load_piece,
+    load_weights,
+    look_up,
+)
 
 
 @triton.jit
-def _shrink_few(
-    x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, factors_ptr, order_ptr, offset, first, rows, rank, part,
-    K: tl.constexpr, X_STRIDE: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr, BLOCK_R: tl.constexpr,
+def _add_both(a0, a1, b0, b1):
+    return a0 + b0, a1 + b1
+
+
+@triton.jit
+def _shrink_pair(
+    x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, factors_ptr, offset, first, rows, row0, row1, rank, part,
+    K: tl.constexpr, X_STRIDE: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
     RANK_STRIDE: tl.constexpr, IS_E4M3: tl.constexpr,
 ):  # fmt: skip
-    """One or two rows on the vector units. Both sums in any case: a branch would cost more registers."""
+    """Every PARTS-th row of A, times one or two rows of x."""
+    STEPS: tl.constexpr = (K + STEP - 1) // STEP
+    x0_ptr = x_ptr + row0.to(tl.int64) * X_STRIDE
+    x1_ptr = x_ptr + row1.to(tl.int64) * X_STRIDE
+    out_ptr = shrunk_ptr + first.to(tl.int64) * RANK_STRIDE
     two = rows > 1
-    x0_ptr = x_ptr + tl.load(order_ptr + first).to(tl.int64) * X_STRIDE
-    x1_ptr = x_ptr + tl.load(order_ptr + first + rows - 1).to(tl.int64) * X_STRIDE
-    for start in tl.range(part * BLOCK_R, rank, PARTS * BLOCK_R):
-        r = start + tl.arange(0, BLOCK_R)
-        inside = r < rank
-        sum0 = tl.zeros([BLOCK_R, STEP], tl.float32)
-        sum1 = tl.zeros([BLOCK_R, STEP], tl.float32)
-        for done in tl.range(0, K, STEP):
-            k = done + tl.arange(0, STEP)
-            mask = inside[:, None] if K % STEP == 0 else inside[:, None] & (k < K)[None, :]
-            index = r[:, None] * K + k[None, :]
-            a = load_weights(bytes_ptr, bf16_ptr, offset, index, mask, IS_E4M3, tl.float32)
-            x0 = tl.load(x0_ptr + k, mask=k < K, other=0.0).to(tl.float32)
-            x1 = tl.load(x1_ptr + k, mask=two & (k < K), other=0.0).to(tl.float32)
-            sum0 += a * x0[None, :]
-            sum1 += a * x1[None, :]
-        factor = tl.load(factors_ptr + r, mask=inside, other=0.0)
-        out_ptr = shrunk_ptr + first.to(tl.int64) * RANK_STRIDE + r
-        tl.store(out_ptr, tl.sum(sum0, 1) * factor, mask=inside)
-        tl.store(out_ptr + RANK_STRIDE, tl.sum(sum1, 1) * factor, mask=inside & two)
+    if STEPS == 1:
+        k = tl.arange(0, STEP)
+        x0 = tl.load(x0_ptr + k, mask=k < K, other=0.0)
+        x1 = tl.load(x1_ptr + k, mask=two & (k < K), other=0.0)
+        for r in tl.range(part, rank, PARTS, num_stages=AHEAD):
+            a = load_weights(bytes_ptr, bf16_ptr, offset, r * K + k, k < K, IS_E4M3, tl.float32)
+            sum0, sum1 = tl.reduce((a * x0.to(tl.float32), a * x1.to(tl.float32)), 0, _add_both)
+            factor = tl.load(factors_ptr + r)
+            tl.store(out_ptr + r, sum0 * factor)
+            tl.store(out_ptr + RANK_STRIDE + r, sum1 * factor, mask=two)
+    else:
+        sums0 = tl.zeros([STEP], tl.float32)
+        sums1 = tl.zeros([STEP], tl.float32)
+        for step in tl.range(0, (rank - part + PARTS - 1) // PARTS * STEPS, num_stages=AHEAD):
+            r = part + step // STEPS * PARTS
+            k = step % STEPS * STEP + tl.arange(0, STEP)
+            x0 = tl.load(x0_ptr + k, mask=k < K, other=0.0)
+            x1 = tl.load(x1_ptr + k, mask=two & (k < K), other=0.0)
+            a = load_weights(bytes_ptr, bf16_ptr, offset, r * K + k, k < K, IS_E4M3, tl.float32)
+            begins = step % STEPS == 0
+            sums0 = tl.where(begins, 0.0, sums0) + a * x0.to(tl.float32)
+            sums1 = tl.where(begins, 0.0, sums1) + a * x1.to(tl.float32)
+            if step % STEPS == STEPS - 1:
+                sum0, sum1 = tl.reduce((sums0, sums1), 0, _add_both)
+                factor = tl.load(factors_ptr + r)
+                tl.store(out_ptr + r, sum0 * factor)
+                tl.store(out_ptr + RANK_STRIDE + r, sum1 * factor, mask=two)
 
 
 @triton.jit
-def _shrink_dot(
+def _shrink_block(
     x_ptr, partials_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, chunk,
     K: tl.constexpr, X_STRIDE: tl.constexpr, CHUNK: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr, ITEM_ROWS: tl.constexpr, ROW_STRIDE: tl.constexpr, IS_E4M3: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_ROWS: tl.constexpr, ROW_STRIDE: tl.constexpr, IS_E4M3: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Up to ITEM_ROWS rows on the tensor cores."""
-    m = tl.arange(0, ITEM_ROWS)
+    m = tl.arange(0, BLOCK_ROWS)
     valid = m < rows
     row = tl.load(order_ptr + first + m, mask=valid, other=0).to(tl.int64)
     for start in tl.range(0, rank, BLOCK_R):
         r = start + tl.arange(0, BLOCK_R)
         inside = r < rank
-        shrunk = tl.zeros([ITEM_ROWS, BLOCK_R], tl.float32)
+        shrunk = tl.zeros([BLOCK_ROWS, BLOCK_R], tl.float32)
         for done in tl.range(0, CHUNK, BLOCK_K):
             k = chunk * CHUNK + done + tl.arange(0, BLOCK_K)
             x_mask, a_mask = valid[:, None], inside[None, :]
-            if K % BLOCK_K != 0 or K % CHUNK != 0:
+            if K % CHUNK != 0:
                 x_mask, a_mask = x_mask & (k < K)[None, :], a_mask & (k < K)[:, None]
             x = tl.load(x_ptr + row[:, None] * X_STRIDE + k[None, :], mask=x_mask, other=0.0).to(COMPUTE)
             index = r[None, :] * K + k[:, None]
@@ -73,84 +95,76 @@ def _shrink_dot(
         tl.store(partials_ptr + place[:, None] + r[None, :], shrunk, mask=valid[:, None] & inside[None, :])
 
 
-@triton.jit
-def _fetch_part(bytes_ptr, offset, rank, e4m3, part, K: tl.constexpr, BLOCK_R: tl.constexpr):
-    """Ask for the first rows of A that `_shrink_few` reads of a part."""
-    row = part * BLOCK_R
-    if row < rank:
-        row_bytes = K * (2 - e4m3)
-        fetch_ahead(bytes_ptr + offset + row * row_bytes, tl.minimum(rank - row, BLOCK_R) * row_bytes)
-
-
 @triton.jit(do_not_specialize=["place", "num_slots"])
 def shrink_rows(
     x_ptr, shrunk_ptr, partials_ptr, counters_ptr, bytes_ptr, bf16_ptr, fp32_ptr, offsets_ptr, ranks_ptr,
-    counts_ptr, items_ptr, order_ptr, place, num_slots,
+    counts_ptr, pairs_ptr, blocks_ptr, order_ptr, place, num_slots,
     K: tl.constexpr, X_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, PARTS: tl.constexpr,
-    FEW_R: tl.constexpr, STEP: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr, DOT_R: tl.constexpr,
-    DOT_K: tl.constexpr, ITEM_ROWS: tl.constexpr, FETCHES: tl.constexpr, WITH_E4M3: tl.constexpr,
-    COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    STEP: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_ROWS: tl.constexpr, FETCHES: tl.constexpr,
+    WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: shrunk[p, r] = f[slot][r] * sum over k of x[order[p], k] * A[slot][r, k].
 
     Args:
         x_ptr: [T, K], rows X_STRIDE apart. shrunk_ptr: fp32 [places, RANK_STRIDE].
-        partials_ptr: fp32 [places, CHUNKS, RANK_STRIDE]. counters_ptr: int32 [items], zeros.
+        partials_ptr: fp32 [places, CHUNKS, RANK_STRIDE]. counters_ptr: int32 [blocks], zeros.
         bytes_ptr, bf16_ptr, fp32_ptr: the arena, thrice.
         offsets_ptr, ranks_ptr: AdapterTable; `place` is layer * G + group.
-        counts_ptr, items_ptr, order_ptr: DeviceWork.
-        PARTS: units of an item, CHUNKS at least. FEW_R, DOT_R: rows of A at a time, by the two paths.
-        FETCHES: whether a unit's weights are asked for ahead; K must be a multiple of 16.
+        counts_ptr, pairs_ptr, blocks_ptr, order_ptr: DeviceWork.
+        PARTS: units of a pair. STEP: columns at a time. AHEAD: how many such stretches are on their way.
+        CHUNK, CHUNKS: of K; a block's units. BLOCK_R, BLOCK_K: of one product.
+        FETCHES: whether weights are asked for before the launch before this one ends; K is a multiple of 16.
 
     Grid: any number of programs. Source: Chen et al., "Punica", arXiv 2310.18547.
     """
-    program = tl.program_id(0)
-    units = tl.load(counts_ptr) * PARTS
-    last = tl.maximum(units - 1, 0)
-    slot, first, rows, dots = load_item(items_ptr + tl.minimum(program, last) // PARTS * 4)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    pair_units = tl.load(counts_ptr) * PARTS
+    block_units = tl.load(counts_ptr + 1) * CHUNKS
+    last = tl.maximum(pair_units - 1, 0)
+    slot, first, rows, row0, row1 = load_pair(pairs_ptr, tl.minimum(program, last) // PARTS)
     offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    if FETCHES and (program < units) & (dots == 0):
-        _fetch_part(bytes_ptr, offset, rank, e4m3, program % PARTS, K, FEW_R)
+    if FETCHES and (program < pair_units) & (program % PARTS < rank):
+        row_bytes = K * (2 - e4m3)
+        fetch_ahead(bytes_ptr + offset + program % PARTS * row_bytes, row_bytes)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
-    for unit in tl.range(program, units, tl.num_programs(0)):
-        follower = tl.minimum(unit + tl.num_programs(0), last)
-        next_slot, next_first, next_rows, next_dots = load_item(items_ptr + follower // PARTS * 4)
+    for unit in tl.range(program, pair_units, programs):
+        follower = tl.minimum(unit + programs, last) // PARTS
+        next_slot, next_first, next_rows, next_row0, next_row1 = load_pair(pairs_ptr, follower)
         next_offset, next_factors, next_rank, next_e4m3 = look_up(
             offsets_ptr, ranks_ptr, place * num_slots + next_slot
         )
-        if FETCHES and (follower > unit) & (next_dots == 0):
-            _fetch_part(bytes_ptr, next_offset, next_rank, next_e4m3, follower % PARTS, K, FEW_R)
-        part = unit % PARTS
-        factors_ptr = fp32_ptr + factors
-        if dots == 0:
-            if e4m3 == 0:
-                _shrink_few(
-                    x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, factors_ptr, order_ptr, offset, first, rows, rank,
-                    part, K, X_STRIDE, STEP, PARTS, FEW_R, RANK_STRIDE, False,
-                )  # fmt: skip
-            elif WITH_E4M3:
-                _shrink_few(
-                    x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, factors_ptr, order_ptr, offset, first, rows, rank,
-                    part, K, X_STRIDE, STEP, PARTS, FEW_R, RANK_STRIDE, True,
-                )  # fmt: skip
-        elif part < CHUNKS:
-            sums_ptr = partials_ptr + part * RANK_STRIDE
-            if e4m3 == 0:
-                _shrink_dot(
-                    x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, part,
-                    K, X_STRIDE, CHUNK, DOT_R, DOT_K, ITEM_ROWS, CHUNKS * RANK_STRIDE, False, COMPUTE,
-                )  # fmt: skip
-            elif WITH_E4M3:
-                _shrink_dot(
-                    x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, part,
-                    K, X_STRIDE, CHUNK, DOT_R, DOT_K, ITEM_ROWS, CHUNKS * RANK_STRIDE, True, COMPUTE,
-                )  # fmt: skip
-            add_up_chunks(
-                partials_ptr, shrunk_ptr, factors_ptr, counters_ptr + unit // PARTS, first, rows, rank,
-                CHUNKS, 16, ITEM_ROWS, RANK_STRIDE,
+        if e4m3 == 0:
+            _shrink_pair(
+                x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, fp32_ptr + factors, offset, first, rows, row0, row1,
+                rank, unit % PARTS, K, X_STRIDE, STEP, PARTS, AHEAD, RANK_STRIDE, False,
             )  # fmt: skip
-        first, rows, dots = next_first, next_rows, next_dots
+        elif WITH_E4M3:
+            _shrink_pair(
+                x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, fp32_ptr + factors, offset, first, rows, row0, row1,
+                rank, unit % PARTS, K, X_STRIDE, STEP, PARTS, AHEAD, RANK_STRIDE, True,
+            )  # fmt: skip
+        first, rows, row0, row1 = next_first, next_rows, next_row0, next_row1
         offset, factors, rank, e4m3 = next_offset, next_factors, next_rank, next_e4m3
+    # Blocks go on where pairs ended, so that no program gets more than its share of both.
+    for unit in tl.range((program + programs - pair_units % programs) % programs, block_units, programs):
+        slot, first, rows = load_piece(blocks_ptr, unit // CHUNKS)
+        offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
+        sums_ptr = partials_ptr + unit % CHUNKS * RANK_STRIDE
+        if e4m3 == 0:
+            _shrink_block(
+                x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
+                K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, False, COMPUTE,
+            )  # fmt: skip
+        elif WITH_E4M3:
+            _shrink_block(
+                x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
+                K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, True, COMPUTE,
+            )  # fmt: skip
+        add_up_chunks(
+            partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + unit // CHUNKS, first, rows, rank,
+            CHUNKS, 16, BLOCK_ROWS, RANK_STRIDE,
+        )  # fmt: skip

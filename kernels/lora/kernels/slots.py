@@ -1,6 +1,7 @@
 """What all LoRA kernels ask of a slot: where its weights are, which columns are whose, the weights.
 
-Owns the device side of AdapterTable's layout and of DeviceWork's items. Refuses to know sums.
+Owns the device side of AdapterTable's and DeviceWork's layouts, and the adding up of what was summed in
+chunks.
 """
 
 from __future__ import annotations
@@ -42,9 +43,17 @@ def fetch_ahead(ptr, num_bytes):
 
 
 @triton.jit
-def load_item(item_ptr):
-    """slot, first place in `order`, rows, whether it goes to the tensor cores."""
-    return tl.load(item_ptr), tl.load(item_ptr + 1), tl.load(item_ptr + 2), tl.load(item_ptr + 3)
+def load_pair(pairs_ptr, pair):
+    """slot, first place in `order`, rows, the rows themselves (twice the same if it is one)."""
+    ptr = pairs_ptr + pair * 8
+    return tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2), tl.load(ptr + 3), tl.load(ptr + 4)
+
+
+@triton.jit
+def load_piece(pieces_ptr, piece):
+    """Of a block or a tile: slot, first place in `order`, rows."""
+    ptr = pieces_ptr + piece * 4
+    return tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2)
 
 
 @triton.jit

@@ -10,10 +10,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.lora.kernels.expand import expand_block
 from kernels.lora.kernels.slots import (
     add_up_chunks,
     find_columns,
-    load_item,
+    load_piece,
     load_weights,
     look_up,
     look_up_module,
@@ -67,8 +68,8 @@ def shrink_tiles(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     tile, split = tl.program_id(0), tl.program_id(1)
-    if tile < tl.load(counts_ptr + 1):
-        slot, first, rows, _ = load_item(tiles_ptr + tile * 4)
+    if tile < tl.load(counts_ptr + 2):
+        slot, first, rows = load_piece(tiles_ptr, tile)
         offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
         sums_ptr = partials_ptr + split * RANK_STRIDE
         if e4m3 == 0:
@@ -87,75 +88,41 @@ def shrink_tiles(
         )  # fmt: skip
 
 
-@triton.jit
-def _expand_tile(
-    out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, columns, begin,
-    OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STRETCH: tl.constexpr, EVEN_N: tl.constexpr, IS_E4M3: tl.constexpr, COMPUTE: tl.constexpr,
-):  # fmt: skip
-    m = tl.arange(0, BLOCK_M)
-    live = m < rows
-    row = tl.load(order_ptr + first + m, mask=live, other=0).to(tl.int64)
-    inverse = tl.full([BLOCK_M], 1.0, tl.float32)
-    if scale_ptr is not None:
-        inverse = 1.0 / tl.load(scale_ptr + row, mask=live, other=1.0)
-    from_ptr = shrunk_ptr + (first + m).to(tl.int64)[:, None] * RANK_STRIDE
-    for start_n in tl.range(begin, tl.minimum(begin + STRETCH * BLOCK_N, columns), BLOCK_N):
-        n = start_n + tl.arange(0, BLOCK_N)
-        valid = n < columns
-        delta = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for start in tl.range(0, rank, BLOCK_R):
-            r = start + tl.arange(0, BLOCK_R)
-            inside = r < rank
-            b_mask = inside[:, None] if EVEN_N else inside[:, None] & valid[None, :]
-            index = r[:, None] * columns + n[None, :]
-            b = load_weights(bytes_ptr, bf16_ptr, offset, index, b_mask, IS_E4M3, COMPUTE)
-            shrunk = tl.load(from_ptr + r[None, :], mask=live[:, None] & inside[None, :], other=0.0)
-            delta = tl.dot(shrunk.to(COMPUTE), b, delta)
-        mask = live[:, None] if EVEN_N else live[:, None] & valid[None, :]
-        out_at = out_ptr + row[:, None] * OUT_STRIDE + n[None, :]
-        old = tl.load(out_at, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out_at, (old + delta * inverse[:, None]).to(out_ptr.dtype.element_ty), mask=mask)
-
-
 @triton.jit(do_not_specialize=["place", "num_slots"])
 def expand_tiles(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, offsets_ptr, ranks_ptr, counts_ptr, tiles_ptr,
     order_ptr, place, num_slots,
     OUT_STRIDE: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BLOCK_N: tl.constexpr,
-    STRETCH: tl.constexpr,
     ALIGN: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
     WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: as `expand_rows`.
 
-    Args: as `expand_rows`. STRETCH: tiles of BLOCK_N columns that one program adds to, one after the other.
+    Args: as `expand_rows`, with tiles of up to BLOCK_M rows.
 
-    Grid: (most tiles of the bucket, stretches of all modules).
+    Grid: (column tiles of all modules, most tiles of the bucket).
     """
     EVEN_N: tl.constexpr = (N0 % BLOCK_N == 0) and (N1 % BLOCK_N == 0) and (N2 % BLOCK_N == 0)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    tile = tl.program_id(0)
-    if tile < tl.load(counts_ptr + 1):
-        slot, first, rows, _ = load_item(tiles_ptr + tile * 4)
-        module, stretch, columns, start = find_columns(tl.program_id(1), N0, N1, N2, STRETCH * BLOCK_N, ALIGN)
+    piece = tl.program_id(1)
+    if piece < tl.load(counts_ptr + 2):
+        slot, first, rows = load_piece(tiles_ptr, piece)
+        module, tile, columns, start = find_columns(tl.program_id(0), N0, N1, N2, BLOCK_N, ALIGN)
         offset, rank_start, rank, e4m3 = look_up_module(
             offsets_ptr, ranks_ptr, place * num_slots + slot, module
         )
-        begin = stretch * (STRETCH * BLOCK_N)
         if rank > 0:
             if e4m3 == 0:
-                _expand_tile(
+                expand_block(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
-                    offset, first, rows, rank, columns, begin, OUT_STRIDE, RANK_STRIDE, BLOCK_M, BLOCK_R,
-                    BLOCK_N, STRETCH, EVEN_N, False, COMPUTE,
+                    offset, first, rows, rank, columns, tile * BLOCK_N, OUT_STRIDE, RANK_STRIDE, BLOCK_M,
+                    BLOCK_R, BLOCK_N, EVEN_N, False, COMPUTE,
                 )  # fmt: skip
             elif WITH_E4M3:
-                _expand_tile(
+                expand_block(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
-                    offset, first, rows, rank, columns, begin, OUT_STRIDE, RANK_STRIDE, BLOCK_M, BLOCK_R,
-                    BLOCK_N, STRETCH, EVEN_N, True, COMPUTE,
+                    offset, first, rows, rank, columns, tile * BLOCK_N, OUT_STRIDE, RANK_STRIDE, BLOCK_M,
+                    BLOCK_R, BLOCK_N, EVEN_N, True, COMPUTE,
                 )  # fmt: skip
