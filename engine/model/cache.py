@@ -17,8 +17,8 @@ class KVCache:
 
     One head's keys of one block are contiguous: a sequence's cache is gathered as rows of block_size *
     head_dim numbers, into the order that batched products want. Block 0 is nobody's and stays zero.
-    Whatever the model computes in, the cache may be `torch.float8_e4m3fn` on a GPU: half the bytes of bf16, as
-    many tokens again in the same memory. Values are stored as they are, without a scale, clamped to 448.
+    Whatever the model computes in, the cache may be `torch.float8_e4m3fn` on a GPU: half the bytes of bf16,
+    as many tokens again in the same memory. Values are stored as they are, without a scale, clamped to 448.
     """
 
     def __init__(

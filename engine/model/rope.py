@@ -1,8 +1,8 @@
 """Rotary frequencies of every supported scaling, and the table of rotations by position.
 
 Owns the frequency formulas (YaRN, Llama 3, linear) and a table: on a CPU it grows with the longest position
-seen, on a GPU it is whole from the start, so that captured graphs may read it. Refuses to know heads and layers;
-the rotation itself is `kernels.rope_kv`.
+seen, on a GPU it is whole from the start, so that captured graphs may read it. Refuses to know heads and
+layers; the rotation itself is `kernels.rope_kv`.
 """
 
 from __future__ import annotations

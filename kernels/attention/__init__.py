@@ -33,11 +33,12 @@ def paged_attention(
 
     Args:
         q_THD: queries, rotated; rows may be strided.
-        cache_NcHBD: one layer's blocks `[N, 2, Hkv, B, D]`, contiguous; e4m3 with a `DeviceStep` only. With an
-            `AttentionPlan`, slots of a sequence's last block beyond its length must be finite (they are read, and
-            multiplied by zero).
-        plan: the same for every layer; decides between torch and the kernels. `AttentionPlan.build` of the step's
-            metadata, or the bucket of a `DevicePlan` that has been filled.
+        cache_NcHBD: one layer's blocks `[N, 2, Hkv, B, D]`, contiguous; e4m3 with a `DeviceStep` only. With
+        an
+            `AttentionPlan`, slots of a sequence's last block beyond its length must be finite (they are read,
+            and multiplied by zero).
+        plan: the same for every layer; decides between torch and the kernels. `AttentionPlan.build` of the
+            step's metadata, or the bucket of a `DevicePlan` that has been filled.
         scale: usually 1 / sqrt(D).
         out_THD: written for every token of the step; of a bucket, what fills it up is left as it was.
         quantized: e4m3, `[T, Hq * D]`.

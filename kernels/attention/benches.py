@@ -1,6 +1,7 @@
 """Benchmarks of paged attention at the 8B shape: decoding rows and prefill chunks.
 
-Owns their sizes and floors. Refuses to know how times are taken. Work per step is fixed, caches lie past the L2.
+Owns their sizes and floors. Refuses to know how times are taken. Work per step is fixed, caches lie past the
+L2.
 """
 
 from __future__ import annotations
@@ -41,13 +42,15 @@ class Bench:
     @property
     def name(self) -> str:
         kind = "decode" if self.query_len == 1 else f"prefill {self.query_len}"
-        ending = " quantized" if self.quantized else ""
-        return f"{kind} {self.num_seqs} x {self.total_len} {str(self.cache_dtype).removeprefix('torch.')}{ending}"
+        cache = str(self.cache_dtype).removeprefix("torch.")
+        return f"{kind} {self.num_seqs} x {self.total_len} {cache}" + " quantized" * self.quantized
 
     @property
     def bytes(self) -> int:
         """Keys and values once, queries in, rows out."""
-        kv = self.num_seqs * self.total_len * 2 * self.num_kv_heads * self.head_dim * self.cache_dtype.itemsize
+        kv = (
+            self.num_seqs * self.total_len * 2 * self.num_kv_heads * self.head_dim * self.cache_dtype.itemsize
+        )
         per_number = 2 + 2 + self.quantized
         return kv + per_number * self.num_seqs * self.query_len * self.num_heads * self.head_dim
 
@@ -85,7 +88,9 @@ class _Work:
         self.out = torch.empty_like(self.q)
         width = bench.num_heads * bench.head_dim
         self.quantized = (
-            torch.empty(num_tokens, width, device=device, dtype=torch.float8_e4m3fn) if bench.quantized else None
+            torch.empty(num_tokens, width, device=device, dtype=torch.float8_e4m3fn)
+            if bench.quantized
+            else None
         )
         self.scale = torch.empty(num_tokens, device=device) if bench.quantized else None
         self.step = self._step(device, per_seq)

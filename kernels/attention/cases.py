@@ -8,9 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.attention.benches import BENCHES
 from kernels.attention.device_plan import DevicePlan, DeviceStep
 from kernels.attention.metadata import AttentionMetadata, IntArray
 from kernels.step_inputs import StepInputs
+
+__all__ = ["BENCHES", "CASES", "Case", "DeviceBatch", "naive_attention"]
 
 
 @dataclass(frozen=True)

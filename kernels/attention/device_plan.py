@@ -4,8 +4,8 @@ Owns the cutting of sequences into decode items and prefill tiles, the arrays th
 fields), the block tables on the device and the scratch memory of split sequences. Refuses to know requests,
 layers and how the kernels compute: nothing here imports Triton.
 
-A step's grids depend on its bucket alone, so that a captured graph serves any mix of lengths; what there is to
-do is counted on the device. How a sequence is cut depends on its own length alone, so that its bits do not
+A step's grids depend on its bucket alone, so that a captured graph serves any mix of lengths; what there is
+to do is counted on the device. How a sequence is cut depends on its own length alone, so that its bits do not
 depend on its batch.
 """
 
@@ -23,18 +23,22 @@ from kernels.step_inputs import StepInputs
 IntArray = npt.NDArray[np.integer]
 
 SPLIT_KEYS = 256
-"""Shortest split."""
+"""Shortest split. us of 256 x 192, 256 x 2048 and 1 x 2048 keys at the 8B shape: 56, 579, 13.3; with 128 keys
+74, 678, 11.3; with 512 56, 517, 20.5.
+"""
 MAX_SPLITS = 32
 """Of one sequence: 8 KV heads of a lone long one then give 256 programs."""
 SPLIT_STEP = 64
 """Splits longer than the shortest are multiples of this."""
 PREFILL_ROWS = 128
 """Rows of a prefill tile: its tokens times the query heads that share a KV head."""
-DECODE_PROGRAMS_PER_SM = 4
-"""Programs of the decode kernel that run at the same time on one multiprocessor."""
+DECODE_PROGRAMS_PER_SM = 32
+"""Several times what runs there at once: whoever ends early makes room, and idle programs cost next to
+nothing. us of 256 x 2048 keys at the 8B shape: 8 per multiprocessor 614, 16 579, 32 542.
+"""
 
-ITEM_SHIFT = 16
-"""An item is a sequence's ordinal and, from this bit on, its split."""
+MAX_ROWS = 1 << 15
+"""Rows and tokens share a word of an item. 16 bits each, and no sign."""
 
 
 def split_lengths(total_lens: IntArray) -> IntArray:
@@ -62,17 +66,16 @@ class DeviceStep:
     """int32 [max_rows + 1, max_blocks]; the last row is the null row."""
     counts_2: Tensor
     """int32: decode items, prefill tiles."""
-    seqs_S4: Tensor
-    """int32, decoding sequences: token, row, total_len, keys per split."""
-    items_I: Tensor
+    items_I4: Tensor
+    """int32, decode items: token and row, first key, key after the last, sequence and split and splits."""
     tiles_I4: Tensor
     """int32, prefill tiles: first token, tokens, position of the first, row."""
     partials_IHD: Tensor
     """fp32 scratch: shares of split sequences."""
     stats_IH2: Tensor
     """fp32 scratch: their largest scores and sums of weights."""
-    arrivals_SG: Tensor
-    """int32, zero between launches: per sequence and KV head the splits done; the last column, the heads."""
+    arrivals_SH: Tensor
+    """int32, zero between launches: per sequence and KV head, the splits done."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -105,8 +108,8 @@ class DevicePlan:
         """
         if num_heads % num_kv_heads or num_heads // num_kv_heads > PREFILL_ROWS:
             raise ValueError(f"{num_heads} query heads cannot share {num_kv_heads} key heads")
-        if max_rows >= 1 << ITEM_SHIFT:
-            raise ValueError(f"max_rows is {max_rows}: at most {(1 << ITEM_SHIFT) - 1}")
+        if max_rows >= MAX_ROWS or max_tokens > 2 * MAX_ROWS:
+            raise ValueError(f"{max_rows} rows and {max_tokens} tokens: more than an item can name")
         device = torch.device(device)
         self.max_rows, self.max_tokens, self.max_len = max_rows, max_tokens, max_blocks * block_size
         self._num_heads, self._num_kv_heads, self._head_dim = num_heads, num_kv_heads, head_dim
@@ -119,14 +122,13 @@ class DevicePlan:
         self._positions = inputs.field("attention.positions", max_tokens)
         self._rows = inputs.field("attention.rows", max_tokens)
         self._counts = inputs.field("attention.counts", 2)
-        self._seqs = inputs.field("attention.seqs", (max_rows, 4))
-        self._items = inputs.field("attention.items", num_items)
+        self._items = inputs.field("attention.items", (num_items, 4))
         self._tiles = inputs.field("attention.tiles", (self._most_tiles(max_tokens), 4))
         self.tables_RB = torch.zeros(max_rows + 1, max_blocks, dtype=torch.int32, device=device)
         """int32: written by whoever owns the batch state, between steps, on the stream of the steps."""
         self._partials = torch.empty(num_items, num_heads, head_dim, dtype=torch.float32, device=device)
         self._stats = torch.empty(num_items, num_heads, 2, dtype=torch.float32, device=device)
-        self._arrivals = torch.zeros(max_rows, num_kv_heads + 1, dtype=torch.int32, device=device)
+        self._arrivals = torch.zeros(max_rows, num_kv_heads, dtype=torch.int32, device=device)
 
     def bucket(self, num_tokens: int, decode_only: bool) -> DeviceStep:
         """What to launch steps of up to `num_tokens` tokens with. Only after `inputs.freeze`.
@@ -146,12 +148,11 @@ class DevicePlan:
             rows_T=self._rows.device[:num_tokens],
             tables_RB=self.tables_RB,
             counts_2=self._counts.device,
-            seqs_S4=self._seqs.device,
-            items_I=self._items.device,
+            items_I4=self._items.device,
             tiles_I4=self._tiles.device,
             partials_IHD=self._partials,
             stats_IH2=self._stats,
-            arrivals_SG=self._arrivals,
+            arrivals_SH=self._arrivals,
             num_heads=self._num_heads,
             num_kv_heads=self._num_kv_heads,
             head_dim=self._head_dim,
@@ -171,10 +172,10 @@ class DevicePlan:
         """
         num_seqs = len(rows_S)
         ends = query_lens_S.cumsum()
-        used = int(ends[-1])
+        used = int(ends[-1]) if num_seqs else 0
         assert used <= num_tokens <= self.max_tokens, f"{used} tokens for a bucket of {num_tokens}"
         assert num_seqs <= self.max_rows, f"{num_seqs} sequences in {self.max_rows} rows"
-        assert int(total_lens_S.max()) <= self.max_len, (
+        assert not num_seqs or int(total_lens_S.max()) <= self.max_len, (
             f"{total_lens_S.max()} tokens in a row of {self.max_len}"
         )
         positions, rows = self._positions.host, self._rows.host
@@ -199,7 +200,7 @@ class DevicePlan:
         rows[used:num_tokens] = self.max_rows
 
     def _fill_decode(self, tokens: IntArray, rows: IntArray, total_lens: IntArray) -> int:
-        """Items of sequences with long splits first: those that start late are short. Returns their number."""
+        """Items of sequences with long splits first: late ones are short. Returns their number."""
         num_seqs = len(tokens)
         if not num_seqs:
             return 0
@@ -209,15 +210,17 @@ class DevicePlan:
             tokens, rows, total_lens, split_lens = (
                 values[order] for values in (tokens, rows, total_lens, split_lens)
             )
-        seqs = self._seqs.host
-        for column, values in enumerate((tokens, rows, total_lens, split_lens)):
-            seqs[:num_seqs, column] = values
         splits = -(-total_lens // split_lens)
         ends = splits.cumsum()
         num_items = int(ends[-1])
-        ordinals = np.repeat(np.arange(num_seqs), splits)
-        split = np.arange(num_items) - (ends - splits)[ordinals]
-        self._items.host[:num_items] = ordinals | (split << ITEM_SHIFT)
+        owner = np.repeat(np.arange(num_seqs), splits)
+        split = np.arange(num_items) - (ends - splits)[owner]
+        first_keys = split * split_lens[owner]
+        items = self._items.host
+        items[:num_items, 0] = (tokens | rows << 16)[owner]
+        items[:num_items, 1] = first_keys
+        items[:num_items, 2] = np.minimum(first_keys + split_lens[owner], total_lens[owner])
+        items[:num_items, 3] = owner | split << 16 | splits[owner] << 24
         return num_items
 
     def _fill_prefill(

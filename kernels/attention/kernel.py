@@ -1,4 +1,5 @@
-"""Launches of the attention kernels: decode, and beside it prefill where a bucket may hold chunks.
+"""Launches of the attention kernels: decode, beside it prefill where a bucket may hold chunks, then
+quantising.
 
 Owns grids and tile sizes. Refuses to know lengths: grids depend on the bucket, what there is to do is read on
 the device.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -23,6 +25,8 @@ from kernels.compilation import Compilation
 
 MIN_DOT_ROWS = 16
 """Rows the tensor cores multiply at least."""
+QUANTIZE_WARPS = 8
+"""A row of 4096 numbers is 16 a thread: little work, so latency is what there is to save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +36,34 @@ class Tile:
     keys: int
     num_warps: int
     num_stages: int
+    max_registers: int | None = None
 
 
-def decode_tile(head_dim: int, element_size: int) -> Tile:
-    return Tile(64, 4, 3 if head_dim * element_size <= 256 else 2)
+def decode_tile(head_dim: int) -> Tile:
+    """Two warps, so that several programs share a multiprocessor and hide each other's waits.
+
+    us of 256 x 192, 256 x 2048, 1 x 192 keys at the 8B shape, bf16: 64 keys, 2 warps, 3 stages 55, 528, 6.5;
+    2 stages 54, 534, 7.5; 4 warps 64, 644, 7.6; 128 keys, 4 warps 69, 613, 6.7; 32 keys, 1 warp 55, 531, 11.
+    e4m3, which goes through registers: 2 warps, 3 stages 49, 468, 6.5; 2 stages 49, 482, 7.5; 4 warps 64, 675,
+    8.3.
+    """
+    return Tile(64, 2, 3) if head_dim <= 128 else Tile(32, 2, 2)
 
 
 def prefill_tile(head_dim: int, element_size: int) -> Tile:
-    return Tile(64, 8, 3 if head_dim <= 128 else 2)
+    """Registers are capped so that two programs share a multiprocessor.
+
+    TFLOP/s of 1 x 8192, 16 x 512 and 32 x 256 tokens at the 8B shape, bf16: 64 keys 477, 221, 143, uncapped
+    330, 182, 120; 128 keys 387, 176, 110; 64 rows by 32 keys 403, 221, 150. e4m3: 128 keys 333, 169, 108;
+    64 keys, capped 267, 169, 121; 64 rows by 64 keys 299, 187, 135.
+    """
+    if head_dim > 128:
+        return Tile(32, 8, 2)
+    return Tile(64, 8, 2, max_registers=128) if element_size > 1 else Tile(128, 8, 2)
 
 
 def product_type(q: torch.dtype, cache: torch.dtype) -> tl.dtype:
-    """What the products multiply in: e4m3 numbers are numbers of fp16, and turn into them in one instruction."""
+    """What the products multiply in. Numbers of e4m3 are numbers of fp16: one instruction makes them so."""
     if INTERPRETING or q == torch.float32:
         return tl.float32
     return tl.float16 if cache == torch.float8_e4m3fn else tl.bfloat16
@@ -63,174 +83,147 @@ def launch_attention(
     num_kv_heads, block_size = cache_N2HBD.shape[2:4]
     for name, tensor in (("q", q_THD), ("out", out_THD)):
         assert tensor.stride()[1:] == (head_dim, 1), f"{name}: heads of a row follow one another"
+    assert cache_N2HBD.numel() < head_dim << 31, "lines of the cache are counted in 32 bits"
     product = product_type(q_THD.dtype, cache_N2HBD.dtype)
-    quantizing = quantized is not None and quantized_scale_T is not None
-    group = num_heads // num_kv_heads
-    scale_log2 = scale / math.log(2)
-    block_d = max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim))
-    block_width = triton.next_power_of_2(num_heads * head_dim)
-    tile = decode_tile(head_dim, cache_N2HBD.element_size())
+    geometry = num_heads, num_kv_heads, head_dim, block_size
+    sizes = scale / math.log(2), q_THD.stride(0), out_THD.stride(0), step.tables_RB.shape[1]
+    tile = decode_tile(head_dim)
     decode_kernel[(step.decode_programs,)](
         q_THD,
         cache_N2HBD,
         step.tables_RB,
         step.counts_2,
-        step.seqs_S4,
-        step.items_I,
+        step.items_I4,
         step.partials_IHD,
         step.stats_IH2,
-        step.arrivals_SG,
+        step.arrivals_SH,
         out_THD,
-        quantized,
-        quantized_scale_T,
-        scale_log2,
-        q_THD.stride(0),
-        out_THD.stride(0),
-        step.tables_RB.shape[1],
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_d,
-        GROUP=group,
-        BLOCK_GROUP=triton.next_power_of_2(group),
-        BLOCK_M=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
-        BLOCK_N=tile.keys,
-        BLOCK_SIZE=block_size,
-        BLOCK_SPLITS=MAX_SPLITS,
-        BLOCK_WIDTH=block_width,
-        QUANTIZE=quantizing and step.decode_only,
-        PRODUCT=product,
-        STAGES=tile.num_stages,
+        *sizes,
+        **_decode_constants(*geometry, tile, product),
         num_warps=tile.num_warps,
     )
-    if step.decode_only:
-        return
-    tile = prefill_tile(head_dim, cache_N2HBD.element_size())
-    prefill_kernel[(step.prefill_tiles * num_kv_heads,)](
-        q_THD,
-        cache_N2HBD,
-        step.tables_RB,
-        step.counts_2,
-        step.tiles_I4,
-        out_THD,
-        scale_log2,
-        q_THD.stride(0),
-        out_THD.stride(0),
-        step.tables_RB.shape[1],
-        NUM_KV_HEADS=num_kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_D=block_d,
-        GROUP=group,
-        BLOCK_M=PREFILL_ROWS,
-        BLOCK_N=tile.keys,
-        BLOCK_SIZE=block_size,
-        PRODUCT=product,
-        STAGES=tile.num_stages,
-        num_warps=tile.num_warps,
-    )
-    if quantizing:
+    if step.prefill_tiles:
+        tile = prefill_tile(head_dim, cache_N2HBD.element_size())
+        prefill_kernel[(step.prefill_tiles * num_kv_heads,)](
+            q_THD,
+            cache_N2HBD,
+            step.tables_RB,
+            step.counts_2,
+            step.tiles_I4,
+            out_THD,
+            *sizes,
+            **_prefill_constants(*geometry, tile, product),
+            num_warps=tile.num_warps,
+            maxnreg=tile.max_registers,
+        )
+    if quantized is not None:
         quantize_rows_kernel[(num_tokens,)](
             out_THD,
             quantized,
             quantized_scale_T,
             step.positions_T,
             out_THD.stride(0),
-            WIDTH=num_heads * head_dim,
-            BLOCK_WIDTH=block_width,
-            num_warps=4,
+            **_row_constants(num_heads * head_dim),
+            num_warps=QUANTIZE_WARPS,
         )
 
 
-_POINTERS = {
-    "q_ptr": "*bf16",
-    "tables_ptr": "*i32",
-    "counts_ptr": "*i32",
-    "out_ptr": "*bf16",
-    "q_stride": "i32",
-    "out_stride": "i32",
-    "max_blocks": "i32",
-}
+def _decode_constants(
+    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, tile: Tile, product: tl.dtype
+) -> dict[str, Any]:
+    group = num_heads // num_kv_heads
+    return {
+        "NUM_HEADS": num_heads,
+        "NUM_KV_HEADS": num_kv_heads,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
+        "GROUP": group,
+        "BLOCK_GROUP": triton.next_power_of_2(group),
+        "BLOCK_M": max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
+        "BLOCK_N": tile.keys,
+        "BLOCK_SIZE": block_size,
+        "BLOCK_SPLITS": MAX_SPLITS,
+        "PRODUCT": product,
+        "STAGES": tile.num_stages,
+    }
 
 
-def _geometry(num_heads: int, num_kv_heads: int, head_dim: int, cache: str) -> dict[str, object]:
+def _prefill_constants(
+    num_heads: int, num_kv_heads: int, head_dim: int, block_size: int, tile: Tile, product: tl.dtype
+) -> dict[str, Any]:
     return {
         "NUM_KV_HEADS": num_kv_heads,
         "HEAD_DIM": head_dim,
         "BLOCK_D": max(MIN_DOT_ROWS, triton.next_power_of_2(head_dim)),
         "GROUP": num_heads // num_kv_heads,
-        "BLOCK_SIZE": 16,
-        "PRODUCT": tl.float16 if cache == "fp8e4nv" else tl.bfloat16,
-    }
-
-
-def _decode(num_heads: int, num_kv_heads: int, head_dim: int, cache: str, quantize: bool) -> Compilation:
-    tile = decode_tile(head_dim, 1 if cache == "fp8e4nv" else 2)
-    group = triton.next_power_of_2(num_heads // num_kv_heads)
-    pointers = {
-        "cache_ptr": f"*{cache}",
-        "seqs_ptr": "*i32",
-        "items_ptr": "*i32",
-        "partials_ptr": "*fp32",
-        "stats_ptr": "*fp32",
-        "arrivals_ptr": "*i32",
-        "quantized_ptr": "*fp8e4nv",
-        "row_scale_ptr": "*fp32",
-        "scale_log2": "fp32",
-    }
-    constexprs = _geometry(num_heads, num_kv_heads, head_dim, cache) | {
-        "NUM_HEADS": num_heads,
-        "BLOCK_GROUP": group,
-        "BLOCK_M": max(MIN_DOT_ROWS, group),
-        "BLOCK_N": tile.keys,
-        "BLOCK_SPLITS": MAX_SPLITS,
-        "BLOCK_WIDTH": triton.next_power_of_2(num_heads * head_dim),
-        "QUANTIZE": quantize,
-        "STAGES": tile.num_stages,
-    }
-    if not quantize:
-        pointers = {
-            name: kind for name, kind in pointers.items() if name not in ("quantized_ptr", "row_scale_ptr")
-        }
-        constexprs |= {"quantized_ptr": None, "row_scale_ptr": None}
-    architectures = (90, 100) if quantize or cache == "fp8e4nv" else (80, 90, 100)
-    return Compilation(
-        decode_kernel, _POINTERS | pointers, constexprs, tile.num_warps, tile.num_stages, architectures
-    )
-
-
-def _prefill(num_heads: int, num_kv_heads: int, head_dim: int, cache: str) -> Compilation:
-    tile = prefill_tile(head_dim, 1 if cache == "fp8e4nv" else 2)
-    pointers = {"cache_ptr": f"*{cache}", "tiles_ptr": "*i32", "scale_log2": "fp32"}
-    constexprs = _geometry(num_heads, num_kv_heads, head_dim, cache) | {
         "BLOCK_M": PREFILL_ROWS,
         "BLOCK_N": tile.keys,
+        "BLOCK_SIZE": block_size,
+        "PRODUCT": product,
         "STAGES": tile.num_stages,
     }
-    architectures = (90, 100) if cache == "fp8e4nv" else (80, 90, 100)
-    return Compilation(
-        prefill_kernel, _POINTERS | pointers, constexprs, tile.num_warps, tile.num_stages, architectures
-    )
 
 
-def _quantize_rows(width: int) -> Compilation:
-    pointers = {
-        "out_ptr": "*bf16",
-        "quantized_ptr": "*fp8e4nv",
-        "row_scale_ptr": "*fp32",
-        "positions_ptr": "*i32",
-        "out_stride": "i32",
-    }
-    sizes = {"WIDTH": width, "BLOCK_WIDTH": triton.next_power_of_2(width)}
-    return Compilation(quantize_rows_kernel, pointers, sizes, 4, architectures=(90, 100))
+def _row_constants(width: int) -> dict[str, Any]:
+    return {"WIDTH": width, "BLOCK_WIDTH": triton.next_power_of_2(width)}
+
+
+_SIGNATURE = {
+    "q_ptr": "*bf16",
+    "tables_ptr": "*i32",
+    "counts_ptr": "*i32",
+    "out_ptr": "*bf16",
+    "scale_log2": "fp32",
+    "q_stride": "i32",
+    "out_stride": "i32",
+    "max_blocks": "i32",
+}
+_DECODE = {"items_ptr": "*i32", "partials_ptr": "*fp32", "stats_ptr": "*fp32", "arrivals_ptr": "*i32"}
+_ROWS = {
+    "out_ptr": "*bf16",
+    "quantized_ptr": "*fp8e4nv",
+    "row_scale_ptr": "*fp32",
+    "positions_ptr": "*i32",
+    "out_stride": "i32",
+}
+
+
+def _compilations(num_heads: int, num_kv_heads: int, head_dim: int, fp8: bool) -> list[Compilation]:
+    """Decode and prefill of a shape, as they are launched but for the cap on registers."""
+    element_size, cache = (1, "fp8e4nv") if fp8 else (2, "bf16")
+    product = tl.float16 if fp8 else tl.bfloat16
+    geometry = num_heads, num_kv_heads, head_dim, 16
+    signature = _SIGNATURE | {"cache_ptr": f"*{cache}"}
+    architectures = (90, 100) if fp8 else (80, 90, 100)
+    decode, prefill = decode_tile(head_dim), prefill_tile(head_dim, element_size)
+    return [
+        Compilation(
+            decode_kernel,
+            signature | _DECODE,
+            _decode_constants(*geometry, decode, product),
+            decode.num_warps,
+            decode.num_stages,
+            architectures,
+        ),
+        Compilation(
+            prefill_kernel,
+            signature | {"tiles_ptr": "*i32"},
+            _prefill_constants(*geometry, prefill, product),
+            prefill.num_warps,
+            prefill.num_stages,
+            architectures,
+        ),
+    ]
 
 
 COMPILATIONS = [
-    *(_decode(32, 8, 128, cache, quantize) for cache in ("bf16", "fp8e4nv") for quantize in (False, True)),
-    *(_decode(8, 4, 32, cache, quantize=False) for cache in ("bf16", "fp8e4nv")),
-    _decode(8, 4, 256, "bf16", quantize=False),
-    *(_prefill(32, 8, 128, cache) for cache in ("bf16", "fp8e4nv")),
-    *(_prefill(8, 4, 32, cache) for cache in ("bf16", "fp8e4nv")),
-    _prefill(8, 4, 256, "bf16"),
-    _quantize_rows(4096),
-    _quantize_rows(256),
+    *(one for fp8 in (False, True) for one in _compilations(32, 8, 128, fp8)),
+    *(one for fp8 in (False, True) for one in _compilations(8, 4, 32, fp8)),
+    *_compilations(8, 4, 256, fp8=False),
+    *(
+        Compilation(
+            quantize_rows_kernel, _ROWS, _row_constants(width), QUANTIZE_WARPS, architectures=(90, 100)
+        )
+        for width in (4096, 256)
+    ),
 ]

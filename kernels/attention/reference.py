@@ -71,7 +71,7 @@ def _attend(
 
 
 def quantize_rows_reference(out_THD: Tensor, quantized: Tensor, quantized_scale_T: Tensor) -> None:
-    """Semantics: quantized_scale[t] = max |out[t]| / 448; quantized[t] = e4m3(out[t] / quantized_scale[t])."""
+    """Semantics: scale[t] = max |out[t]| / 448; quantized[t] = e4m3(out[t] / scale[t])."""
     rows = out_THD.flatten(1).float()
     scale = (rows.abs().amax(1) / E4M3_MAX).clamp_min(torch.finfo(torch.float32).tiny)
     quantized_scale_T.copy_(scale)

@@ -1,7 +1,7 @@
 """From the fused projection to what attention reads: q rotated, k rotated and v in the paged cache.
 
-Semantics: with y[t] = qkv[t] * scale[t], split into heads q, k, v of D numbers, for token t at position p of the
-sequence whose block table is `table`:
+Semantics: with y[t] = qkv[t] * scale[t], split into heads q, k, v of D numbers, for token t at position p of
+the sequence whose block table is `table`:
     q[t, h], k[t, g] = y / sqrt(mean(y^2) + eps) * norm          each head, where the model has q/k norms
     x[i] = x[i] * rotary[p, 0, i] + x[(i + D/2) mod D] * rotary[p, 1, i]       x each head of q and k
     cache[table[p // B], 0, g, p % B] = k[t, g]        cache[table[p // B], 1, g, p % B] = v[t, g]
@@ -23,7 +23,7 @@ __all__ = ["CacheRows", "Placement", "kv_rows", "rope_kv"]
 
 @dataclass(frozen=True, slots=True)
 class CacheRows:
-    """Where tokens' keys and values go, worked out once per step for all layers: what the torch path reads."""
+    """Where tokens' keys and values go, worked out once per step: what the torch path reads."""
 
     rows_T2H: Tensor
     """int64, `kv_rows` of the step's slot mapping."""
@@ -60,14 +60,17 @@ def rope_kv(
     eps: float = 0.0,
     scale_T: Tensor | None = None,
 ) -> Tensor:
-    """Semantics: see the module. Arithmetic in fp32 on a GPU whatever the storage type, one rounding at the end.
+    """Semantics: see the module. Arithmetic in fp32 on a GPU whatever the storage type, one rounding at the
+    end.
 
     Args:
-        qkv_TN: the fused projection, N = (Hq + 2 Hkv) D; q is rotated in place, and what is left of k and v is
+        qkv_TN: the fused projection, N = (Hq + 2 Hkv) D; q is rotated in place, and what is left of k and v
+        is
             unspecified. Rows may be strided.
         rotary: fp32; plane 0 the cosines twice over, plane 1 the sines, negated in the first half. With
             `CacheRows` [T, 2, D], a row per token; with a `Placement` [positions, 2, D], read by position.
-        cache_N2HBD: one layer's blocks `[N, 2, Hkv, B, D]`, contiguous. In e4m3, magnitudes are clamped to 448.
+        cache_N2HBD: one layer's blocks `[N, 2, Hkv, B, D]`, contiguous. In e4m3, magnitudes are clamped to
+        448.
         where: where each token stands; decides between torch and the kernel.
         num_heads: of q.
         q_norm_D, k_norm_D: weights of the per-head RMSNorm (Qwen3), both or neither.
@@ -82,7 +85,8 @@ def rope_kv(
     two, num_kv_heads, head_dim = cache_N2HBD.shape[1], cache_N2HBD.shape[2], cache_N2HBD.shape[4]
     if two != 2 or width != (num_heads + 2 * num_kv_heads) * head_dim or not cache_N2HBD.is_contiguous():
         raise ValueError(
-            f"rope_kv: cache {tuple(cache_N2HBD.shape)} does not fit qkv {tuple(qkv_TN.shape)} of {num_heads} heads"
+            f"rope_kv: cache {tuple(cache_N2HBD.shape)} does not fit"
+            f" qkv {tuple(qkv_TN.shape)} of {num_heads} heads"
         )
     if (q_norm_D is None) != (k_norm_D is None):
         raise ValueError("rope_kv: q and k have norms, or neither has")

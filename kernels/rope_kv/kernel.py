@@ -48,8 +48,8 @@ def rope_kv_kernel(
     NORMED: tl.constexpr,
     FP8: tl.constexpr,
 ):
-    """Semantics: q[t, h] = turn(norm(qkv[t, h] * scale[t])), in place; the same for k and without turn and norm
-    for v, into cache[tables[rows[t], p // B], plane, g, p % B], p = positions[t]; nothing where p < 0.
+    """Semantics: q[t, h] = turn(norm(qkv[t, h] * scale[t])), in place; the same for k and without turn and
+    norm for v, into cache[tables[rows[t], p // B], plane, g, p % B], p = positions[t]; nothing where p < 0.
 
     qkv_TN bf16 or fp32, scale_T fp32, norms_D like qkv, rotary_P2D fp32, cache_N2HBD like qkv or e4m3,
     positions_T, rows_T, tables_RB int32. One program turns BLOCK_HEADS heads of one token.

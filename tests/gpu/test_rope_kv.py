@@ -27,9 +27,11 @@ def test_as_the_plain_statement(case: Case, cache_dtype: torch.dtype, device: to
     got = rope_kv(there, table_there, cache, case.where(device), case.num_heads, **options_there)
     present = case.where().positions_T >= 0
     assert got.data_ptr() == there.data_ptr()
-    torch.testing.assert_close(got.cpu()[present].double(), expected[present], rtol=2**-8, atol=1e-5)
-    assert torch.equal(got.cpu()[~present], qkv[~present, : case.num_heads * case.head_dim].view_as(got[~present]))
-    ulp = 2**-8 if cache_dtype == BF16 else 2**-3
+    torch.testing.assert_close(got.cpu()[present].double(), expected[present], rtol=2**-7, atol=1e-5)
+    assert torch.equal(
+        got.cpu()[~present], qkv[~present, : case.num_heads * case.head_dim].view_as(got[~present])
+    )
+    ulp = 2**-7 if cache_dtype == BF16 else 2**-3
     torch.testing.assert_close(
         cache.float().cpu(), expected_cache.float(), rtol=ulp, atol=2**-9, equal_nan=True
     )

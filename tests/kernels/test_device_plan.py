@@ -61,16 +61,23 @@ def test_every_token_and_every_key_is_covered_once(seed: int) -> None:
 
     num_items, num_tiles = step.counts_2.tolist()
     seen = np.zeros(num_tokens, dtype=np.int64)
-    next_split: dict[int, int] = {}
+    splits_of: dict[int, int] = {}
     lengths = []
-    for item in step.items_I[:num_items].tolist():
-        ordinal, split = item & 0xFFFF, item >> 16
-        token, row, total_len, split_len = step.seqs_S4[ordinal].tolist()
-        assert split == next_split.get(ordinal, 0)
-        next_split[ordinal] = split + 1
-        assert (expected_rows[token], expected[token]) == (row, total_len - 1)
-        seen[token] += min(split_len, total_len - split * split_len)
-        lengths.append(split_len)
+    for place, first_key, last_key, share in step.items_I4[:num_items].tolist():
+        token, row, ordinal, split, splits = (
+            place & 0xFFFF,
+            place >> 16,
+            share & 0xFFFF,
+            share >> 16 & 0xFF,
+            share >> 24,
+        )
+        assert split == splits_of.get(ordinal, 0) < splits
+        splits_of[ordinal] = split + 1
+        assert expected_rows[token] == row
+        assert first_key == seen[token] < last_key <= expected[token] + 1
+        seen[token] = last_key
+        lengths.append(int(split_lengths(expected[token] + 1)))
+        assert splits == -(-(expected[token] + 1) // lengths[-1])
     assert lengths == sorted(lengths, reverse=True)
     assert num_items <= min(num_tokens, 64) * max_splits(batch.plan.max_len)
     assert num_tiles <= step.prefill_tiles
@@ -122,5 +129,5 @@ def test_refuses_what_does_not_fit() -> None:
         batch.plan.fill(np.array([0]), np.array([1]), np.array([65]), 1)
     with pytest.raises(ValueError, match="cannot share"):
         DevicePlan(StepInputs("cpu"), 4, 64, 4, 6, 4, 32, 16, torch.device("cpu"))
-    with pytest.raises(ValueError, match="max_rows"):
+    with pytest.raises(ValueError, match="more than an item"):
         DevicePlan(StepInputs("cpu"), 1 << 16, 64, 4, 4, 4, 32, 16, "cpu")
