@@ -44,8 +44,8 @@ def decode_tile(head_dim: int) -> Tile:
 
     us of 256 x 192, 256 x 2048, 1 x 192 keys at the 8B shape, bf16: 64 keys, 2 warps, 3 stages 55, 528, 6.5;
     2 stages 54, 534, 7.5; 4 warps 64, 644, 7.6; 128 keys, 4 warps 69, 613, 6.7; 32 keys, 1 warp 55, 531, 11.
-    e4m3, which goes through registers: 2 warps, 3 stages 49, 468, 6.5; 2 stages 49, 482, 7.5; 4 warps 64, 675,
-    8.3.
+    e4m3, which goes through registers: 2 warps, 3 stages 49, 468, 6.5; 2 stages 49, 482, 7.5; 4 warps 64,
+    675, 8.3.
     """
     return Tile(64, 2, 3) if head_dim <= 128 else Tile(32, 2, 2)
 
