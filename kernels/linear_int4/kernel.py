@@ -108,7 +108,7 @@ def launch(
         return out_TN
     splits = tiling.splits
     assert weight.words.shape[0] * 128 % tiling.block_n == 0
-    assert tiles_n * tiles_t <= len(weight.arrivals)
+    assert splits == 1 or tiles_n * tiles_t <= len(weight.arrivals)
     if splits > 1:
         size = (tiles_n * tiles_t, splits, tiling.block_t, tiling.block_n)
         partial = torch.empty(size, dtype=torch.float32, device=x_TK.device)

@@ -28,6 +28,8 @@ from kernels.linear_int4.rounding import GROUP, SYMMETRIC_ZERO, round_to_codes
 
 TILE_ROWS = 128
 """Rows are padded to a multiple."""
+MAX_SHARED_TILES = 256
+"""Tiles of a launch whose groups are shared out: with more there are blocks enough without."""
 STEP_INPUTS = 2 * GROUP
 """Inputs are padded to a multiple: kernels take groups by pairs."""
 MAGIC = 128
@@ -56,7 +58,7 @@ class Int4Weight:
     order_K: Tensor | None
     """int64: column k of the codes multiplies input order_K[k] (GPTQ's activation order)."""
     arrivals: Tensor
-    """int32 [N padded / 16]: zero between products; blocks that share a tile count themselves here."""
+    """int32 [MAX_SHARED_TILES]: zero between products; blocks that share a tile count themselves here."""
 
     @classmethod
     def from_codes(
@@ -99,7 +101,6 @@ class Int4Weight:
             zeros = _pack_zeros(
                 torch.full_like(scale_NG, SYMMETRIC_ZERO) if zero_NG is None else zero_NG, for_fp8
             )
-        padded = -(-num_rows // TILE_ROWS) * TILE_ROWS
         return cls(
             out_features=num_rows,
             in_features=num_inputs,
@@ -110,7 +111,7 @@ class Int4Weight:
             zeros=zeros,
             bias_N=None if bias_N is None else bias_N.float(),
             order_K=order_K,
-            arrivals=torch.zeros(padded // 16, dtype=torch.int32, device=codes_NK.device),
+            arrivals=torch.zeros(MAX_SHARED_TILES, dtype=torch.int32, device=codes_NK.device),
         )
 
     @classmethod
