@@ -62,6 +62,7 @@ def plan_gpu(
     `useful_blocks`: more keys and values than all rows at full length can have are of no use. Raises
     ValueError when the least that an engine needs does not fit.
     """
+    _check_kv_bytes(wanted, block_bytes)
     left = budget_bytes - used_bytes - scratch_bytes
     adapters = wanted.adapter_bytes
     if adapters is None:
@@ -89,10 +90,16 @@ def plan_gpu(
 
 def plan_cpu(wanted: Wanted, *, block_bytes: int, useful_blocks: int) -> MemoryPlan:
     """On a CPU adapters take memory as they come, and keys and values what they are given."""
+    _check_kv_bytes(wanted, block_bytes)
     num_blocks = wanted.num_blocks
     if num_blocks is None:
         num_blocks = min((wanted.kv_bytes or KV_BYTES_ON_CPU) // block_bytes, useful_blocks) + 1
     return MemoryPlan(num_blocks, num_blocks * block_bytes, 0, 0)
+
+
+def _check_kv_bytes(wanted: Wanted, block_bytes: int) -> None:
+    if wanted.kv_bytes is not None and wanted.kv_bytes < block_bytes:
+        raise ValueError(f"kv_bytes: {wanted.kv_bytes} is less than one block takes, {block_bytes} bytes")
 
 
 def _gib(num_bytes: int) -> str:

@@ -121,7 +121,11 @@ def test_a_plan_never_exceeds_the_budget_by_more_than_the_null_block(
             typical_adapter_bytes=84 << 20,
             host_bytes=host,
         )
-    except ValueError:
+    except ValueError as error:
+        if "kv_bytes:" in str(error):
+            assert kv is not None
+            assert kv < block
+            return
         least = used + scratch + (adapter or 0) + block
         assert least + (kv or 0) + (blocks or 0) * block > budget - budget // 4 - 3 * block, "it did fit"
         return
@@ -178,3 +182,8 @@ def test_a_device_is_taken_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> No
 def test_gpus_are_counted_without_torch() -> None:
     assert num_gpus() >= 0
     assert host_memory() > 1 << 28
+
+
+def test_memory_for_less_than_one_block_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="kv_bytes: 1048576 is less than one block takes"):
+        plan_cpu(Wanted(1, None, 1 << 20, None, None), block_bytes=2 << 20, useful_blocks=9)
