@@ -135,17 +135,19 @@ def test_a_kernel_that_fits_passes():
 
 
 def test_registers_that_spill_are_found_and_may_be_allowed():
-    large = Compilation(_scan, {"x_ptr": "*fp32"}, {"BLOCK": 16384}, num_warps=1)
+    large = Compilation(_scan, {"x_ptr": "*fp32"}, {"BLOCK": 8192}, num_warps=1)
     assert "bytes of local memory, 0 allowed" in (what_is_wrong(large, 90) or "")
     generous = Compilation(
-        _scan, {"x_ptr": "*fp32"}, {"BLOCK": 16384}, num_warps=1, local_bytes=MAX_LOCAL_BYTES + 1
+        _scan, {"x_ptr": "*fp32"}, {"BLOCK": 8192}, num_warps=1, local_bytes=MAX_LOCAL_BYTES + 1
     )
     assert "allows itself" in (what_is_wrong(generous, 90) or "")
 
 
-def test_too_much_shared_memory_is_found():
-    large = Compilation(_product, {"a_ptr": "*bf16"}, {"BLOCK": 512}, num_warps=16)
-    assert "shared memory" in (what_is_wrong(large, 80) or "")
+def test_too_much_shared_memory_is_found(monkeypatch):
+    product = Compilation(_product, {"a_ptr": "*bf16"}, {"BLOCK": 64})
+    assert what_is_wrong(product, 80) is None
+    monkeypatch.setitem(SHARED_MEMORY_BYTES, 80, 4096)
+    assert "bytes of shared memory of 4096" in (what_is_wrong(product, 80) or "")
 
 
 def test_what_does_not_compile_is_found():
