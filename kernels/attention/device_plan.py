@@ -165,12 +165,17 @@ class DevicePlan:
         """Writes one step.
 
         Args:
-            rows_S: row of the batch state of each sequence, in the order of the flattened batch.
+            rows_S: row of the batch state of each sequence, in the order of the flattened batch; none at all
+                for a step that is all filling.
             query_lens_S: tokens of this step. One token is decoded, more are a prefill chunk.
             total_lens_S: tokens of the sequence up to and including this step's.
             num_tokens: of the bucket; tokens beyond the batch's are marked as filling.
         """
         num_seqs = len(rows_S)
+        positions, rows, counts = self._positions.host, self._rows.host, self._counts.host
+        if not num_seqs:
+            positions[:num_tokens], rows[:num_tokens], counts[:] = -1, self.max_rows, 0
+            return
         ends = query_lens_S.cumsum()
         used = int(ends[-1]) if num_seqs else 0
         assert used <= num_tokens <= self.max_tokens, f"{used} tokens for a bucket of {num_tokens}"
@@ -178,8 +183,6 @@ class DevicePlan:
         assert not num_seqs or int(total_lens_S.max()) <= self.max_len, (
             f"{total_lens_S.max()} tokens in a row of {self.max_len}"
         )
-        positions, rows = self._positions.host, self._rows.host
-        counts = self._counts.host
         if used == num_seqs:
             positions[:used] = total_lens_S - 1
             rows[:used] = rows_S

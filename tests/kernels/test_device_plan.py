@@ -93,6 +93,16 @@ def test_every_token_and_every_key_is_covered_once(seed: int) -> None:
     assert not seen[used:].any()
 
 
+def test_a_step_of_nobody_is_all_filling() -> None:
+    batch = batch_of(8, 64, 4)
+    step, nobody = batch.plan.bucket(64, decode_only=False), np.zeros(0, np.int64)
+    batch.fill(np.arange(8), np.full(8, 8), np.full(8, 20), 64)
+    batch.fill(nobody, nobody, nobody, 64)
+    assert step.counts_2.tolist() == [0, 0]
+    assert (step.positions_T == -1).all()
+    assert (step.rows_T == 8).all()
+
+
 def test_grids_depend_on_the_bucket_and_hold_its_worst_step() -> None:
     batch = batch_of(8, 512, 4)
     worst = batch.plan.bucket(512, decode_only=False)
