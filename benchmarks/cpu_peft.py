@@ -35,7 +35,8 @@ from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.pool import AdapterPool
 from engine.lora.slots import SlotTable
 from engine.model.config import load_config
-from engine.model.model import Model, load_model
+from engine.model.loading import load_model
+from engine.model.model import Model
 from engine.model.weights import base_digest
 from engine.protocol import AdapterRef, SamplingParams, Submit
 from engine.runner import ModelRunner

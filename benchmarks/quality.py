@@ -36,7 +36,7 @@ from benchmarks.shapes import SHAPES
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.manifest import Dtype
 from engine.model.config import load_config
-from engine.model.model import load_model
+from engine.model.loading import load_model
 from engine.model.weights import base_digest
 from examples.sapling.tasks import TASKS, Example
 

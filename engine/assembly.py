@@ -26,7 +26,8 @@ from engine.lora.slots import SlotTable
 from engine.memory import SLOTS_ON_CPU, SLOTS_ON_GPU, MemoryPlan, Wanted, adapter_bytes, plan_cpu, plan_gpu
 from engine.model.cache import KVCache
 from engine.model.config import ModelConfig
-from engine.model.model import Model, load_model
+from engine.model.loading import load_model
+from engine.model.model import Model
 from engine.model.weights import base_digest
 from engine.outputs import DeviceGauges
 from engine.protocol import EngineInfo

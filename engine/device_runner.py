@@ -112,7 +112,7 @@ class DeviceRunner:
 
     @staticmethod
     def scratch_bytes(config: ModelConfig, max_rows: int, max_batch_tokens: int) -> int:
-        """About what steps need besides weights, adapters and cache: for budgets.
+        """About what steps take besides weights, adapters and cache: for budgets.
 
         bf16 activations of the widest layer, their FP8 copies, fp32 logits, partial sums of split attention
         and of adapters, and what the libraries and captured graphs keep.
@@ -204,7 +204,9 @@ class DeviceRunner:
         self._plan.fill(rows, query_lens, ends, bucket.num_tokens)
         self._fill_ids(owners, query_lens, ends, bucket)
         self._fill_sampled(query_lens, samples, decode_only)
-        self._sampler.prepare(drawing, state.total_len[drawing] - state.prompt_len[drawing])
+        # A decode step has everybody's logits, also those of a prompt's last token but one.
+        places = np.flatnonzero(samples) if decode_only else None
+        self._sampler.prepare(drawing, state.total_len[drawing] - state.prompt_len[drawing], places)
         inputs.send()
         if num_changes:
             self._write_tables(*self._changes.device[:, :num_changes])

@@ -8,16 +8,14 @@ written once; a step describes itself as the device wants it, and every op picks
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from engine.model.cache import KVCache
-from engine.model.config import GROUPS, ModelConfig, load_config
-from engine.model.quantization import Linear, check_quantization, make_linear
+from engine.model.config import GROUPS, ModelConfig
+from engine.model.quantization import Linear
 from engine.model.rope import RotaryTable
-from engine.model.weights import Checkpoint, layer_tensor, open_checkpoint
 from kernels.activation import Activation, Projection
 from kernels.attention import AttentionMetadata, AttentionPlan, DeviceStep, paged_attention
 from kernels.embedding import embed
@@ -316,50 +314,3 @@ class Model:
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self._workspace.take(name, shape, self.dtype)
-
-
-def load_model(
-    base_dir: Path,
-    quantization: str = "none",
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-) -> Model:
-    """Loads a Hugging Face checkpoint; whatever its storage type, tensors become `dtype`.
-
-    Raises:
-        ValueError: the checkpoint is incomplete, unexplained or unsupported; the message names the field or
-            tensor.
-    """
-    device = torch.device(device)
-    check_quantization(quantization, device)
-    config = load_config(base_dir)
-    with open_checkpoint(base_dir, config, dtype, device) as checkpoint:
-        layers = [_load_layer(checkpoint, config, index, quantization) for index in range(config.num_layers)]
-        embedding_VH = checkpoint.tensor("model.embed_tokens.weight")
-        head_VH = embedding_VH if config.tie_embeddings else checkpoint.tensor("lm_head.weight")
-        norm_H = checkpoint.tensor("model.norm.weight")
-    return Model(config, quantization, embedding_VH, layers, norm_H, head_VH)
-
-
-def _load_layer(checkpoint: Checkpoint, config: ModelConfig, index: int, quantization: str) -> Layer:
-    prefix = f"model.layers.{index}."
-
-    def linear(group: str) -> Linear:
-        modules = GROUPS[group]
-        biases = [layer_tensor(index, module, "bias") for module in modules if config.has_bias(module)]
-        return make_linear(
-            quantization,
-            checkpoint.fused([layer_tensor(index, module) for module in modules]),
-            checkpoint.fused(biases) if biases else None,
-        )
-
-    return Layer(
-        input_norm_H=checkpoint.tensor(prefix + "input_layernorm.weight"),
-        post_norm_H=checkpoint.tensor(prefix + "post_attention_layernorm.weight"),
-        q_norm_D=checkpoint.tensor(prefix + "self_attn.q_norm.weight") if config.qk_norm else None,
-        k_norm_D=checkpoint.tensor(prefix + "self_attn.k_norm.weight") if config.qk_norm else None,
-        qkv=linear("qkv"),
-        o=linear("o"),
-        gate_up=linear("gate_up"),
-        down=linear("down"),
-    )

@@ -10,7 +10,7 @@ import torch
 from adapters.packing import pack
 from engine.core import EngineCore
 from engine.model.config import load_config
-from engine.model.model import load_model
+from engine.model.loading import load_model
 from engine.model.weights import base_digest
 from engine.protocol import SamplingParams, Submit
 from examples.sapling import ADAPTERS, BASE, tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.model.model import load_model
+from engine.model.loading import load_model
 from kernels.lora import LoraContext
 from kernels.lora_work import NO_SLOT
 from tests.engine.model.checkpoints import VARIANTS, make_reference, prompts, save

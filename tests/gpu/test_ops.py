@@ -5,14 +5,10 @@ import torch
 
 from kernels.attention import AttentionPlan, paged_attention
 from kernels.attention import cases as attention_cases
-from kernels.kv_write import cases as kv_cases
-from kernels.kv_write import kv_rows, kv_write
 from kernels.linear_int8 import Int8Weight, linear_int8
 from kernels.linear_int8 import cases as int8_cases
 from kernels.rms_norm import cases as norm_cases
 from kernels.rms_norm import rms_norm
-from kernels.rope import cases as rope_cases
-from kernels.rope import rope
 from kernels.silu_mul import cases as silu_cases
 from kernels.silu_mul import silu_mul
 from kernels.workspace import Workspace
@@ -47,18 +43,6 @@ def test_attention(case: attention_cases.Case, dtype: torch.dtype, device: torch
 def test_attention_over_many_decodes_of_like_and_unlike_length(device: torch.device) -> None:
     case = attention_cases.Case(tuple((1, 1 + 37 * seq % 700) for seq in range(64)), 8, 2, 64)
     assert_near(attend(case, torch.float32, device), attend(case, torch.float32, "cpu"), 1e-5)
-
-
-@each_type
-@pytest.mark.parametrize("case", kv_cases.CASES, ids=str)
-def test_kv_write(case: kv_cases.Case, dtype: torch.dtype, device: torch.device) -> None:
-    kv, slots = case.inputs(dtype)
-    shape = (case.num_blocks, 2, case.num_heads, case.block_size, case.head_dim)
-    expected = torch.full(shape, -1.0, dtype=dtype)
-    got = expected.to(device)
-    kv_write(kv, kv_rows(slots, case.num_heads, case.block_size), expected)
-    kv_write(kv.to(device), kv_rows(slots.to(device), case.num_heads, case.block_size), got)
-    assert torch.equal(got.cpu(), expected)
 
 
 @pytest.mark.parametrize("case", int8_cases.CASES, ids=str)
@@ -98,17 +82,6 @@ def test_rms_norm_of_strided_heads_in_place(device: torch.device) -> None:
     rms_norm(there[:, 1:4], weight.to(device), 1e-6, there[:, 1:4])
     assert torch.equal(there[:, [0, 4, 5]].cpu(), fused[:, [0, 4, 5]])
     assert_near(there, fused, 1e-6)
-
-
-@each_type
-@pytest.mark.parametrize("case", rope_cases.CASES, ids=str)
-def test_rope(case: rope_cases.Case, dtype: torch.dtype, device: torch.device) -> None:
-    x, angles = case.inputs(dtype)
-    planes = rope_cases.rotary_planes(angles)
-    fused = torch.cat((x, x), 1).to(device)  # values follow, and must stay
-    rope(fused[:, : case.num_heads], planes.to(device))
-    assert_near(fused[:, : case.num_heads], rope(x.float(), planes), RATIO[dtype])
-    assert torch.equal(fused[:, case.num_heads :].cpu(), case.inputs(dtype)[0])
 
 
 @each_type

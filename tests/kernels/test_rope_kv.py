@@ -1,12 +1,11 @@
-"""Rotation and KV write in torch: against the plain statement, and the bits of the ops it is made of."""
+"""Rotation and KV write in torch: against the plain statement, and against rotation of complex numbers."""
 
 import pytest
 import torch
 
-from kernels.kv_write import kv_write
-from kernels.rope import rope
 from kernels.rope_kv import CacheRows, rope_kv
 from kernels.rope_kv.cases import CASES, Case, naive_rope_kv
+from kernels.rope_kv.reference import rope_reference
 
 WHOLE = [case for case in CASES if min(case.positions) >= 0]
 
@@ -23,17 +22,20 @@ def test_as_the_plain_statement(case: Case) -> None:
     torch.testing.assert_close(cache, expected_cache, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_bits_are_those_of_rope_and_kv_write(dtype: torch.dtype) -> None:
-    case = Case((5, 30, 2, 17), 8, 4, 32)
-    qkv, table, _ = case.inputs(dtype)
-    rotary, rows = table[case.where().positions_T.long()], case.cache_rows()
-    parts, cache = qkv.clone().unflatten(1, (-1, 32)), case.cache(dtype)
-    rope(parts[:, :12], rotary)
-    kv_write(parts[:, 8:].unflatten(1, (2, -1)), rows.rows_T2H, cache)
-    fused_cache = case.cache(dtype)
-    assert torch.equal(rope_kv(qkv, rotary, fused_cache, rows, 8), parts[:, :8])
-    assert torch.equal(fused_cache.nan_to_num(), cache.nan_to_num())
+@pytest.mark.parametrize(("num_tokens", "num_heads", "head_dim"), [(1, 3, 16), (32, 12, 32), (64, 40, 128)])
+def test_rotates_each_pair_by_its_angle(num_tokens: int, num_heads: int, head_dim: int) -> None:
+    generator = torch.Generator().manual_seed(head_dim)
+    x = torch.randn(num_tokens, num_heads, head_dim, generator=generator)
+    angles = torch.rand(num_tokens, head_dim // 2, generator=generator) * 6.28
+    first, second = x.double().chunk(2, -1)
+    turned = (
+        torch.complex(first, second) * torch.polar(torch.ones_like(angles), angles).to(torch.cdouble)[:, None]
+    )
+    planes = torch.stack(
+        (torch.cat((angles.cos(),) * 2, -1), torch.cat((-angles.sin(), angles.sin()), -1)), 1
+    )
+    rope_reference(x, planes)
+    torch.testing.assert_close(x.double(), torch.cat((turned.real, turned.imag), -1), rtol=1e-5, atol=1e-6)
 
 
 def test_refuses_what_does_not_fit() -> None:

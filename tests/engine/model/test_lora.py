@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import LoraLayer
 
 from engine.model.config import GROUPS, ModelConfig, load_config
-from engine.model.model import load_model
+from engine.model.loading import load_model
 from kernels.lora import LoraContext
 from kernels.lora.cases import ListPool
 from kernels.lora_work import NO_SLOT, SlotGroup

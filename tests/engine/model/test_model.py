@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from engine.model.model import Model, load_model
+from engine.model.loading import load_model
+from engine.model.model import Model
 from engine.model.quantization import check_quantization
 from engine.model.weights import INDEX_FILE
 from kernels.attention import AttentionMetadata

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.model.model import load_model
+from engine.model.loading import load_model
 from engine.model.weights import INDEX_FILE, SINGLE_FILE, base_digest
 from tests.engine.model.checkpoints import make_reference, save
 

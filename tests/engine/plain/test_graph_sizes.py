@@ -1,5 +1,7 @@
 """Which sizes of step are captured, and which one a step gets."""
 
+from itertools import pairwise
+
 import pytest
 
 from engine.graphs import Bucket, StepGraphs, row_buckets, token_buckets
@@ -21,7 +23,7 @@ def test_tokens_are_padded_by_an_eighth_or_a_step(max_tokens: int) -> None:
     sizes = token_buckets(max_tokens)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == max_tokens
-    for smaller, larger in zip(sizes, sizes[1:], strict=False):
+    for smaller, larger in pairwise(sizes):
         assert larger - smaller <= max(64, smaller / 8)
     assert len(sizes) < 50
 

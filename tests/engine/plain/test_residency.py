@@ -338,7 +338,7 @@ def test_any_sequence_by_bytes_keeps_the_line_in_order(num_slots: int, capacity:
             case 6:
                 world.residency.prefetch(ref, random.choice([True, False, None]))
         world.residency.check_integrity()
-    # Let go of everything that runs, again and again: whoever waits gets its turn, or hears why it never will.
+    # All that runs ends, again and again: whoever waits gets its turn, or hears why it never will.
     for _ in range(40 * len(names)):
         world.now += PATIENCE_S
         for index in held:

@@ -13,7 +13,7 @@ import engine.device_runner
 from engine import assembly
 from engine.lora.device_pool import DevicePool
 from engine.model.cache import KVCache
-from engine.model.model import load_model
+from engine.model.loading import load_model
 from engine.outputs import DeviceGauges, RunnerCounters
 from engine.settings import DeviceSettings, EngineSettings
 from tests.engine.runner.bases import write_base

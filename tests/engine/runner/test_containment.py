@@ -4,7 +4,7 @@ nothing."""
 import pytest
 
 from adapters.packing import pack
-from engine.model.model import load_model
+from engine.model.loading import load_model
 from engine.model.weights import base_digest
 from engine.protocol import SamplingParams, Submit
 from tests.adapters.peft_files import LINEARS, lora_tensors, write_peft

@@ -8,7 +8,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.model.model import Model, load_model
+from engine.model.loading import load_model
+from engine.model.model import Model
 from engine.protocol import SamplingParams, Submit
 from tests.engine.runner.bases import VOCAB_SIZE, Adapter, write_adapters, write_base
 from tests.engine.runner.rig import make_core, run

@@ -8,7 +8,7 @@ import torch
 
 from adapters.packing import pack
 from engine.model.config import load_config
-from engine.model.model import load_model
+from engine.model.loading import load_model
 from engine.model.weights import base_digest
 from engine.protocol import SamplingParams, Submit
 from tests.engine.runner.bases import ARCHITECTURES, VOCAB_SIZE, write_adapters, write_base
