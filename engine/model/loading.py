@@ -1,0 +1,60 @@
+"""A model from a checkpoint: each tensor read once, each linear in the form it is served in.
+
+Owns the order of reading, which bounds the memory a load takes to one layer beyond the model. Refuses to know
+files (`weights.py`) and what layers compute (`model.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.model.config import ModelConfig, load_config
+from engine.model.model import Layer, Model
+from engine.model.quantization import Linear, check_quantization, make_linear
+from engine.model.weights import Checkpoint, open_checkpoint
+
+
+def load_model(
+    base_dir: Path,
+    quantization: str = "none",
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Model:
+    """Loads a Hugging Face checkpoint; whatever its storage type, tensors become `dtype`.
+
+    Linears that the checkpoint holds quantised stay as they are; others are quantised as told.
+
+    Raises:
+        ValueError: the checkpoint is incomplete, unexplained or unsupported; the message names the field or
+            tensor.
+    """
+    device = torch.device(device)
+    check_quantization(quantization, device)
+    config = load_config(base_dir)
+    with open_checkpoint(base_dir, config, dtype, device) as checkpoint:
+        layers = [_load_layer(checkpoint, config, index, quantization) for index in range(config.num_layers)]
+        embedding_VH = checkpoint.tensor("model.embed_tokens.weight")
+        head_VH = embedding_VH if config.tie_embeddings else checkpoint.tensor("lm_head.weight")
+        norm_H = checkpoint.tensor("model.norm.weight")
+    return Model(config, quantization, embedding_VH, layers, norm_H, head_VH)
+
+
+def _load_layer(checkpoint: Checkpoint, config: ModelConfig, index: int, quantization: str) -> Layer:
+    prefix = f"model.layers.{index}."
+
+    def linear(group: str) -> Linear:
+        source = checkpoint.linear(index, group)
+        return make_linear(quantization, source.weight, source.bias_N)
+
+    return Layer(
+        input_norm_H=checkpoint.tensor(prefix + "input_layernorm.weight"),
+        post_norm_H=checkpoint.tensor(prefix + "post_attention_layernorm.weight"),
+        q_norm_D=checkpoint.tensor(prefix + "self_attn.q_norm.weight") if config.qk_norm else None,
+        k_norm_D=checkpoint.tensor(prefix + "self_attn.k_norm.weight") if config.qk_norm else None,
+        qkv=linear("qkv"),
+        o=linear("o"),
+        gate_up=linear("gate_up"),
+        down=linear("down"),
+    )
