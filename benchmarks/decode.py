@@ -152,9 +152,10 @@ class Bench:
         num_steps = min(num_steps, OUTPUT_LEN - 4)
         for index, prompt in enumerate(self._prompts(batch, PROMPT_LEN)):
             self._engine.submit(prompt, OUTPUT_LEN, chosen[index % distinct] if distinct else None)
-        num_tokens = 0
-        while num_tokens < 2 * batch:  # every row decodes
-            num_tokens += sum(len(chunk.token_ids) for chunk in self._engine.step())
+        started: set[str] = set()
+        while len(started) < batch:  # those that began first decode beside the prefill of the others
+            started.update(chunk.request_id for chunk in self._engine.step())
+        self._engine.step()
         text = profile_steps(self._engine.step, num_steps, self._engine.model.device)
         for _ in self._engine.drain():
             pass

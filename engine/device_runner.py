@@ -62,7 +62,7 @@ class DeviceRunner:
     ) -> None:
         """
         Args:
-            pool: without one every row runs the base.
+            pool: without one, or one without slots, every row runs the base.
             num_blocks: KV blocks, the null block included.
             kv_dtype: of keys and values; the model's unless told.
             cuda_graphs: off, steps are launched kernel by kernel.
@@ -97,7 +97,7 @@ class DeviceRunner:
         )
         self._lora = (
             None
-            if pool is None
+            if pool is None or not pool.num_slots
             else DeviceLora(
                 pool.table, inputs, max_tokens, _widths_in(config), batch_invariant=batch_invariant
             )
