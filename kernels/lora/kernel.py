@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -28,43 +29,60 @@ from kernels.overlap import starts_early
 
 COMPUTE = tl.float32 if INTERPRETING else tl.bfloat16
 """What tensor cores multiply; the interpreter's bf16 products are wrong."""
-PROGRAMS_PER_SM = {shrink_rows: 4, expand_rows: 8}
-MAX_REGISTERS = {shrink_rows: 128, expand_rows: 128}
 
 
-def shrink_rows_sizes(width_in: int, bucket: int, rank_stride: int) -> dict[str, Any]:
-    return {
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of one launch."""
+
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int = 2
+    programs_per_sm: int = 4
+    max_registers: int | None = None
+
+
+def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> Plan:
+    """Measured for the 8B shape on an H200 (README)."""
+    small, medium = bucket <= tiling.SMALL_BUCKET, bucket <= tiling.MEDIUM_BUCKET
+    constants = {
         "K": width_in,
         "RANK_STRIDE": rank_stride,
-        "PARTS": tiling.num_parts(width_in, bucket),
+        "PARTS": 48 if small else 8 if medium else 4,
         "STEP": min(triton.next_power_of_2(width_in), 4096 if width_in <= 4096 else 2048),
-        "AHEAD": 4,
+        "AHEAD": 4 if medium else 3,
         "CHUNK": tiling.chunk_size(width_in),
         "CHUNKS": tiling.num_chunks(width_in),
-        "BLOCK_R": 64,
-        "BLOCK_K": 64,
+        "BLOCK_R": 32,
+        "BLOCK_K": tiling.STEP,
         "BLOCK_ROWS": tiling.BLOCK_ROWS,
-        "FETCHES": bucket <= tiling.SMALL_BUCKET and width_in % 16 == 0,
+        "FETCHES": small and width_in % 16 == 0,
     }
+    if medium:
+        return Plan(constants, 8, 3, 2, 96)
+    return Plan(constants, 4, 3, 4, 128)
 
 
-def expand_rows_sizes(widths: Sequence[int], bucket: int, rank_stride: int) -> dict[str, Any]:
+def plan_expand_rows(widths: Sequence[int], bucket: int, rank_stride: int) -> Plan:
+    """Measured likewise. 16 columns a thread, so that every thread sums over ranks by itself."""
     small = bucket <= tiling.SMALL_BUCKET
-    pair_n = 256 if small else 1024
-    return {
+    pair_n = 128 if small else 1024
+    constants = {
         **_columns(widths),
         "RANK_STRIDE": rank_stride,
         "PAIR_R": 16 if small else 4,
         "PAIR_N": pair_n,
         "BLOCK_R": 16,
         "BLOCK_N": 64 if small else 128,
+        "STRETCH": 1,
         "BLOCK_ROWS": tiling.BLOCK_ROWS,
         "FETCHES": small and all(width % pair_n == 0 for width in widths),
     }
+    return Plan(constants, 1, programs_per_sm=16) if small else Plan(constants, 2, 2, 8, 128)
 
 
-def shrink_tiles_sizes(width_in: int, bucket: int, rank_stride: int) -> dict[str, Any]:
-    return {
+def plan_shrink_tiles(width_in: int, bucket: int, rank_stride: int) -> Plan:
+    constants = {
         "K": width_in,
         "SPLITS": tiling.num_splits(width_in, bucket),
         "SPAN": tiling.span_size(width_in, bucket),
@@ -73,20 +91,19 @@ def shrink_tiles_sizes(width_in: int, bucket: int, rank_stride: int) -> dict[str
         "BLOCK_R": 64,
         "BLOCK_K": tiling.STEP,
     }
+    return Plan(constants, 4, 3)
 
 
-def expand_tiles_sizes(widths: Sequence[int], rank_stride: int) -> dict[str, Any]:
-    return {
+def plan_expand_tiles(widths: Sequence[int], rank_stride: int) -> Plan:
+    constants = {
         **_columns(widths),
         "BLOCK_N": 128,
+        "STRETCH": 4,
         "RANK_STRIDE": rank_stride,
         "BLOCK_M": tiling.TILE_ROWS,
         "BLOCK_R": 32,
     }
-
-
-WARPS = {shrink_rows: 4, expand_rows: 2, shrink_tiles: 4, expand_tiles: 4}
-STAGES = {shrink_rows: 3, expand_rows: 2, shrink_tiles: 3, expand_tiles: 2}
+    return Plan(constants, 8, programs_per_sm=2, max_registers=128)
 
 
 def _columns(widths: Sequence[int]) -> dict[str, int]:
@@ -100,30 +117,29 @@ def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def _num_programs(kernel: Any, device: torch.device) -> int:
-    return PROGRAMS_PER_SM[kernel] * _num_multiprocessors(device)
-
-
 def _launch(
-    kernel: Any, grid: tuple[int, ...], early: bool, arguments: Sequence[Any], sizes: dict[str, Any]
+    kernel: Any,
+    plan: Plan,
+    grid: int | tuple[int, int],
+    early: bool,
+    arguments: Sequence[Any],
+    **strides: int,
 ) -> None:
-    modern = starts_early(arguments[0])
+    """`grid`: or units of work, for kernels that take any number of programs."""
+    of = arguments[0]
+    modern = starts_early(of)
     early = early and modern
-    if "FETCHES" in sizes:
-        sizes["FETCHES"] = modern and sizes["FETCHES"]
+    constants = {**plan.constants, **strides, "WITH_E4M3": True, "COMPUTE": COMPUTE, "STARTS_EARLY": early}
+    if "FETCHES" in constants:
+        constants["FETCHES"] = modern and constants["FETCHES"]
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
-    if not INTERPRETING and kernel in MAX_REGISTERS:
-        options["maxnreg"] = MAX_REGISTERS[kernel]
-    kernel[grid](
-        *arguments,
-        **sizes,
-        WITH_E4M3=True,
-        COMPUTE=COMPUTE,
-        STARTS_EARLY=early,
-        num_warps=WARPS[kernel],
-        num_stages=STAGES[kernel],
-        **options,
-    )
+    if plan.max_registers and not INTERPRETING:
+        options["maxnreg"] = plan.max_registers
+    if isinstance(grid, int):
+        cut: tuple[int, ...] = (min(grid, plan.programs_per_sm * _num_multiprocessors(of.device)),)
+    else:
+        cut = grid
+    kernel[cut](*arguments, **constants, num_warps=plan.num_warps, num_stages=plan.num_stages, **options)
 
 
 def shrink_triton(
@@ -131,22 +147,22 @@ def shrink_triton(
 ) -> None:
     """As `shrink_reference`."""
     bucket, width_in = x_TK.shape
-    limits, arena, order = work.limits(bucket), table.arena, work.order.device
+    limits, arena = work.limits(bucket), table.arena
     given = (
         *(x_TK, scratch.shrunk, scratch.partials, scratch.counters),
         *(arena, arena.view(torch.bfloat16), arena.view(torch.float32), table.offsets, table.ranks),
         work.counts.device,
     )
-    where = (order, place, table.num_slots)
-    sizes = {"X_STRIDE": x_TK.stride(0), **shrink_rows_sizes(width_in, bucket, scratch.rank_stride)}
-    units = limits.pairs * sizes["PARTS"] + limits.blocks * sizes["CHUNKS"]
-    grid = (min(units, _num_programs(shrink_rows, x_TK.device)),)
-    _launch(shrink_rows, grid, early, (*given, work.pairs.device, work.blocks.device, *where), sizes)
+    where = (work.order.device, place, table.num_slots)
+    stride = {"X_STRIDE": x_TK.stride(0)}
+    plan = plan_shrink_rows(width_in, bucket, scratch.rank_stride)
+    units = limits.pairs * plan.constants["PARTS"] + limits.blocks * plan.constants["CHUNKS"]
+    lists = (work.pairs.device, work.blocks.device)
+    _launch(shrink_rows, plan, units, early, (*given, *lists, *where), **stride)
     if limits.tiles:
-        sizes = {"X_STRIDE": x_TK.stride(0), **shrink_tiles_sizes(width_in, bucket, scratch.rank_stride)}
-        _launch(
-            shrink_tiles, (limits.tiles, sizes["SPLITS"]), early, (*given, work.tiles.device, *where), sizes
-        )
+        plan = plan_shrink_tiles(width_in, bucket, scratch.rank_stride)
+        grid = (limits.tiles, plan.constants["SPLITS"])
+        _launch(shrink_tiles, plan, grid, early, (*given, work.tiles.device, *where), **stride)
 
 
 def expand_triton(
@@ -167,15 +183,16 @@ def expand_triton(
         work.counts.device,
     )
     where = (work.order.device, place, table.num_slots)
-    sizes = {"OUT_STRIDE": out_TN.stride(0), **expand_rows_sizes(widths, bucket, scratch.rank_stride)}
-    units = limits.pairs * _num_tiles(widths, sizes["PAIR_N"])
-    units += limits.blocks * _num_tiles(widths, sizes["BLOCK_N"])
-    grid = (min(units, _num_programs(expand_rows, out_TN.device)),)
-    _launch(expand_rows, grid, early, (*given, work.pairs.device, work.blocks.device, *where), sizes)
+    stride = {"OUT_STRIDE": out_TN.stride(0)}
+    plan = plan_expand_rows(widths, bucket, scratch.rank_stride)
+    units = limits.pairs * _num_tiles(widths, plan.constants["PAIR_N"])
+    units += limits.blocks * _num_tiles(widths, plan.constants["STRETCH"] * plan.constants["BLOCK_N"])
+    lists = (work.pairs.device, work.blocks.device)
+    _launch(expand_rows, plan, units, early, (*given, *lists, *where), **stride)
     if limits.tiles:
-        sizes = {"OUT_STRIDE": out_TN.stride(0), **expand_tiles_sizes(widths, scratch.rank_stride)}
-        tiles = _num_tiles(widths, sizes["BLOCK_N"])
-        _launch(expand_tiles, (tiles, limits.tiles), early, (*given, work.tiles.device, *where), sizes)
+        plan = plan_expand_tiles(widths, scratch.rank_stride)
+        units = limits.tiles * _num_tiles(widths, plan.constants["STRETCH"] * plan.constants["BLOCK_N"])
+        _launch(expand_tiles, plan, units, early, (*given, work.tiles.device, *where), **stride)
 
 
 def _num_tiles(widths: Sequence[int], size: int) -> int:
@@ -184,8 +201,8 @@ def _num_tiles(widths: Sequence[int], size: int) -> int:
 
 _SHAPES = (
     (4096, (4096, 1024, 1024), (1, 256, 2048)),
-    (4096, (4096,), (256,)),
-    (4096, (14336, 14336), (1, 256, 8192)),
+    (4096, (4096,), (32,)),
+    (4096, (14336, 14336), (8192,)),
     (14336, (4096,), (1, 256)),
     (256, (256, 128, 128), (32,)),
     (256, (640, 640), (512,)),
@@ -194,19 +211,18 @@ _SHAPES = (
 """(columns in, columns out, buckets) of the groups of an 8B model and of sapling; not every pair of them."""
 
 
-def _compilation(kernel: Any, sizes: dict[str, Any], architecture: int) -> Compilation:
+def _compilation(kernel: Any, plan: Plan, architecture: int) -> Compilation:
     types = {
         **{f"{name}_ptr": "*bf16" for name in ("x", "out", "bf16")},
         **{f"{name}_ptr": "*fp32" for name in ("scale", "shrunk", "partials", "fp32")},
-        **{
-            f"{name}_ptr": "*i32"
-            for name in ("ranks", "counts", "counters", "pairs", "blocks", "tiles", "order")
-        },
+        **{f"{name}_ptr": "*i32" for name in ("ranks", "counts", "counters", "order")},
+        **{f"{name}_ptr": "*i32" for name in ("pairs", "blocks", "tiles")},
         **{"bytes_ptr": "*u8", "offsets_ptr": "*i64"},
         **dict.fromkeys(("place", "num_slots"), "i32"),
     }
     signature = {name: types[name] for name in kernel.arg_names if name in types}
     modern = architecture >= 90  # e4m3 conversion, dependent launch, bulk prefetch
+    sizes = plan.constants
     constants = {**sizes, "WITH_E4M3": modern, "COMPUTE": tl.bfloat16, "STARTS_EARLY": modern}
     if "K" in sizes:
         constants["X_STRIDE"] = sizes["K"]
@@ -214,24 +230,22 @@ def _compilation(kernel: Any, sizes: dict[str, Any], architecture: int) -> Compi
         constants["OUT_STRIDE"] = sum(sizes[f"N{module}"] for module in range(MAX_MODULES))
     if "FETCHES" in sizes:
         constants["FETCHES"] = modern and sizes["FETCHES"]
-    return Compilation(kernel, signature, constants, WARPS[kernel], STAGES[kernel], (architecture,))
+    return Compilation(kernel, signature, constants, plan.num_warps, plan.num_stages, (architecture,))
 
 
 def _compilations() -> list[Compilation]:
     stride = MAX_MODULES * DEFAULT_MAX_RANK
-    wanted = []
+    wanted: list[tuple[Any, Plan]] = []
     for width_in, widths, buckets in _SHAPES:
         for bucket in buckets:
             if bucket > tiling.TILES_FROM:
-                wanted.append((shrink_tiles, shrink_tiles_sizes(width_in, bucket, stride)))
-                wanted.append((expand_tiles, expand_tiles_sizes(widths, stride)))
+                wanted.append((shrink_tiles, plan_shrink_tiles(width_in, bucket, stride)))
+                wanted.append((expand_tiles, plan_expand_tiles(widths, stride)))
             else:
-                wanted.append((shrink_rows, shrink_rows_sizes(width_in, bucket, stride)))
-                wanted.append((expand_rows, expand_rows_sizes(widths, bucket, stride)))
+                wanted.append((shrink_rows, plan_shrink_rows(width_in, bucket, stride)))
+                wanted.append((expand_rows, plan_expand_rows(widths, bucket, stride)))
     return [
-        _compilation(kernel, sizes, architecture)
-        for architecture in ARCHITECTURES
-        for kernel, sizes in wanted
+        _compilation(kernel, plan, architecture) for architecture in ARCHITECTURES for kernel, plan in wanted
     ]
 
 

@@ -20,9 +20,9 @@ TILES_FROM = 256
 decoding steps are spared two launches."""
 
 
-SMALL_BUCKET = 16
-"""Up to this a step's time is that of one program after another, and many small programs are best. Beyond, it
-is bytes."""
+SMALL_BUCKET, MEDIUM_BUCKET = 16, 64
+"""Up to these a step's time is that of one program after another, and many small programs are best. Beyond,
+it is bytes."""
 STEP = 128
 """What every length of K is a multiple of."""
 TILE_PROGRAMS = 128
@@ -31,18 +31,13 @@ MAX_SPLITS = 8
 
 
 def chunk_size(width_in: int) -> int:
-    """Columns of x that a program multiplies on tensor cores: up to 16 chunks of 256 or more."""
-    chunks = min(max(width_in // 256, 1), 16)
+    """Columns of x that a program multiplies on tensor cores: up to 16 chunks of 512 or more."""
+    chunks = min(max(width_in // 512, 1), 16)
     return -(-width_in // (chunks * STEP)) * STEP
 
 
 def num_chunks(width_in: int) -> int:
     return -(-width_in // chunk_size(width_in))
-
-
-def num_parts(width_in: int, bucket: int) -> int:
-    """Units of work into which shrink cuts a pair: a row of A each where programs are to be short."""
-    return 48 if bucket <= SMALL_BUCKET else 8
 
 
 def num_splits(width_in: int, bucket: int) -> int:

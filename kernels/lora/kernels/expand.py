@@ -59,30 +59,34 @@ def _expand_pair(
 def expand_block(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, columns, begin,
     OUT_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr, EVEN_N: tl.constexpr, IS_E4M3: tl.constexpr, COMPUTE: tl.constexpr,
+    BLOCK_N: tl.constexpr, STRETCH: tl.constexpr, EVEN_N: tl.constexpr, IS_E4M3: tl.constexpr,
+    COMPUTE: tl.constexpr,
 ):  # fmt: skip
-    """Up to BLOCK_ROWS rows of a slot and BLOCK_N columns on the tensor cores."""
+    """Up to BLOCK_ROWS rows of a slot and STRETCH tiles of BLOCK_N columns on the tensor cores."""
     m = tl.arange(0, BLOCK_ROWS)
     live = m < rows
     row = tl.load(order_ptr + first + m, mask=live, other=0).to(tl.int64)
-    n = begin + tl.arange(0, BLOCK_N)
-    valid = n < columns
-    out_at = out_ptr + row[:, None] * OUT_STRIDE + n[None, :]
-    out_mask = live[:, None] if EVEN_N else live[:, None] & valid[None, :]
-    old = tl.load(out_at, mask=out_mask, other=0.0)
-    from_ptr = shrunk_ptr + (first + m).to(tl.int64)[:, None] * RANK_STRIDE
-    delta = tl.zeros([BLOCK_ROWS, BLOCK_N], tl.float32)
-    for start in tl.range(0, rank, BLOCK_R):
-        r = start + tl.arange(0, BLOCK_R)
-        inside = r < rank
-        mask = inside[:, None] if EVEN_N else inside[:, None] & valid[None, :]
-        index = r[:, None] * columns + n[None, :]
-        b = load_weights(bytes_ptr, bf16_ptr, offset, index, mask, IS_E4M3, COMPUTE)
-        shrunk = tl.load(from_ptr + r[None, :], mask=live[:, None] & inside[None, :], other=0.0)
-        delta = tl.dot(shrunk.to(COMPUTE), b, delta)
+    inverse = tl.full([BLOCK_ROWS], 1.0, tl.float32)
     if scale_ptr is not None:
-        delta *= (1.0 / tl.load(scale_ptr + row, mask=live, other=1.0))[:, None]
-    tl.store(out_at, (old.to(tl.float32) + delta).to(out_ptr.dtype.element_ty), mask=out_mask)
+        inverse = 1.0 / tl.load(scale_ptr + row, mask=live, other=1.0)
+    from_ptr = shrunk_ptr + (first + m).to(tl.int64)[:, None] * RANK_STRIDE
+    for done in tl.range(0, STRETCH * BLOCK_N, BLOCK_N):
+        n = begin + done + tl.arange(0, BLOCK_N)
+        valid = n < columns
+        out_at = out_ptr + row[:, None] * OUT_STRIDE + n[None, :]
+        out_mask = live[:, None] if EVEN_N else live[:, None] & valid[None, :]
+        old = tl.load(out_at, mask=out_mask, other=0.0)
+        delta = tl.zeros([BLOCK_ROWS, BLOCK_N], tl.float32)
+        for start in tl.range(0, rank, BLOCK_R):
+            r = start + tl.arange(0, BLOCK_R)
+            inside = r < rank
+            mask = inside[:, None] if EVEN_N else inside[:, None] & valid[None, :]
+            index = r[:, None] * columns + n[None, :]
+            b = load_weights(bytes_ptr, bf16_ptr, offset, index, mask, IS_E4M3, COMPUTE)
+            shrunk = tl.load(from_ptr + r[None, :], mask=live[:, None] & inside[None, :], other=0.0)
+            delta = tl.dot(shrunk.to(COMPUTE), b, delta)
+        new = old.to(tl.float32) + delta * inverse[:, None]
+        tl.store(out_at, new.to(out_ptr.dtype.element_ty), mask=out_mask)
 
 
 @triton.jit(do_not_specialize=["place", "num_slots"])
@@ -91,8 +95,8 @@ def expand_rows(
     blocks_ptr, order_ptr, place, num_slots,
     OUT_STRIDE: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, ALIGN: tl.constexpr,
     RANK_STRIDE: tl.constexpr, PAIR_R: tl.constexpr, PAIR_N: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_ROWS: tl.constexpr, FETCHES: tl.constexpr, WITH_E4M3: tl.constexpr,
-    COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    BLOCK_N: tl.constexpr, STRETCH: tl.constexpr, BLOCK_ROWS: tl.constexpr, FETCHES: tl.constexpr,
+    WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: out[order[p], n] += sum over r of shrunk[p, r] * B[slot][r, n] / (scale[order[p]] or 1), r
         running over the ranks of n's module.
@@ -102,7 +106,8 @@ def expand_rows(
         scale_ptr: fp32 [T] or None. shrunk_ptr: fp32 [places, RANK_STRIDE].
         bytes_ptr, bf16_ptr: the arena, twice. The rest as in `shrink_rows`.
         ALIGN: a power of two that divides N0, N1 and N2.
-        PAIR_R, PAIR_N, BLOCK_R, BLOCK_N: ranks at a time and columns of a unit, of pairs and of blocks.
+        PAIR_R, PAIR_N, BLOCK_R, BLOCK_N: ranks and columns at a time, of pairs and of blocks.
+        STRETCH: tiles of BLOCK_N columns in a unit of a block.
         FETCHES: whether weights are asked for before the launch before this one ends; PAIR_N divides all N.
 
     Grid: any number of programs. Source: Chen et al., "Punica", arXiv 2310.18547.
@@ -110,35 +115,32 @@ def expand_rows(
     PAIR_TILES: tl.constexpr = (
         (N0 + PAIR_N - 1) // PAIR_N + (N1 + PAIR_N - 1) // PAIR_N + (N2 + PAIR_N - 1) // PAIR_N
     )
-    TILES: tl.constexpr = (
-        (N0 + BLOCK_N - 1) // BLOCK_N + (N1 + BLOCK_N - 1) // BLOCK_N + (N2 + BLOCK_N - 1) // BLOCK_N
-    )
+    WIDE: tl.constexpr = STRETCH * BLOCK_N
+    TILES: tl.constexpr = (N0 + WIDE - 1) // WIDE + (N1 + WIDE - 1) // WIDE + (N2 + WIDE - 1) // WIDE
     EVEN_PAIRS: tl.constexpr = (N0 % PAIR_N == 0) and (N1 % PAIR_N == 0) and (N2 % PAIR_N == 0)
-    EVEN_BLOCKS: tl.constexpr = (N0 % BLOCK_N == 0) and (N1 % BLOCK_N == 0) and (N2 % BLOCK_N == 0)
+    EVEN_BLOCKS: tl.constexpr = (N0 % WIDE == 0) and (N1 % WIDE == 0) and (N2 % WIDE == 0)
     program, programs = tl.program_id(0), tl.num_programs(0)
     pair_units = tl.load(counts_ptr) * PAIR_TILES
     block_units = tl.load(counts_ptr + 1) * TILES
-    last = tl.maximum(pair_units - 1, 0)
-    unit = tl.minimum(program, last)
-    slot, first, rows, row0, row1 = load_pair(pairs_ptr, unit // PAIR_TILES)
-    module, tile, columns, start = find_columns(unit % PAIR_TILES, N0, N1, N2, PAIR_N, ALIGN)
-    offset, rank_start, rank, e4m3 = look_up_module(offsets_ptr, ranks_ptr, place * num_slots + slot, module)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     if FETCHES and program < pair_units:
+        slot, first, rows, row0, row1 = load_pair(pairs_ptr, program // PAIR_TILES)
+        module, tile, columns, start = find_columns(program % PAIR_TILES, N0, N1, N2, PAIR_N, ALIGN)
+        offset, rank_start, rank, e4m3 = look_up_module(
+            offsets_ptr, ranks_ptr, place * num_slots + slot, module
+        )
         size = 2 - e4m3
         for r in tl.range(0, rank):
             fetch_ahead(bytes_ptr + offset + (r * columns + tile * PAIR_N) * size, PAIR_N * size)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
     for unit in tl.range(program, pair_units, programs):
-        follower = tl.minimum(unit + programs, last)
-        next_slot, next_first, next_rows, next_row0, next_row1 = load_pair(pairs_ptr, follower // PAIR_TILES)
-        module, tile, columns, start = find_columns(follower % PAIR_TILES, N0, N1, N2, PAIR_N, ALIGN)
-        next_offset, next_rank_start, next_rank, next_e4m3 = look_up_module(
-            offsets_ptr, ranks_ptr, place * num_slots + next_slot, module
-        )
+        slot, first, rows, row0, row1 = load_pair(pairs_ptr, unit // PAIR_TILES)
         module, tile, columns, start = find_columns(unit % PAIR_TILES, N0, N1, N2, PAIR_N, ALIGN)
+        offset, rank_start, rank, e4m3 = look_up_module(
+            offsets_ptr, ranks_ptr, place * num_slots + slot, module
+        )
         if rank > 0:
             if e4m3 == 0:
                 _expand_pair(
@@ -152,11 +154,9 @@ def expand_rows(
                     rows, row0, row1, rank, columns, tile * PAIR_N, OUT_STRIDE, RANK_STRIDE, PAIR_R, PAIR_N,
                     EVEN_PAIRS, True,
                 )  # fmt: skip
-        first, rows, row0, row1 = next_first, next_rows, next_row0, next_row1
-        offset, rank_start, rank, e4m3 = next_offset, next_rank_start, next_rank, next_e4m3
     for unit in tl.range((program + programs - pair_units % programs) % programs, block_units, programs):
         slot, first, rows = load_piece(blocks_ptr, unit // TILES)
-        module, tile, columns, start = find_columns(unit % TILES, N0, N1, N2, BLOCK_N, ALIGN)
+        module, tile, columns, start = find_columns(unit % TILES, N0, N1, N2, WIDE, ALIGN)
         offset, rank_start, rank, e4m3 = look_up_module(
             offsets_ptr, ranks_ptr, place * num_slots + slot, module
         )
@@ -164,12 +164,12 @@ def expand_rows(
             if e4m3 == 0:
                 expand_block(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
-                    offset, first, rows, rank, columns, tile * BLOCK_N, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
-                    BLOCK_R, BLOCK_N, EVEN_BLOCKS, False, COMPUTE,
+                    offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
+                    BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, False, COMPUTE,
                 )  # fmt: skip
             elif WITH_E4M3:
                 expand_block(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
-                    offset, first, rows, rank, columns, tile * BLOCK_N, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
-                    BLOCK_R, BLOCK_N, EVEN_BLOCKS, True, COMPUTE,
+                    offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_ROWS,
+                    BLOCK_R, BLOCK_N, STRETCH, EVEN_BLOCKS, True, COMPUTE,
                 )  # fmt: skip

@@ -46,9 +46,10 @@ def _shrink_pair(
         for r in tl.range(part, rank, PARTS, num_stages=AHEAD):
             a = load_weights(bytes_ptr, bf16_ptr, offset, r * K + k, k < K, IS_E4M3, tl.float32)
             sum0, sum1 = tl.reduce((a * x0.to(tl.float32), a * x1.to(tl.float32)), 0, _add_both)
-            factor = tl.load(factors_ptr + r)
-            tl.store(out_ptr + r, sum0 * factor)
-            tl.store(out_ptr + RANK_STRIDE + r, sum1 * factor, mask=two)
+            if rows > 0:  # always; without it a factor would travel through shared memory, as A does
+                factor = tl.load(factors_ptr + r)
+                tl.store(out_ptr + r, sum0 * factor)
+                tl.store(out_ptr + RANK_STRIDE + r, sum1 * factor, mask=two)
     else:
         sums0 = tl.zeros([STEP], tl.float32)
         sums1 = tl.zeros([STEP], tl.float32)
@@ -121,22 +122,20 @@ def shrink_rows(
     program, programs = tl.program_id(0), tl.num_programs(0)
     pair_units = tl.load(counts_ptr) * PARTS
     block_units = tl.load(counts_ptr + 1) * CHUNKS
-    last = tl.maximum(pair_units - 1, 0)
-    slot, first, rows, row0, row1 = load_pair(pairs_ptr, tl.minimum(program, last) // PARTS)
-    offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    if FETCHES and (program < pair_units) & (program % PARTS < rank):
+    if FETCHES and program < pair_units:
+        slot, first, rows, row0, row1 = load_pair(pairs_ptr, program // PARTS)
+        offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
         row_bytes = K * (2 - e4m3)
-        fetch_ahead(bytes_ptr + offset + program % PARTS * row_bytes, row_bytes)
+        if program % PARTS < rank:
+            fetch_ahead(bytes_ptr + offset + program % PARTS * row_bytes, row_bytes)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
+    # Nothing of a slot is carried from unit to unit: Triton 3.6 and 3.7 lose track of `rank` if it is.
     for unit in tl.range(program, pair_units, programs):
-        follower = tl.minimum(unit + programs, last) // PARTS
-        next_slot, next_first, next_rows, next_row0, next_row1 = load_pair(pairs_ptr, follower)
-        next_offset, next_factors, next_rank, next_e4m3 = look_up(
-            offsets_ptr, ranks_ptr, place * num_slots + next_slot
-        )
+        slot, first, rows, row0, row1 = load_pair(pairs_ptr, unit // PARTS)
+        offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
         if e4m3 == 0:
             _shrink_pair(
                 x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, fp32_ptr + factors, offset, first, rows, row0, row1,
@@ -147,8 +146,8 @@ def shrink_rows(
                 x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, fp32_ptr + factors, offset, first, rows, row0, row1,
                 rank, unit % PARTS, K, X_STRIDE, STEP, PARTS, AHEAD, RANK_STRIDE, True,
             )  # fmt: skip
-        first, rows, row0, row1 = next_first, next_rows, next_row0, next_row1
-        offset, factors, rank, e4m3 = next_offset, next_factors, next_rank, next_e4m3
+        # The next unit's weights may be of the other type, and then lie in shared memory where sums are now.
+        tl.debug_barrier()
     # Blocks go on where pairs ended, so that no program gets more than its share of both.
     for unit in tl.range((program + programs - pair_units % programs) % programs, block_units, programs):
         slot, first, rows = load_piece(blocks_ptr, unit // CHUNKS)

@@ -93,23 +93,25 @@ def expand_tiles(
     out_ptr, scale_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, offsets_ptr, ranks_ptr, counts_ptr, tiles_ptr,
     order_ptr, place, num_slots,
     OUT_STRIDE: tl.constexpr, N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, BLOCK_N: tl.constexpr,
-    ALIGN: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_R: tl.constexpr,
-    WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    STRETCH: tl.constexpr, ALIGN: tl.constexpr, RANK_STRIDE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_R: tl.constexpr, WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: as `expand_rows`.
 
     Args: as `expand_rows`, with tiles of up to BLOCK_M rows.
 
-    Grid: (column tiles of all modules, most tiles of the bucket).
+    Grid: any number of programs. A program for every possible tile would be mostly programs that find nothing
+    to do, and those are not free.
     """
-    EVEN_N: tl.constexpr = (N0 % BLOCK_N == 0) and (N1 % BLOCK_N == 0) and (N2 % BLOCK_N == 0)
+    WIDE: tl.constexpr = STRETCH * BLOCK_N
+    TILES: tl.constexpr = (N0 + WIDE - 1) // WIDE + (N1 + WIDE - 1) // WIDE + (N2 + WIDE - 1) // WIDE
+    EVEN_N: tl.constexpr = (N0 % WIDE == 0) and (N1 % WIDE == 0) and (N2 % WIDE == 0)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    piece = tl.program_id(1)
-    if piece < tl.load(counts_ptr + 2):
-        slot, first, rows = load_piece(tiles_ptr, piece)
-        module, tile, columns, start = find_columns(tl.program_id(0), N0, N1, N2, BLOCK_N, ALIGN)
+    for unit in tl.range(tl.program_id(0), tl.load(counts_ptr + 2) * TILES, tl.num_programs(0)):
+        slot, first, rows = load_piece(tiles_ptr, unit // TILES)
+        module, tile, columns, start = find_columns(unit % TILES, N0, N1, N2, WIDE, ALIGN)
         offset, rank_start, rank, e4m3 = look_up_module(
             offsets_ptr, ranks_ptr, place * num_slots + slot, module
         )
@@ -117,12 +119,12 @@ def expand_tiles(
             if e4m3 == 0:
                 expand_block(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
-                    offset, first, rows, rank, columns, tile * BLOCK_N, OUT_STRIDE, RANK_STRIDE, BLOCK_M,
-                    BLOCK_R, BLOCK_N, EVEN_N, False, COMPUTE,
+                    offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_M,
+                    BLOCK_R, BLOCK_N, STRETCH, EVEN_N, False, COMPUTE,
                 )  # fmt: skip
             elif WITH_E4M3:
                 expand_block(
                     out_ptr + start, scale_ptr, shrunk_ptr + rank_start, bytes_ptr, bf16_ptr, order_ptr,
-                    offset, first, rows, rank, columns, tile * BLOCK_N, OUT_STRIDE, RANK_STRIDE, BLOCK_M,
-                    BLOCK_R, BLOCK_N, EVEN_N, True, COMPUTE,
+                    offset, first, rows, rank, columns, tile * WIDE, OUT_STRIDE, RANK_STRIDE, BLOCK_M,
+                    BLOCK_R, BLOCK_N, STRETCH, EVEN_N, True, COMPUTE,
                 )  # fmt: skip

@@ -1,0 +1,221 @@
+"""The LoRA kernels on the device: every mix through one graph, ranks, types, odd widths, wild adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.lora.device_cases import CASES, DeviceCase, DeviceRun, Slot, make_table
+from kernels.lora.table import E4M3
+from kernels.lora_work import NO_SLOT
+from tests.kernels.lora_rows import run_case
+
+pytestmark = pytest.mark.gpu
+
+WIDTH_IN, WIDTHS = 256, (192, 64, 64)
+SLOTS = (
+    Slot((4, 4, 4)),
+    Slot((8, 8, 8), E4M3),
+    Slot((16, 0, 16)),
+    None,
+    Slot((64, 64, 64)),
+    Slot((0, 0, 0)),
+    Slot((5, 3, 0), E4M3),
+    Slot((0, 128, 33)),
+)
+MIXES: dict[str, tuple[int, ...]] = {
+    "none": (),
+    "one among the base": (NO_SLOT,) * 5 + (4,) + (NO_SLOT,) * 5,
+    "one alone": (1,),
+    "all the same, few": (2,) * 9,
+    "all the same": (4,) * 64,
+    "all distinct": tuple(range(len(SLOTS))),
+    "pairs and blocks": (0, 1, 2, 3, 4, 5, 6, 7, NO_SLOT) * 2 + (0, 1, 6) * 10,
+    "pieces of a slot": (7,) * 33 + (1,) * 17,
+    "only adapters that are empty": (5,) * 3 + (3,) * 2,
+}
+
+
+def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph
+
+
+def padded(row_slots: tuple[int, ...], bucket: int) -> np.ndarray:
+    slots = np.full(bucket, NO_SLOT)
+    slots[: len(row_slots)] = row_slots
+    return slots
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_matches_the_naive_statement(case: DeviceCase) -> None:
+    run_case(case, "cuda", torch.bfloat16, tolerance=8e-3)
+
+
+@pytest.mark.parametrize("bucket", [64, 320])
+def test_one_graph_serves_every_mix(bucket: int) -> None:
+    """Captured with no work at all; two layers, so that scratch memory is used in turn."""
+    table = make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda", num_layers=2)
+    run, eager = (DeviceRun(table, WIDTH_IN, bucket) for _ in range(2))
+    reference = DeviceRun(make_table(SLOTS, WIDTH_IN, WIDTHS, num_layers=2), WIDTH_IN, bucket)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(bucket, WIDTH_IN, generator=generator).to("cuda", torch.bfloat16)
+    base = torch.randn(bucket, sum(WIDTHS), generator=generator).to("cuda", torch.bfloat16)
+    scale = (0.5 + torch.rand(bucket, generator=generator)).cuda()
+    out = torch.empty_like(base)
+    there = torch.empty_like(x)
+
+    def step() -> None:
+        for layer in range(2):
+            run.add(there, out, WIDTHS, scale, layer)
+
+    run.begin(padded((), bucket))
+    graph = captured(step)
+    repeated = {f"{name}, repeated": mix * (bucket // len(mix)) for name, mix in MIXES.items() if mix}
+    for name, mix in {**MIXES, **repeated}.items():
+        slots = padded(mix[:bucket], bucket)
+        bare = torch.from_numpy(slots < 0)
+        there.copy_(x)
+        there[bare.cuda()] = float("nan")
+        out.copy_(base)
+        run.begin(slots)
+        graph.replay()
+        expected = base.clone()
+        eager.begin(slots)
+        for layer in range(2):
+            eager.add(there, expected, WIDTHS, scale, layer)
+        assert torch.equal(out, expected), name
+        near = base.cpu()
+        reference.begin(slots)
+        for layer in range(2):
+            reference.add(there.cpu(), near, WIDTHS, scale.cpu(), layer)
+        torch.testing.assert_close(out.cpu().float(), near.float(), rtol=2e-2, atol=6e-2, msg=name)
+        assert torch.equal(out.cpu()[bare], base.cpu()[bare]), name
+        assert not run.lora._scratch.counters.any(), name
+
+
+@pytest.mark.parametrize("wild_rows", [1, 2, 3, 20, 100])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_a_wild_adapter_leaves_batch_mates_bit_equal(wild_rows: int, value: float) -> None:
+    bucket = 300 if wild_rows == 100 else 64
+    slots = padded((0, 4, 4) + (2,) * wild_rows + (0, 4, 6, NO_SLOT, 4, 1, 7, 7, 7), bucket)
+    mine = torch.from_numpy(slots == 2).cuda()
+    x = torch.randn(bucket, WIDTH_IN, device="cuda").bfloat16()
+    base = torch.randn(bucket, sum(WIDTHS), device="cuda").bfloat16()
+    outs = []
+    for spoil in ({2: value}, {}):
+        run = DeviceRun(make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda", spoil=spoil), WIDTH_IN, bucket)
+        run.begin(slots)
+        out = base.clone()
+        run.add(x, out, WIDTHS)
+        outs.append(out)
+        # What the wild adapter left in scratch memory must not reach the next step's rows.
+        after = padded((0, 4, 4, NO_SLOT, 7, 7, 7), bucket)
+        run.begin(after)
+        out = base.clone()
+        run.add(x, out, WIDTHS)
+        outs.append(out)
+    wild, wild_after, tame, tame_after = outs
+    assert not wild[mine, :192].isfinite().all(1).any()
+    assert torch.equal(wild[~mine], tame[~mine])
+    assert torch.equal(wild_after, tame_after)
+
+
+@pytest.mark.parametrize("bucket", [16, 64, 320])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_rows_bits_do_not_depend_on_its_mates(bucket: int, invariant: bool) -> None:
+    """A slot's rows alone, among others, and elsewhere in the batch: the same bits, as many rows it has."""
+    table = make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda")
+    run = DeviceRun(table, WIDTH_IN, bucket, batch_invariant=invariant)
+    rng = np.random.default_rng(bucket)
+    x = torch.randn(bucket, WIDTH_IN, device="cuda").bfloat16()
+    for count in (1, 2, 5, bucket // 3):
+        for slot in (0, 1, 4):
+            values = []
+            for others in (NO_SLOT, 2, 6, 7):
+                slots = np.full(bucket, others)
+                places = rng.permutation(bucket)[:count]
+                places.sort()
+                slots[places] = slot
+                mixed = torch.randn_like(x)
+                mixed[places] = x[:count]
+                out = torch.zeros(bucket, sum(WIDTHS), device="cuda", dtype=torch.bfloat16)
+                run.begin(slots)
+                run.add(mixed, out, WIDTHS)
+                values.append(out[places])
+            assert all(torch.equal(value, values[0]) for value in values), (slot, count)
+
+
+def test_batch_invariant_bits_are_those_of_a_lone_row() -> None:
+    table = make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda")
+    x = torch.randn(320, WIDTH_IN, device="cuda").bfloat16()
+    wanted = None
+    for bucket, count in ((1, 1), (64, 1), (64, 2), (64, 40), (320, 1), (320, 200)):
+        run = DeviceRun(table, WIDTH_IN, bucket, batch_invariant=True)
+        run.begin(padded((4,) * count, bucket))
+        out = torch.zeros(bucket, sum(WIDTHS), device="cuda", dtype=torch.bfloat16)
+        run.add(x[:bucket], out, WIDTHS)
+        wanted = out[0].clone() if wanted is None else wanted
+        assert torch.equal(out[0], wanted), (bucket, count)
+
+
+def test_a_slot_that_changes_between_replays_is_noticed() -> None:
+    """The table's addresses are in the graph, its contents are not."""
+    table = make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda")
+    run = DeviceRun(table, WIDTH_IN, 8)
+    x = torch.randn(8, WIDTH_IN, device="cuda").bfloat16()
+    out = torch.zeros(8, sum(WIDTHS), device="cuda", dtype=torch.bfloat16)
+    graph = captured(lambda: run.add(x, out, WIDTHS))
+    run.begin(padded((3, 3, 3), 8))
+    out.zero_()
+    graph.replay()
+    assert not out.any()
+    table.fill(3, table.offsets[:, :, 4].cpu(), table.ranks[:, :, 4].cpu())
+    graph.replay()
+    filled = out.clone()
+    assert filled[:3].any()
+    run.begin(padded((4, 4, 4), 8))
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, filled)
+    table.clear(4)
+    out.zero_()
+    graph.replay()
+    assert not out.any()
+
+
+def test_shrink_beside_the_base_on_another_stream() -> None:
+    """Captured as the engine may: shrink on a side stream, joined before expand."""
+    table = make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda")
+    run = DeviceRun(table, WIDTH_IN, 64)
+    x = torch.randn(64, WIDTH_IN, device="cuda").bfloat16()
+    weight = torch.randn(WIDTH_IN, sum(WIDTHS), device="cuda").bfloat16()
+    out = torch.empty(64, sum(WIDTHS), device="cuda", dtype=torch.bfloat16)
+    side = torch.cuda.Stream()
+
+    def step() -> None:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run.lora.shrink(0, "group", x)
+        torch.mm(x, weight, out=out)
+        torch.cuda.current_stream().wait_stream(side)
+        run.lora.expand(0, "group", out, WIDTHS)
+
+    run.begin(padded((), 64))
+    graph = captured(step)
+    for mix in MIXES.values():
+        run.begin(padded(mix, 64))
+        graph.replay()
+        expected = torch.mm(x, weight)
+        run.add(x, expected, WIDTHS)
+        assert torch.equal(out, expected)
