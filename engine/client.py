@@ -258,13 +258,13 @@ class EngineClient:
         self._send(request)
         return generation
 
-    def prefetch(self, adapter: AdapterRef) -> None:
-        """Have the engine load an adapter before its first request.
+    def prefetch(self, adapter: AdapterRef, pinned: bool | None = None) -> None:
+        """Have the engine load an adapter before its first request, and keep it (`pinned`) or no longer.
 
-        A hint: without an engine it is dropped.
+        A hint: without an engine it is dropped, and an engine that starts anew knows of no pins.
         """
         if self.ready:
-            self._send(Prefetch(adapter))
+            self._send(Prefetch(adapter, pinned))
 
     def _abort(self, request_id: str) -> None:
         if self.ready and request_id in self._generations:

@@ -78,14 +78,15 @@ class EngineCore:
         self._stuck = False
         self.scheduler.abort(request_id)
 
-    def prefetch(self, ref: AdapterRef) -> None:
+    def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
         """Load an adapter before its first request, if a slot can be spared.
 
-        Malformed digests are ignored.
+        `pinned`: keep it there from now on, or no longer; None leaves that as it is. Malformed digests are
+        ignored.
         """
         if is_digest(ref.digest):
             self._stuck = False
-            self.scheduler.prefetch(ref)
+            self.scheduler.prefetch(ref, pinned)
 
     def adapter_loaded(self, slot: int, digest: str, error: str | None = None) -> None:
         """The loader's report on a load it was told to start.

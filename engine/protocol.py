@@ -86,6 +86,8 @@ class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
     """Bring an adapter into memory before its first request."""
 
     adapter: AdapterRef
+    pinned: bool | None = None
+    """Keep it there from now on, as far as the engine has room for pins; False: no longer. None: as it is."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):

@@ -111,9 +111,9 @@ class Scheduler:
         """End all choices of a request and free what they hold. Unknown ids are ignored."""
         self._roster.abort(request_id)
 
-    def prefetch(self, ref: AdapterRef) -> None:
-        """Load an adapter nobody waits for yet, if a slot can be spared."""
-        self.residency.prefetch(ref)
+    def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
+        """Load an adapter nobody waits for yet, if a slot can be spared; keep it, or no longer."""
+        self.residency.prefetch(ref, pinned)
 
     def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
         """A load has ended. On an error, requests waiting for the adapter end too."""

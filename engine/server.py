@@ -256,8 +256,8 @@ class EngineServer:
                 route = self._routes.get(request_id)
                 if route is not None and route.client == client:  # nobody ends another's request
                     self._core.abort(request_id)
-            case FromClient(_, Prefetch(adapter)):
-                self._core.prefetch(adapter)
+            case FromClient(_, Prefetch(adapter, pinned)):
+                self._core.prefetch(adapter, pinned)
             case _AdapterLoaded(slot, digest, error):
                 self._core.adapter_loaded(slot, digest, error)
             case ClientGone(client):
