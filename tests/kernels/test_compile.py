@@ -92,7 +92,8 @@ def test_every_kernel_compiles_and_fits(op):
     ]
     with ThreadPoolExecutor(WORKERS) as pool:
         found = list(pool.map(lambda both: what_is_wrong(*both), todo))
-    assert not [problem for problem in found if problem]
+    problems = [problem for problem in found if problem]
+    assert not problems, "\n".join(problems)
 
 
 @pytest.mark.parametrize("op", OPS)
