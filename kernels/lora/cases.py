@@ -1,4 +1,7 @@
-"""Inputs for the tests and benchmarks of LoRA, and the plainest statement of what it computes."""
+"""Inputs for the tests of LoRA on a CPU, and the plainest statement of what it computes.
+
+Those of the device path are in `device_cases`, what is timed in `benches`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.lora.benches import BENCHES as BENCHES
 from kernels.lora_work import NO_SLOT, SlotGroup
 
 

@@ -53,10 +53,14 @@ def make_table(
     num_layers: int = 1,
     seed: int = 0,
     spoil: dict[int, float] | None = None,
+    generated_on: torch.device | str = "cpu",
 ) -> AdapterTable:
-    """A table of one group, random weights. `spoil`: slots whose A and B are filled with a value."""
+    """A table of one group, random weights: the same on any device, if generated on the same.
+
+    `spoil`: slots whose A and B are filled with a value.
+    """
     table = AdapterTable(num_layers, len(slots), ("group",), device)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(generated_on).manual_seed(seed)
     layout = Layout()
     for layer in range(num_layers):
         for place, slot in enumerate(slots):
@@ -66,14 +70,15 @@ def make_table(
             ranks = [*slot.ranks, *(0,) * (MAX_MODULES - len(slot.ranks))]
 
             def random(*shape: int, dtype: torch.dtype = dtype, place: int = place) -> Tensor:
-                made = torch.randn(shape, generator=generator)
+                made = torch.randn(shape, generator=generator, device=generated_on)
                 return (made.fill_(spoil[place]) if spoil and place in spoil else made).to(dtype)
 
             offsets = torch.zeros(MAX_MODULES + 2, dtype=torch.int64)
             offsets[A] = layout.put(random(sum(ranks), width_in))
             for module, (rank, width) in enumerate(zip(slot.ranks, widths, strict=True)):
                 offsets[B + module] = layout.put(random(rank, width))
-            factors = (0.5 + torch.rand(sum(ranks), generator=generator)) / width_in**0.5
+            factors = torch.rand(sum(ranks), generator=generator, device=generated_on)
+            factors = (0.5 + factors) / width_in**0.5
             offsets[RANK_SCALES] = layout.put(factors)
             table.offsets[layer, 0, place] = offsets
             table.ranks[layer, 0, place] = torch.tensor([*ranks, slot.code], dtype=torch.int32)
@@ -205,6 +210,9 @@ SMALL_CASES = [
     DeviceCase(100, (72, 40, 24), SMALL_SLOTS, (0, 1, 4, 5, 6) * 4 + (1,), scaled=True),
     DeviceCase(640, (256,), (Slot((16,)), Slot((64,), E4M3), Slot((3,))), (0, 1, 2, 1, 1, NO_SLOT, 2)),
     DeviceCase(128, (64, 32, 32), SMALL_SLOTS, (0, 1, 4, 5, 6) * 3, batch_invariant=True),
+    DeviceCase(8256, (16,), (Slot((2,)), Slot((3,), E4M3)), (0, 1, 0, 1, 1), bucket=65),
+    DeviceCase(8256, (16,), (Slot((2,)), Slot((3,), E4M3)), (0, 1, 1, 1)),
+    DeviceCase(16448, (16,), (Slot((2,)), Slot((1,), E4M3)), (0, 1, 0)),
 ]
 """Few enough sums for Triton's interpreter."""
 TILE_CASES = [

@@ -29,6 +29,8 @@ from kernels.overlap import starts_early
 
 COMPUTE = tl.float32 if INTERPRETING else tl.bfloat16
 """What tensor cores multiply; the interpreter's bf16 products are wrong."""
+MAX_PARTS = 48
+"""A row of A each, of three modules of rank 16."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +44,35 @@ class Plan:
     max_registers: int | None = None
 
 
-def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> Plan:
-    """Measured for the 8B shape on an H200 (README)."""
-    small, medium = bucket <= tiling.SMALL_BUCKET, bucket <= tiling.MEDIUM_BUCKET
+def plans_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> list[Plan]:
+    """A whole row of A at a time where that fits the registers, 16 or 32 of its columns a thread.
+
+    Long rows take 512 threads, too many for blocks: if there may be many of those they get their own launch.
+    """
+    step, medium = triton.next_power_of_2(width_in), bucket <= tiling.MEDIUM_BUCKET
     constants = {
         "K": width_in,
         "RANK_STRIDE": rank_stride,
-        "PARTS": 48 if small else 8 if medium else 4,
-        "STEP": min(triton.next_power_of_2(width_in), 4096 if width_in <= 4096 else 2048),
-        "AHEAD": 4 if medium else 3,
+        "MAX_PARTS": MAX_PARTS,
+        "STEP": step if step <= 16384 else 4096,
+        "AHEAD": 4,
         "CHUNK": tiling.chunk_size(width_in),
         "CHUNKS": tiling.num_chunks(width_in),
         "BLOCK_R": 32,
         "BLOCK_K": tiling.STEP,
         "BLOCK_ROWS": tiling.BLOCK_ROWS,
-        "FETCHES": small and width_in % 16 == 0,
+        "FETCHES": bucket <= tiling.SMALL_BUCKET and width_in % 16 == 0,
+        "WITH_PAIRS": True,
+        "WITH_BLOCKS": True,
     }
+    if step <= 4096:
+        return [Plan(constants, 8, 3, 3, 80) if medium else Plan(constants, 4, 3, 4, 128)]
+    if step != 16384:
+        return [Plan(constants, 8, 3, 2, 128)]
     if medium:
-        return Plan(constants, 8, 3, 2, 96)
-    return Plan(constants, 4, 3, 4, 128)
+        return [Plan(constants, 16, 3, 1, 128)]
+    pairs, blocks = {**constants, "WITH_BLOCKS": False}, {**constants, "WITH_PAIRS": False}
+    return [Plan(pairs, 16, 3, 1, 128), Plan(blocks, 4, 3, 4, 128)]
 
 
 def plan_expand_rows(widths: Sequence[int], bucket: int, rank_stride: int) -> Plan:
@@ -155,10 +167,10 @@ def shrink_triton(
     )
     where = (work.order.device, place, table.num_slots)
     stride = {"X_STRIDE": x_TK.stride(0)}
-    plan = plan_shrink_rows(width_in, bucket, scratch.rank_stride)
-    units = limits.pairs * plan.constants["PARTS"] + limits.blocks * plan.constants["CHUNKS"]
     lists = (work.pairs.device, work.blocks.device)
-    _launch(shrink_rows, plan, units, early, (*given, *lists, *where), **stride)
+    for plan in plans_shrink_rows(width_in, bucket, scratch.rank_stride):
+        units = limits.pairs * MAX_PARTS + limits.blocks * plan.constants["CHUNKS"]
+        _launch(shrink_rows, plan, units, early, (*given, *lists, *where), **stride)
     if limits.tiles:
         plan = plan_shrink_tiles(width_in, bucket, scratch.rank_stride)
         grid = (limits.tiles, plan.constants["SPLITS"])
@@ -205,8 +217,7 @@ _SHAPES = (
     (4096, (14336, 14336), (8192,)),
     (14336, (4096,), (1, 256)),
     (256, (256, 128, 128), (32,)),
-    (256, (640, 640), (512,)),
-    (640, (256,), (32,)),
+    (640, (256,), (512,)),
 )
 """(columns in, columns out, buckets) of the groups of an 8B model and of sapling; not every pair of them."""
 
@@ -230,7 +241,15 @@ def _compilation(kernel: Any, plan: Plan, architecture: int) -> Compilation:
         constants["OUT_STRIDE"] = sum(sizes[f"N{module}"] for module in range(MAX_MODULES))
     if "FETCHES" in sizes:
         constants["FETCHES"] = modern and sizes["FETCHES"]
-    return Compilation(kernel, signature, constants, plan.num_warps, plan.num_stages, (architecture,))
+    return Compilation(
+        kernel,
+        signature,
+        constants,
+        plan.num_warps,
+        plan.num_stages,
+        (architecture,),
+        local_bytes=0 if architecture == 90 else 8,  # one number, where nobody has tuned yet
+    )
 
 
 def _compilations() -> list[Compilation]:
@@ -242,7 +261,8 @@ def _compilations() -> list[Compilation]:
                 wanted.append((shrink_tiles, plan_shrink_tiles(width_in, bucket, stride)))
                 wanted.append((expand_tiles, plan_expand_tiles(widths, stride)))
             else:
-                wanted.append((shrink_rows, plan_shrink_rows(width_in, bucket, stride)))
+                for plan in plans_shrink_rows(width_in, bucket, stride):
+                    wanted.append((shrink_rows, plan))
                 wanted.append((expand_rows, plan_expand_rows(widths, bucket, stride)))
     return [
         _compilation(kernel, plan, architecture) for architecture in ARCHITECTURES for kernel, plan in wanted

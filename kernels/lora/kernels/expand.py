@@ -70,14 +70,14 @@ def expand_block(
     if scale_ptr is not None:
         inverse = 1.0 / tl.load(scale_ptr + row, mask=live, other=1.0)
     from_ptr = shrunk_ptr + (first + m).to(tl.int64)[:, None] * RANK_STRIDE
-    for done in tl.range(0, STRETCH * BLOCK_N, BLOCK_N):
-        n = begin + done + tl.arange(0, BLOCK_N)
+    for start_n in tl.range(begin, tl.minimum(begin + STRETCH * BLOCK_N, columns), BLOCK_N):
+        n = start_n + tl.arange(0, BLOCK_N)
         valid = n < columns
         out_at = out_ptr + row[:, None] * OUT_STRIDE + n[None, :]
         out_mask = live[:, None] if EVEN_N else live[:, None] & valid[None, :]
         old = tl.load(out_at, mask=out_mask, other=0.0)
         delta = tl.zeros([BLOCK_ROWS, BLOCK_N], tl.float32)
-        for start in tl.range(0, rank, BLOCK_R):
+        for start in tl.range(0, rank, BLOCK_R, num_stages=1):
             r = start + tl.arange(0, BLOCK_R)
             inside = r < rank
             mask = inside[:, None] if EVEN_N else inside[:, None] & valid[None, :]

@@ -29,11 +29,11 @@ def _add_both(a0, a1, b0, b1):
 
 @triton.jit
 def _shrink_pair(
-    x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, factors_ptr, offset, first, rows, row0, row1, rank, part,
-    K: tl.constexpr, X_STRIDE: tl.constexpr, STEP: tl.constexpr, PARTS: tl.constexpr, AHEAD: tl.constexpr,
+    x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, factors_ptr, offset, first, rows, row0, row1, rank, part, parts,
+    K: tl.constexpr, X_STRIDE: tl.constexpr, STEP: tl.constexpr, AHEAD: tl.constexpr,
     RANK_STRIDE: tl.constexpr, IS_E4M3: tl.constexpr,
 ):  # fmt: skip
-    """Every PARTS-th row of A, times one or two rows of x."""
+    """Every `parts`-th row of A, times one or two rows of x."""
     STEPS: tl.constexpr = (K + STEP - 1) // STEP
     x0_ptr = x_ptr + row0.to(tl.int64) * X_STRIDE
     x1_ptr = x_ptr + row1.to(tl.int64) * X_STRIDE
@@ -43,7 +43,7 @@ def _shrink_pair(
         k = tl.arange(0, STEP)
         x0 = tl.load(x0_ptr + k, mask=k < K, other=0.0)
         x1 = tl.load(x1_ptr + k, mask=two & (k < K), other=0.0)
-        for r in tl.range(part, rank, PARTS, num_stages=AHEAD):
+        for r in tl.range(part, rank, parts, num_stages=AHEAD):
             a = load_weights(bytes_ptr, bf16_ptr, offset, r * K + k, k < K, IS_E4M3, tl.float32)
             sum0, sum1 = tl.reduce((a * x0.to(tl.float32), a * x1.to(tl.float32)), 0, _add_both)
             if rows > 0:  # always; without it a factor would travel through shared memory, as A does
@@ -53,8 +53,8 @@ def _shrink_pair(
     else:
         sums0 = tl.zeros([STEP], tl.float32)
         sums1 = tl.zeros([STEP], tl.float32)
-        for step in tl.range(0, (rank - part + PARTS - 1) // PARTS * STEPS, num_stages=AHEAD):
-            r = part + step // STEPS * PARTS
+        for step in tl.range(0, (rank - part + parts - 1) // parts * STEPS, num_stages=AHEAD):
+            r = part + step // STEPS * parts
             k = step % STEPS * STEP + tl.arange(0, STEP)
             x0 = tl.load(x0_ptr + k, mask=k < K, other=0.0)
             x1 = tl.load(x1_ptr + k, mask=two & (k < K), other=0.0)
@@ -100,10 +100,11 @@ def _shrink_block(
 def shrink_rows(
     x_ptr, shrunk_ptr, partials_ptr, counters_ptr, bytes_ptr, bf16_ptr, fp32_ptr, offsets_ptr, ranks_ptr,
     counts_ptr, pairs_ptr, blocks_ptr, order_ptr, place, num_slots,
-    K: tl.constexpr, X_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, PARTS: tl.constexpr,
+    K: tl.constexpr, X_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, MAX_PARTS: tl.constexpr,
     STEP: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_ROWS: tl.constexpr, FETCHES: tl.constexpr,
-    WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
+    WITH_PAIRS: tl.constexpr, WITH_BLOCKS: tl.constexpr, WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr,
+    STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: shrunk[p, r] = f[slot][r] * sum over k of x[order[p], k] * A[slot][r, k].
 
@@ -113,57 +114,66 @@ def shrink_rows(
         bytes_ptr, bf16_ptr, fp32_ptr: the arena, thrice.
         offsets_ptr, ranks_ptr: AdapterTable; `place` is layer * G + group.
         counts_ptr, pairs_ptr, blocks_ptr, order_ptr: DeviceWork.
-        PARTS: units of a pair. STEP: columns at a time. AHEAD: how many such stretches are on their way.
+        MAX_PARTS: units of a pair at most; they are as many as there are programs for. However many, a row of
+            A is summed by one program.
+        STEP: columns at a time. AHEAD: one more than there are such stretches on their way.
         CHUNK, CHUNKS: of K; a block's units. BLOCK_R, BLOCK_K: of one product.
+        WITH_PAIRS, WITH_BLOCKS: which of the lists this launch works off.
         FETCHES: whether weights are asked for before the launch before this one ends; K is a multiple of 16.
 
     Grid: any number of programs. Source: Chen et al., "Punica", arXiv 2310.18547.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
-    pair_units = tl.load(counts_ptr) * PARTS
-    block_units = tl.load(counts_ptr + 1) * CHUNKS
+    num_pairs = tl.load(counts_ptr)
+    parts = tl.minimum(tl.maximum(programs // tl.maximum(num_pairs, 1), 1), MAX_PARTS)
+    pair_units = num_pairs * parts
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     if FETCHES and program < pair_units:
-        slot, first, rows, row0, row1 = load_pair(pairs_ptr, program // PARTS)
+        slot, first, rows, row0, row1 = load_pair(pairs_ptr, program // parts)
         offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
         row_bytes = K * (2 - e4m3)
-        if program % PARTS < rank:
-            fetch_ahead(bytes_ptr + offset + program % PARTS * row_bytes, row_bytes)
+        if program % parts < rank:
+            fetch_ahead(bytes_ptr + offset + program % parts * row_bytes, row_bytes)
     if STARTS_EARLY:
         tl.extra.cuda.gdc_wait()
-    # Nothing of a slot is carried from unit to unit: Triton 3.6 and 3.7 lose track of `rank` if it is.
-    for unit in tl.range(program, pair_units, programs):
-        slot, first, rows, row0, row1 = load_pair(pairs_ptr, unit // PARTS)
-        offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
-        if e4m3 == 0:
-            _shrink_pair(
-                x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, fp32_ptr + factors, offset, first, rows, row0, row1,
-                rank, unit % PARTS, K, X_STRIDE, STEP, PARTS, AHEAD, RANK_STRIDE, False,
+    if WITH_PAIRS:
+        # Nothing of a slot is carried from unit to unit. A pass of Triton 3.6 and 3.7 drops what a loop
+        # carries if its only use is as the bound of an inner loop: all units would have the first one's rank.
+        for unit in tl.range(program, pair_units, programs):
+            slot, first, rows, row0, row1 = load_pair(pairs_ptr, unit // parts)
+            offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
+            if e4m3 == 0:
+                _shrink_pair(
+                    x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, fp32_ptr + factors, offset, first, rows, row0,
+                    row1, rank, unit % parts, parts, K, X_STRIDE, STEP, AHEAD, RANK_STRIDE, False,
+                )  # fmt: skip
+            elif WITH_E4M3:
+                _shrink_pair(
+                    x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, fp32_ptr + factors, offset, first, rows, row0,
+                    row1, rank, unit % parts, parts, K, X_STRIDE, STEP, AHEAD, RANK_STRIDE, True,
+                )  # fmt: skip
+            # The next unit's weights may be of the other type, and lie in shared memory where sums are now.
+            tl.debug_barrier()
+    if WITH_BLOCKS:
+        block_units = tl.load(counts_ptr + 1) * CHUNKS
+        # They begin where pairs ended, so that no program gets more than its share of both.
+        begin = (program + programs - pair_units % programs) % programs if WITH_PAIRS else program
+        for unit in tl.range(begin, block_units, programs):
+            slot, first, rows = load_piece(blocks_ptr, unit // CHUNKS)
+            offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
+            sums_ptr = partials_ptr + unit % CHUNKS * RANK_STRIDE
+            if e4m3 == 0:
+                _shrink_block(
+                    x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
+                    K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, False, COMPUTE,
+                )  # fmt: skip
+            elif WITH_E4M3:
+                _shrink_block(
+                    x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
+                    K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, True, COMPUTE,
+                )  # fmt: skip
+            add_up_chunks(
+                partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + unit // CHUNKS, first, rows,
+                rank, CHUNKS, 16, BLOCK_ROWS, RANK_STRIDE,
             )  # fmt: skip
-        elif WITH_E4M3:
-            _shrink_pair(
-                x_ptr, shrunk_ptr, bytes_ptr, bf16_ptr, fp32_ptr + factors, offset, first, rows, row0, row1,
-                rank, unit % PARTS, K, X_STRIDE, STEP, PARTS, AHEAD, RANK_STRIDE, True,
-            )  # fmt: skip
-        # The next unit's weights may be of the other type, and then lie in shared memory where sums are now.
-        tl.debug_barrier()
-    # Blocks go on where pairs ended, so that no program gets more than its share of both.
-    for unit in tl.range((program + programs - pair_units % programs) % programs, block_units, programs):
-        slot, first, rows = load_piece(blocks_ptr, unit // CHUNKS)
-        offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
-        sums_ptr = partials_ptr + unit % CHUNKS * RANK_STRIDE
-        if e4m3 == 0:
-            _shrink_block(
-                x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
-                K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, False, COMPUTE,
-            )  # fmt: skip
-        elif WITH_E4M3:
-            _shrink_block(
-                x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
-                K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, True, COMPUTE,
-            )  # fmt: skip
-        add_up_chunks(
-            partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + unit // CHUNKS, first, rows, rank,
-            CHUNKS, 16, BLOCK_ROWS, RANK_STRIDE,
-        )  # fmt: skip
