@@ -7,10 +7,12 @@ is the one test of them all.
 import ast
 import importlib
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import triton
@@ -39,6 +41,20 @@ def compilations_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         if "TRITON_CACHE_DIR" not in os.environ:
             patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_parse_at_a_time() -> Iterator[None]:
+    """Python 3.11 counts the depth of syntax trees for all threads in one place, and trips over itself."""
+    parse, lock = ast.parse, threading.Lock()
+
+    def alone(*arguments: Any, **options: Any) -> ast.AST:
+        with lock:
+            return parse(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ast, "parse", alone)
         yield
 
 
