@@ -23,7 +23,6 @@ from engine.lora.device_pool import DevicePool
 from engine.model.cache import KVCache
 from engine.model.config import ModelConfig
 from engine.model.model import Model
-from engine.outputs import RunnerCounters
 from kernels.attention import DevicePlan
 from kernels.lora.device import DeviceLora
 from kernels.step_inputs import StepInputs
@@ -108,7 +107,7 @@ class DeviceRunner:
         self._changed: list[tuple[int, int, list[int]]] = []
         """(row, place in its table, block ids) since the last launch."""
         self._graphs = StepGraphs(self._forward, rows, tokens)
-        self.counters = RunnerCounters()
+        self.counters = self._graphs.counters
 
     @staticmethod
     def scratch_bytes(config: ModelConfig, max_rows: int, max_batch_tokens: int) -> int:
@@ -199,10 +198,15 @@ class DeviceRunner:
         num_changes = self._send_changes()
         ends = state.computed_len[rows] + query_lens
         owners = rows if decode_only else np.repeat(rows, query_lens)
-        with_adapters = self._assign_slots(owners, decode_only)
+        slots = state.slot[owners]
+        with_adapters = self._lora is not None and bool((slots != NO_SLOT).any())
         bucket = self._graphs.bucket(num_tokens, decode_only, with_adapters)
-        self._plan.fill(rows, query_lens, ends, bucket.num_tokens)
-        self._fill_ids(owners, query_lens, ends, bucket)
+        if with_adapters:
+            self._assign_slots(slots, bucket)
+        positions = self._plan.fill(rows, query_lens, ends, bucket.num_tokens)
+        ids = self._ids.host
+        ids[:num_tokens] = state.tokens[owners, positions]
+        ids[num_tokens : bucket.num_tokens] = 0
         self._fill_sampled(query_lens, samples, decode_only)
         # A decode step has everybody's logits, also those of a prompt's last token but one.
         places = np.flatnonzero(samples) if decode_only else None
@@ -211,35 +215,17 @@ class DeviceRunner:
         if num_changes:
             self._write_tables(*self._changes.device[:, :num_changes])
         logits_SV = self._graphs.run(bucket)
-        self._count()
         if not drawing.size:
             return Done(StepResult([]))
         return self._sampler.launch(logits_SV)
 
-    def _assign_slots(self, owners: np.ndarray, decode_only: bool) -> bool:
-        """The step's work for adapters. Whether there is any."""
-        if self._lora is None:
-            return False
-        slots = self._state.slot[owners]
-        if (slots == NO_SLOT).all():
-            return False
-        size = self._graphs.bucket(len(owners), decode_only, True).num_tokens
-        row_slots = self._row_slots[:size]
-        row_slots[: len(owners)] = slots
-        row_slots[len(owners) :] = NO_SLOT
+    def _assign_slots(self, slots: np.ndarray, bucket: Bucket) -> None:
+        """The step's work for adapters: of its tokens, and none of what fills the bucket."""
+        assert self._lora is not None
+        row_slots = self._row_slots[: bucket.num_tokens]
+        row_slots[: len(slots)] = slots
+        row_slots[len(slots) :] = NO_SLOT
         self._lora.begin(row_slots)
-        return True
-
-    def _fill_ids(self, owners: np.ndarray, query_lens: np.ndarray, ends: np.ndarray, bucket: Bucket) -> None:
-        num_tokens = len(owners)
-        if len(query_lens) == num_tokens:
-            positions = ends - 1
-        else:
-            starts = query_lens.cumsum() - query_lens
-            positions = np.arange(num_tokens) + np.repeat(ends - query_lens - starts, query_lens)
-        ids = self._ids.host
-        ids[:num_tokens] = self._state.tokens[owners, positions]
-        ids[num_tokens : bucket.num_tokens] = 0
 
     def _fill_sampled(self, query_lens: np.ndarray, samples: np.ndarray, decode_only: bool) -> None:
         """Mixed steps: whose logits are wanted. In a decode step everybody's are."""
@@ -249,10 +235,6 @@ class DeviceRunner:
         sampled = self._sampled.host
         sampled[: len(last)] = last
         sampled[len(last) :] = 0
-
-    def _count(self) -> None:
-        self.counters.graph_replays = self._graphs.num_replays
-        self.counters.eager_steps = self._graphs.num_eager_steps
 
     @torch.inference_mode()
     def _forward(self, bucket: Bucket) -> Tensor:

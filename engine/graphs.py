@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.outputs import RunnerCounters
+
 ROW_BUCKETS = (1, 2, 4)
 """Decode steps of few rows; beyond, every multiple of `ROW_STEP`."""
 ROW_STEP = 8
@@ -62,8 +64,7 @@ class StepGraphs:
         self._rows = list(rows)
         self._tokens = list(tokens)
         self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self.num_replays = 0
-        self.num_eager_steps = 0
+        self.counters = RunnerCounters()
 
     def bucket(self, num_tokens: int, decode_only: bool, with_adapters: bool) -> Bucket:
         """The smallest bucket that holds a step."""
@@ -100,8 +101,8 @@ class StepGraphs:
         """Queue a step: a replay where there is a graph, else kernel by kernel. Returns its logits."""
         captured = self._graphs.get(bucket)
         if captured is None:
-            self.num_eager_steps += 1
+            self.counters.eager_steps += 1
             return self._forward(bucket)
-        self.num_replays += 1
+        self.counters.graph_replays += 1
         captured[0].replay()
         return captured[1]

@@ -11,10 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.activation import quantize_rows
 from kernels.attention.device_plan import DevicePlan, DeviceStep
 from kernels.attention.metadata import AttentionMetadata
 from kernels.attention.plan import AttentionPlan
-from kernels.attention.reference import paged_attention_reference, quantize_rows_reference
+from kernels.attention.reference import paged_attention_reference
 
 __all__ = ["AttentionMetadata", "AttentionPlan", "DevicePlan", "DeviceStep", "paged_attention"]
 
@@ -65,7 +66,7 @@ def paged_attention(
     if isinstance(plan, AttentionPlan):
         paged_attention_reference(q_THD, cache_NcHBD, plan, scale, out_THD)
         if quantized is not None and quantized_scale_T is not None:
-            quantize_rows_reference(out_THD, quantized, quantized_scale_T)
+            quantize_rows(out_THD.flatten(1), quantized, quantized_scale_T)
         return
     if (plan.num_heads, plan.head_dim) != (num_heads, head_dim) or not cache_NcHBD.is_contiguous():
         raise ValueError("attention: the plan was built for other heads")

@@ -91,10 +91,12 @@ class DeviceBatch:
         new = torch.from_numpy(np.ascontiguousarray(tables)).to(there.device, torch.int32)
         there[torch.from_numpy(rows).to(there.device), : new.shape[1]] = new
 
-    def fill(self, rows: IntArray, query_lens: IntArray, total_lens: IntArray, num_tokens: int) -> None:
+    def fill(self, rows: IntArray, query_lens: IntArray, total_lens: IntArray, num_tokens: int) -> IntArray:
+        """One step, sent. Returns its tokens' positions."""
         self.inputs.begin()
-        self.plan.fill(rows, query_lens, total_lens, num_tokens)
+        positions = self.plan.fill(rows, query_lens, total_lens, num_tokens)
         self.inputs.send()
+        return positions
 
 
 def naive_attention(q_THD: Tensor, cache: Tensor, metadata: AttentionMetadata, scale: float) -> Tensor:

@@ -161,8 +161,10 @@ class DevicePlan:
             prefill_tiles=0 if decode_only else self._most_tiles(num_tokens),
         )
 
-    def fill(self, rows_S: IntArray, query_lens_S: IntArray, total_lens_S: IntArray, num_tokens: int) -> None:
-        """Writes one step.
+    def fill(
+        self, rows_S: IntArray, query_lens_S: IntArray, total_lens_S: IntArray, num_tokens: int
+    ) -> IntArray:
+        """Writes one step. Returns the positions of its tokens, in host memory that a later step overwrites.
 
         Args:
             rows_S: row of the batch state of each sequence, in the order of the flattened batch; none at all
@@ -175,12 +177,12 @@ class DevicePlan:
         positions, rows, counts = self._positions.host, self._rows.host, self._counts.host
         if not num_seqs:
             positions[:num_tokens], rows[:num_tokens], counts[:] = -1, self.max_rows, 0
-            return
+            return positions[:0]
         ends = query_lens_S.cumsum()
-        used = int(ends[-1]) if num_seqs else 0
+        used = int(ends[-1])
         assert used <= num_tokens <= self.max_tokens, f"{used} tokens for a bucket of {num_tokens}"
         assert num_seqs <= self.max_rows, f"{num_seqs} sequences in {self.max_rows} rows"
-        assert not num_seqs or int(total_lens_S.max()) <= self.max_len, (
+        assert int(total_lens_S.max()) <= self.max_len, (
             f"{total_lens_S.max()} tokens in a row of {self.max_len}"
         )
         if used == num_seqs:
@@ -201,6 +203,7 @@ class DevicePlan:
             )
         positions[used:num_tokens] = -1
         rows[used:num_tokens] = self.max_rows
+        return positions[:used]
 
     def _fill_decode(self, tokens: IntArray, rows: IntArray, total_lens: IntArray) -> int:
         """Items of sequences with long splits first: late ones are short. Returns their number."""

@@ -19,9 +19,6 @@ VALUE_CHUNK = 128
 """Keys per product with V: the BLAS cuts longer reductions in places that depend on the length."""
 
 
-E4M3_MAX = 448.0
-
-
 def paged_attention_reference(
     q_THD: Tensor, cache_NcHBD: Tensor, plan: AttentionPlan, scale: float, out_THD: Tensor
 ) -> None:
@@ -68,11 +65,3 @@ def _attend(
         out_THD[tile.rows].unflatten(1, (num_kv_heads, shared)).unflatten(0, (seqs, queries)).copy_(result)
     else:
         out_THD.index_copy_(0, tile.rows, result.reshape(seqs * queries, num_heads, head_dim))
-
-
-def quantize_rows_reference(out_THD: Tensor, quantized: Tensor, quantized_scale_T: Tensor) -> None:
-    """Semantics: scale[t] = max |out[t]| / 448; quantized[t] = e4m3(out[t] / scale[t])."""
-    rows = out_THD.flatten(1).float()
-    scale = (rows.abs().amax(1) / E4M3_MAX).clamp_min(torch.finfo(torch.float32).tiny)
-    quantized_scale_T.copy_(scale)
-    quantized.copy_((rows / scale[:, None]).to(quantized.dtype))

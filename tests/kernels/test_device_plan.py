@@ -49,12 +49,13 @@ def test_every_token_and_every_key_is_covered_once(seed: int) -> None:
     batch = batch_of(64, 8192, 2048)
     decode_only = bool((query_lens == 1).all()) and num_tokens <= 64
     step = batch.plan.bucket(num_tokens, decode_only)
-    batch.fill(rows, query_lens, total_lens, num_tokens)
+    positions = batch.fill(rows, query_lens, total_lens, num_tokens)
 
     expected_rows = np.repeat(rows, query_lens)
     expected = np.concatenate([np.arange(t - q, t) for q, t in zip(query_lens, total_lens, strict=True)])
     used = int(query_lens.sum())
     assert step.positions_T[:used].tolist() == expected.tolist()
+    assert positions.tolist() == expected.tolist()
     assert step.rows_T[:used].tolist() == expected_rows.tolist()
     assert (step.positions_T[used:] == -1).all()
     assert (step.rows_T[used:] == 64).all()
