@@ -48,6 +48,8 @@ SILENCE_LIMIT = 3.0
 CONNECT_LIMIT = 2.0
 """Seconds for a connection to be made before another is tried."""
 TICK = 0.1
+NEVER = 7 * 24 * 3600 * 1000
+"""Milliseconds."""
 MAX_UNREAD_TOKENS = 65_536
 
 _decoder = msgspec.msgpack.Decoder(EngineMessage)
@@ -154,9 +156,10 @@ class _Connection:
 
     def __init__(self, context: zmq.Context, endpoint: str, now: float) -> None:
         self.socket = context.socket(zmq.DEALER)
-        # A connection that breaks stays broken: see the module's docstring. Sends are never refused for a
-        # full queue; the silence limit bounds what can gather for an engine that does not read.
-        self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        # A connection that breaks stays broken: see the module's docstring. Not -1, which means never, but
+        # also has libzmq discard what the peer sent last and nobody has read yet. Sends are never refused for
+        # a full queue; the silence limit bounds what can gather for an engine that does not read.
+        self.socket.setsockopt(zmq.RECONNECT_IVL, NEVER)
         self.socket.setsockopt(zmq.SNDHWM, 0)
         self.socket.setsockopt(zmq.RCVHWM, 1000)  # this process blocked: let the engine's side fill, and know
         self.socket.setsockopt(zmq.LINGER, 0)

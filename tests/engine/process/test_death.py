@@ -198,6 +198,19 @@ async def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(
     assert set(billed(journal_events(redis_url))) == {"r1"}
 
 
+async def test_a_reader_too_busy_to_look_gets_the_last_words_of_an_engine_that_has_exited(
+    engine: EngineProcess, connect: Connect
+) -> None:
+    client = await connect(engine)
+    generation = client.submit(submission("r1", 60))
+    await anext(generation)
+    engine.signal(signal.SIGTERM)
+    assert engine.wait() == 0  # blocks this process's event loop
+    await read(generation)
+    assert generation.usage is not None
+    assert generation.usage.completion_tokens == 60
+
+
 @pytest.mark.parametrize("second_signal", [False, True], ids=["deadline", "second signal"])
 async def test_a_drain_out_of_time_aborts_bills_and_exits_0(
     folder: Path, redis_url: str, connect: Connect, second_signal: bool
