@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from adapters.storage import OutOfRange, to_pair
+from adapters.rounding import OutOfRange, to_pair
 from engine.lora.artifact import GROUPS, MAX_RANK, Dtype, LoraPair, PackedAdapter, artifact_path
 from engine.model.config import ModelConfig
 from engine.protocol import AdapterRef

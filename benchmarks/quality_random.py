@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from adapters.storage import to_pair
+from adapters.rounding import to_pair
 from benchmarks.random_adapters import BASE_DIGEST, STORED
 from benchmarks.random_base import RESIDUAL_GROUPS, random_base, residual_gain
 from benchmarks.scorer import EXACT, Scorer, Variant, divergence, log_probs, make_scorer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from adapters.storage import to_pair
+from adapters.rounding import to_pair
 from engine.lora.artifact import GROUPS, Dtype, PackedAdapter
 from engine.lora.device_pool import DevicePool
 from engine.lora.values import rank_scales
