@@ -6,16 +6,21 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     ForeignKey,
     ForeignKeyConstraint,
+    Index,
     Integer,
     UniqueConstraint,
     func,
+    text,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.base import Base
@@ -23,25 +28,51 @@ from db.repository import TenantOwned
 
 
 class VersionState(StrEnum):
-    PENDING = "pending"
-    """Accepted, not packed yet."""
+    UPLOADING = "uploading"
+    """Named and announced; its files are still on their way into its place."""
+    VALIDATING = "validating"
+    """Its files are being inspected and packed."""
+    CALIBRATING = "calibrating"
+    """Packed; being measured on the engine that will serve it."""
     READY = "ready"
     FAILED = "failed"
+    """Refused by the inspection or by the calibration's gate: `error` says why."""
+    DISABLED = "disabled"
+    """Was ready and was taken out of service by itself, not with its adapter."""
+    DELETING = "deleting"
+    """Deleted: no name leads to it. Its row goes when its objects have gone."""
 
 
 class Adapter(TenantOwned, Base):
     __tablename__ = "adapters"
-    __table_args__ = (UniqueConstraint("tenant_id", "base", "name"), UniqueConstraint("id", "tenant_id"))
+    __table_args__ = (
+        # A deleted adapter's name is free again.
+        Index(
+            "uq_adapters_live_name",
+            "tenant_id",
+            "base",
+            "name",
+            unique=True,
+            postgresql_where=text("deleted_at IS NULL"),
+        ),
+        UniqueConstraint("id", "tenant_id"),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     base: Mapped[str]
     """Name of the base model it is grafted on."""
     name: Mapped[str]
+    description: Mapped[str | None]
     active_version: Mapped[int | None] = mapped_column(Integer)
     """What the unpinned name serves."""
+    previous_version: Mapped[int | None] = mapped_column(Integer)
+    """What it served before that: where a rollback leads."""
+    created_by: Mapped[str | None]
+    """Id of the key or user that made it."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     disabled_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
 
 
 class AdapterVersion(TenantOwned, Base):
@@ -49,26 +80,72 @@ class AdapterVersion(TenantOwned, Base):
     __table_args__ = (
         # Both columns: a version cannot belong to another tenant than its adapter.
         ForeignKeyConstraint(["adapter_id", "tenant_id"], ["adapters.id", "adapters.tenant_id"]),
-        CheckConstraint("state IN ('pending', 'ready', 'failed')", name="state_known"),
+        CheckConstraint(
+            "state IN ('uploading', 'validating', 'calibrating', 'ready', 'failed', 'disabled', 'deleting')",
+            name="state_known",
+        ),
         CheckConstraint(
             "state <> 'ready' OR (digest IS NOT NULL AND rank IS NOT NULL)", name="ready_is_packed"
         ),
         CheckConstraint("version > 0", name="version_positive"),
         CheckConstraint("rank > 0", name="rank_positive"),
+        Index(None, "digest"),
     )
 
     adapter_id: Mapped[str] = mapped_column(primary_key=True)
     version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     tenant_id: Mapped[str]
     digest: Mapped[str | None]
-    """Hex SHA-256 of the packed artifact."""
+    """Hex SHA-256 of the packed artifact that serves."""
     rank: Mapped[int | None] = mapped_column(Integer)
     """Largest rank of any module."""
+    dtype: Mapped[str | None]
+    """What that artifact's weights are stored in."""
     base_digest: Mapped[str]
     """Of the base's config and weights it was packed against."""
     size: Mapped[int | None] = mapped_column(BigInteger)
-    """Bytes of the packed artifact."""
+    """Bytes of the packed artifact that serves."""
+    artifacts: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
+    """Every artifact that was packed: by dtype, its `digest` and `size`."""
+    sources: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
+    """What was uploaded: by file name, its object's `key`, `size` and `sha256`."""
+    inspection: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
+    """What the inspection found: modules, ranks, norms."""
+    calibration: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
+    """The report's summary; the whole report is an object beside the artifacts."""
+    activate: Mapped[bool] = mapped_column(Boolean, server_default=text("false"))
+    """Whether it becomes the active version as soon as it is ready."""
     state: Mapped[str]
     error: Mapped[str | None]
     """Why it failed, in words for the tenant."""
+    error_field: Mapped[str | None]
+    """The file, config field or tensor that is at fault."""
+    override_reason: Mapped[str | None]
+    """Why an operator let it pass although the gate said no."""
+    created_by: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    ready_at: Mapped[datetime | None]
+
+
+class AdapterEvent(TenantOwned, Base):
+    """What happened to an adapter, a version, a job: told once, never changed."""
+
+    __tablename__ = "adapter_events"
+    __table_args__ = (
+        CheckConstraint("level IN ('info', 'warning', 'error')", name="level_known"),
+        Index(None, "tenant_id", "adapter_id", "id"),
+        Index(None, "tenant_id", "job_id", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    adapter_id: Mapped[str]
+    """Not a foreign key: what happened outlives what it happened to."""
+    version: Mapped[int | None] = mapped_column(Integer)
+    job_id: Mapped[str | None]
+    type: Mapped[str]
+    """Such as `version.ready`, `adapter.deleted`, `job.paused`."""
+    level: Mapped[str]
+    message: Mapped[str]
+    data: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -2,13 +2,23 @@
 
 from sqlalchemy.schema import SchemaItem
 
+import adapters.files.models
+import adapters.jobs.models
 import adapters.models
 import billing.models
+import db.outbox
 import tenants.models
 from db.base import Base
 
 metadata = Base.metadata
-DOMAINS = (adapters.models, billing.models, tenants.models)
+DOMAINS = (
+    adapters.files.models,
+    adapters.jobs.models,
+    adapters.models,
+    billing.models,
+    db.outbox,
+    tenants.models,
+)
 """Imported for their tables."""
 
 

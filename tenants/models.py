@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ARRAY, CheckConstraint, ForeignKey, Index, LargeBinary, Text, func, text
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    Text,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.base import Base
 from db.repository import TenantOwned
+
+STANDARD_PLAN = "plan_standard"
+"""Id of the plan that tenants are on unless told otherwise. The schema makes its row."""
+
+
+class Plan(Base):
+    """What tenants on it may do."""
+
+    __tablename__ = "plans"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    max_adapters: Mapped[int] = mapped_column(Integer, server_default=text("100"))
+    max_file_bytes: Mapped[int] = mapped_column(BigInteger, server_default=text("2147483648"))
+    """Of one uploaded file."""
+    pinned_adapters: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    """How many active adapters are kept in the engine's memory whether or not they are used."""
+    gate: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
+    """Thresholds of calibration that differ from the defaults."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
 class Tenant(Base):
@@ -16,6 +49,7 @@ class Tenant(Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
+    plan_id: Mapped[str] = mapped_column(ForeignKey("plans.id"), server_default=text("'plan_standard'"))
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     disabled_at: Mapped[datetime | None]
     """Set: none of its keys and users is let in."""

@@ -191,7 +191,7 @@ async def test_a_version_may_wait_for_its_activation(
     assert [card.id for card in await resolver.list(ours)] == ["sapling"]
 
 
-@pytest.mark.parametrize("state", ["pending", "failed"])
+@pytest.mark.parametrize("state", ["validating", "failed"])
 async def test_what_is_not_ready_says_so(
     service: AdapterService, resolver: ModelResolver, tenants: tuple[str, str], database: Database, state: str
 ) -> None:

@@ -1,0 +1,1 @@
+"""Files that tenants upload, whole or in parts."""

@@ -1,0 +1,101 @@
+"""Rows of uploaded files, and of uploads that arrive in parts. The bytes are in the object store."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    UniqueConstraint,
+    func,
+)
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.base import Base
+from db.repository import TenantOwned
+
+
+class Purpose(StrEnum):
+    ADAPTER = "adapter"
+    """`adapter_model.safetensors` or `adapter_config.json`."""
+    CALIBRATION = "calibration"
+    """JSON lines to measure an adapter on."""
+
+
+class UploadStatus(StrEnum):
+    PENDING = "pending"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+class StoredFile(TenantOwned, Base):
+    __tablename__ = "files"
+    __table_args__ = (
+        CheckConstraint("purpose IN ('adapter', 'calibration')", name="purpose_known"),
+        Index(None, "tenant_id", "id"),
+        Index(None, "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    purpose: Mapped[str]
+    filename: Mapped[str]
+    size: Mapped[int] = mapped_column(BigInteger)
+    sha256: Mapped[str]
+    object_key: Mapped[str]
+    created_by: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime | None]
+
+
+class Upload(TenantOwned, Base):
+    """A file on its way, in parts."""
+
+    __tablename__ = "uploads"
+    __table_args__ = (
+        CheckConstraint("purpose IN ('adapter', 'calibration')", name="purpose_known"),
+        CheckConstraint("status IN ('pending', 'completed', 'cancelled', 'expired')", name="status_known"),
+        CheckConstraint("status <> 'completed' OR file_id IS NOT NULL", name="completed_is_a_file"),
+        UniqueConstraint("id", "tenant_id"),
+        Index(None, "tenant_id", "id"),
+        Index(None, "status", "expires_at"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    purpose: Mapped[str]
+    filename: Mapped[str]
+    mime_type: Mapped[str]
+    size: Mapped[int] = mapped_column(BigInteger)
+    """Bytes it was announced with: the parts must add up to it."""
+    status: Mapped[str]
+    file_id: Mapped[str | None]
+    """Not a foreign key: the file may be deleted, the upload was completed nevertheless."""
+    created_by: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime]
+
+
+class UploadPart(TenantOwned, Base):
+    __tablename__ = "upload_parts"
+    __table_args__ = (
+        ForeignKeyConstraint(
+            ["upload_id", "tenant_id"], ["uploads.id", "uploads.tenant_id"], ondelete="CASCADE"
+        ),
+        Index(None, "upload_id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    upload_id: Mapped[str]
+    size: Mapped[int] = mapped_column(BigInteger)
+    md5: Mapped[str]
+    sha256: Mapped[str]
+    object_key: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())

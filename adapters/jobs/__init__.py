@@ -1,0 +1,1 @@
+"""Jobs on adapters: long work that survives whoever does it."""

@@ -1,0 +1,72 @@
+"""Rows of jobs. A job belongs to one version of an adapter: it inspects, packs and calibrates it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import BigInteger, CheckConstraint, Double, ForeignKey, Index, Integer, func, text
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.base import Base
+from db.repository import TenantOwned
+
+
+class JobStatus(StrEnum):
+    """In the words of OpenAI's fine-tuning jobs."""
+
+    VALIDATING_FILES = "validating_files"
+    QUEUED = "queued"
+    RUNNING = "running"
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Job(TenantOwned, Base):
+    __tablename__ = "jobs"
+    __table_args__ = (
+        CheckConstraint(
+            "status IN ('validating_files', 'queued', 'running', 'paused',"
+            " 'succeeded', 'failed', 'cancelled')",
+            name="status_known",
+        ),
+        CheckConstraint("wanted IN ('pause', 'cancel')", name="wanted_known"),
+        CheckConstraint("progress BETWEEN 0 AND 1", name="progress_share"),
+        Index(None, "tenant_id", "id"),
+        Index(None, "adapter_id", "version"),
+        Index(
+            "ix_jobs_unfinished",
+            "lease_until",
+            postgresql_where=text("status IN ('validating_files', 'queued', 'running')"),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    adapter_id: Mapped[str]
+    version: Mapped[int] = mapped_column(Integer)
+    status: Mapped[str]
+    wanted: Mapped[str | None]
+    """What the tenant asked for and whoever runs the job has not done yet."""
+    parameters: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
+    """How to calibrate: the data set's object, a dtype that is asked for, thresholds."""
+    phase: Mapped[str | None]
+    progress: Mapped[float] = mapped_column(Double, server_default=text("0"))
+    """Share of the work that is done."""
+    estimated_finish_at: Mapped[datetime | None]
+    error: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
+    """`code`, `message`, `param`."""
+    result: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
+    fence: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    """Counts leases. Whoever holds an older one can change nothing any more."""
+    lease_owner: Mapped[str | None]
+    lease_until: Mapped[datetime | None]
+    attempts: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    created_by: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
