@@ -4,7 +4,7 @@ BIN := .venv/bin
 # uv does not read pip's variable for local wheels: a CPU build of torch found there saves gigabytes of CUDA.
 UV := UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv
 export OMP_NUM_THREADS ?= 1
-PACKAGES := adapters admin api billing cli db engine kernels telemetry tenants worker benchmarks examples
+PACKAGES := adapters admin api billing cli db engine kernels telemetry tenants tokenization worker benchmarks examples
 DEMO_DATA ?= var/demo
 DEMO_PORT ?= 8000
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores

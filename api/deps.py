@@ -13,13 +13,13 @@ from fastapi import Request
 
 from adapters.resolver import ModelResolver
 from api.errors import ClientGone, InsufficientPermissions, MissingApiKey, NotServing, UnsupportedMediaType
-from api.text import TextCodec
 from billing.service import UsageReports
 from engine.client import EngineClient
 from engine.protocol import EngineInfo
 from telemetry.metrics import ServingMetrics
 from tenants.context import KeyKind, TenantContext
 from tenants.resolver import KeyResolver
+from tokenization.codec import TextCodec
 
 
 @dataclass(frozen=True, slots=True)

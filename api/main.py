@@ -26,7 +26,6 @@ from api.app import create_app
 from api.deps import Limits, Services
 from api.edge import AsgiApp
 from api.settings import ApiSettings
-from api.text import TextCodec
 from billing.service import UsageReports
 from db.schema import assert_schema_current
 from db.session import Database
@@ -37,6 +36,7 @@ from tenants.accounts import UserAccounts
 from tenants.resolver import KeyResolver
 from tenants.service import TenantService
 from tenants.settings import TenantSettings
+from tokenization.codec import TextCodec
 
 log = structlog.get_logger(__name__)
 

@@ -27,7 +27,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from adapters.packing import pack
-from api.text import TextCodec
 from benchmarks.quality_random import random_rows
 from benchmarks.random_adapters import STORED
 from benchmarks.report import write_report
@@ -39,6 +38,7 @@ from engine.model.config import load_config
 from engine.model.loading import load_model
 from engine.model.weights import base_digest
 from examples.sapling.tasks import TASKS, Example
+from tokenization.codec import TextCodec
 
 SAPLING = Path(__file__).resolve().parent.parent / "examples/sapling/weights"
 

@@ -16,11 +16,11 @@ from api.detokenizer import Detokenizer
 from api.errors import GenerationAborted, GenerationFailed
 from api.openai.logprobs import LogprobTrail
 from api.openai.submission import Submission
-from api.text import TextCodec
 from engine.client import EngineClient, EngineError, Generation
 from engine.protocol import FinishReason, TokenChunk, Usage
 from engine.stops import StopMatcher
 from telemetry.metrics import ServingMetrics
+from tokenization.codec import TextCodec
 
 _QUEUE_LEN = 64
 """Wakeups of many generations that may wait for one slow reader."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from api.detokenizer import ends_in_stop_token
-from api.text import TextCodec
 from engine.protocol import TokenChunk, TokenLogprob
+from tokenization.codec import TextCodec
 
 
 @dataclass(slots=True)

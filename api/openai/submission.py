@@ -13,12 +13,12 @@ from secrets import token_hex
 from typing import cast
 
 from adapters.resolver import ResolvedModel
-from api.chat_template import TemplateRefusal
 from api.errors import ContextLengthExceeded, InvalidValue
 from api.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationFields
-from api.text import TextCodec
 from engine.protocol import EngineInfo, PriorityClass, SamplingParams, Submit
 from tenants.context import TenantContext
+from tokenization.chat_template import TemplateRefusal
+from tokenization.codec import TextCodec
 
 _TIERS = {
     None: PriorityClass.DEFAULT,

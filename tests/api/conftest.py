@@ -14,8 +14,9 @@ import uvicorn
 
 from api.app import create_app
 from api.deps import Limits, Services
-from api.text import TextCodec
-from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakeUsage, write_base
+from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakeUsage
+from tests.support.text_base import write_base
+from tokenization.codec import TextCodec
 
 
 @pytest.fixture(scope="session")

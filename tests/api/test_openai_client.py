@@ -11,7 +11,8 @@ import pytest
 
 from engine.protocol import PriorityClass, Submit
 from tests.api.conftest import Served, wait_until
-from tests.api.fakes import ADAPTER, ADMIN_KEY, CONTEXT, KEY, OTHER_KEY, RESTRICTED_KEY, SPECIAL, Script
+from tests.api.fakes import ADAPTER, ADMIN_KEY, CONTEXT, KEY, OTHER_KEY, RESTRICTED_KEY, Script
+from tests.support.text_base import SPECIAL
 
 HELLO = [{"role": "user", "content": "Hello there"}]
 

@@ -126,7 +126,7 @@ async def test_values_judged_by_the_model(
 
 
 async def test_a_template_that_refuses_names_the_messages(world: World, client: httpx.AsyncClient) -> None:
-    from api.chat_template import ChatTemplate
+    from tokenization.chat_template import ChatTemplate
 
     world.services.text.template, before = (
         ChatTemplate("{{ raise_exception('roles must alternate') }}", {}),

@@ -10,7 +10,6 @@ import redis.asyncio
 from adapters.resolver import ModelResolver
 from api.app import create_app
 from api.deps import Services
-from api.text import TextCodec
 from billing.service import UsageReports
 from db.session import Database
 from engine.protocol import Submit
@@ -18,6 +17,7 @@ from tenants.resolver import KeyResolver
 from tenants.service import TenantService
 from tests.api.fakes import FakeEngine, Script
 from tests.support.waiting import eventually
+from tokenization.codec import TextCodec
 
 SECRET = "a secret of at least thirty-two characters"
 BODY = {"model": "sapling", "messages": [{"role": "user", "content": "hi"}], "stream": True}

@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    "adapters", "admin", "api", "billing", "cli", "db", "engine", "kernels", "telemetry", "tenants", "worker",
+    "adapters", "admin", "api", "billing", "cli", "db", "engine", "kernels", "telemetry", "tenants",
+    "tokenization", "worker",
 )  # fmt: skip
 FORBIDDEN_FOLDERS = {"utils", "common", "helpers", "core"}
 FORBIDDEN_NAME_ENDINGS = ("Manager", "Handler", "Helper", "Impl", "Utils")

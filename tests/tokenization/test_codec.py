@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from api.chat_template import ChatTemplate, TemplateRefusal
-from api.text import INLINE_CHARACTERS, TextCodec
 from engine.vocabulary import Vocabulary
-from tests.api.fakes import SPECIAL, TEMPLATE, write_base
+from tests.support.text_base import SPECIAL, TEMPLATE, write_base
+from tokenization.chat_template import ChatTemplate, TemplateRefusal
+from tokenization.codec import INLINE_CHARACTERS, TextCodec
 
 BOS, END, SYSTEM, USER, ASSISTANT = range(5)
 TALK = [

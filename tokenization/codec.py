@@ -1,7 +1,7 @@
 """Text to token ids: chat messages through the checkpoint's template, prompts as they stand.
 
 Owns the tokenizer and the wall between what a tenant's user typed and what the template says. Refuses to know
-HTTP, sampling and engines; the way back is `api.detokenizer`.
+HTTP, sampling and engines; the way back, piece by piece, is `api.detokenizer`.
 
 A special token such as `<|end|>` is structure when the template writes it and plain text when a user types
 it. Rendering would mix the two, so every special token's string inside a message is first replaced by one
@@ -22,8 +22,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from api.chat_template import ChatTemplate
 from engine.vocabulary import Vocabulary
+from tokenization.chat_template import ChatTemplate
 
 INLINE_CHARACTERS = 4096
 """Texts up to this long are encoded on the event loop (about a millisecond): a thread's round trip costs as
