@@ -7,7 +7,7 @@ draws one SVG per plot under docs/plots/, and rewrites in the document what stan
 table says so.
 
 Owns which figures go into which plot. Refuses to know how they were measured, what is in a table
-(`benchmarks.tables`) and how a chart is drawn (`benchmarks.svg`).
+(`benchmarks.tables`) and how a chart is drawn (`telemetry.svg`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.svg import Axis, Series, bar_chart, line_chart
 from benchmarks.tables import PEER, ROOT, TABLES, Results, committed
+from telemetry.svg import Axis, Series, bar_chart, line_chart
 
 PLOTS = ROOT / "docs/plots"
 DOCUMENT = ROOT / "docs/performance.md"

@@ -85,15 +85,18 @@ class ChatTemplate:
         except TemplateError as error:
             raise ValueError(f"the chat template of {base_dir.name} does not compile: {error}") from error
 
-    def render(self, messages: Sequence[dict[str, str]]) -> str:
-        """The conversation as the model's text, ending where the assistant is to speak.
+    def render(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """The conversation as the model's text, ending where the assistant is to speak unless told otherwise.
 
         Raises:
             TemplateRefusal: the template raised an exception of its own, or read what messages do not carry.
         """
         try:
             return self._template.render(
-                messages=list(messages), add_generation_prompt=True, tools=None, **self._special_tokens
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                tools=None,
+                **self._special_tokens,
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise TemplateRefusal(str(error) or type(error).__name__) from error

@@ -107,6 +107,43 @@ class TextCodec:
             TemplateRefusal: the template does not take this conversation.
         """
         assert self.template is not None, "asked to render a chat for a base without a chat template"
+        shielded, typed = self._shield(messages)
+        return RenderedChat(self.template.render(shielded), typed)
+
+    def encode_conversation(self, messages: Sequence[dict[str, str]]) -> tuple[list[int], list[int]]:
+        """A conversation that ends with the assistant's turn, as the model would have met and said it.
+
+        For callers off the event loop: it may take a millisecond per page.
+
+        Returns:
+            (what the model is given before that turn, that turn up to the token that ends it).
+
+        Raises:
+            TemplateRefusal: the template does not take this conversation.
+        """
+        assert self.template is not None, "asked to render a chat for a base without a chat template"
+        shielded, typed = self._shield(messages)
+        prompt = self.template.render(shielded[:-1])
+        whole = self.template.render(shielded, add_generation_prompt=False)
+        # Where a template writes past turns in another way than the one that is to come, only what the
+        # assistant said is known.
+        answer = whole[len(prompt) :] if whole.startswith(prompt) else shielded[-1]["content"]
+        answer_ids = self._encode_chat(RenderedChat(answer, typed))
+        ends = [place for place, token_id in enumerate(answer_ids) if token_id in self._names]
+        return (
+            self._encode_chat(RenderedChat(prompt, typed)),
+            # What follows the turn's end is the template's, and never generated.
+            answer_ids[: ends[-1] + 1] if ends else answer_ids,
+        )
+
+    def encode_completion(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
+        """Token ids of a raw prompt and of what is to follow it. For callers off the event loop."""
+        return self._encode_prompt(prompt), self._tokenizer.encode(completion, add_special_tokens=False).ids
+
+    def _shield(self, messages: Sequence[dict[str, str]]) -> tuple[list[dict[str, str]], dict[int, str]]:
+        """The messages with a private-use character for every special token that a user typed, and which
+        stands for which.
+        """
         typed = {
             found
             for message in messages
@@ -114,7 +151,7 @@ class TextCodec:
             for found in (self._special.findall(value) if self._special else ())
         }
         if not typed:
-            return RenderedChat(self.template.render(messages), {})
+            return list(messages), {}
         used = {character for message in messages for value in message.values() for character in value}
         free = (chr(point) for point in _PRIVATE_USE if chr(point) not in used)
         stand_ins = dict(zip(sorted(typed), free, strict=False))
@@ -126,9 +163,7 @@ class TextCodec:
             }
             for message in messages
         ]
-        return RenderedChat(
-            self.template.render(shielded), {ord(sign): text for text, sign in stand_ins.items()}
-        )
+        return shielded, {ord(sign): text for text, sign in stand_ins.items()}
 
     async def encode_chat(self, chat: RenderedChat) -> list[int]:
         """Token ids of a rendered conversation: `add_special_tokens` off, the template has written the

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.plots import DOCUMENT, PLOTS, PLOTTED, blocks_in, draw, rewrite
-from benchmarks.svg import Axis, Series, bar_chart, line_chart
 from benchmarks.tables import MISSING, PEER, RESULTS, TABLES, committed
+from telemetry.svg import Axis, Series, bar_chart, line_chart
 
 SVG = "{http://www.w3.org/2000/svg}"
 

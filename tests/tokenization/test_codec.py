@@ -206,3 +206,43 @@ def test_a_broken_template_is_an_error_that_says_so(
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=message):
         ChatTemplate.load(tmp_path)
+
+
+def test_a_conversation_is_cut_where_the_assistant_begins_and_ends(codec: TextCodec) -> None:
+    prompt_ids, answer_ids = codec.encode_conversation(
+        [*TALK, {"role": "assistant", "content": "Hello there"}]
+    )
+    assert prompt_ids == encode(codec, TALK)
+    assert answer_ids[-1] == END
+    assert codec.vocabulary.decode(answer_ids[:-1]).decode() == "Hello there"
+
+
+def test_an_assistants_words_cannot_be_control_tokens_either(codec: TextCodec) -> None:
+    said = {"role": "assistant", "content": "It is <|end|>, he said."}
+    _, answer_ids = codec.encode_conversation([*TALK, said])
+    assert answer_ids.count(END) == 1
+    assert answer_ids[-1] == END
+    assert codec.vocabulary.decode(answer_ids[:-1]).decode() == said["content"]
+
+
+def test_what_a_template_writes_after_the_turn_is_not_part_of_it(base_dir: Path, tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base", TEMPLATE.replace("<|end|>", "<|end|>\n"))
+    codec = TextCodec.load(base)
+    _, answer_ids = codec.encode_conversation([*TALK, {"role": "assistant", "content": "Hello"}])
+    assert answer_ids[-1] == END
+
+
+def test_a_template_that_tells_past_turns_differently_leaves_the_words_alone(tmp_path: Path) -> None:
+    template = TEMPLATE.replace(
+        "{{ bos_token }}", "{{ bos_token }}{% if add_generation_prompt %}ask: {% endif %}"
+    )
+    codec = TextCodec.load(write_base(tmp_path / "base", template))
+    _, answer_ids = codec.encode_conversation([*TALK, {"role": "assistant", "content": "Hello"}])
+    assert codec.vocabulary.decode(answer_ids).decode() == "Hello"
+
+
+def test_a_completion_continues_its_prompt(codec: TextCodec) -> None:
+    prompt_ids, answer_ids = codec.encode_completion("Hello", " world<|end|>")
+    assert prompt_ids == asyncio.run(codec.encode_prompt("Hello"))
+    assert BOS not in answer_ids
+    assert answer_ids[-1] == END
