@@ -19,7 +19,7 @@ from billing.errors import InvalidReportQuery, MalformedEvent
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
-from tenants.errors import InvalidApiKey, KeyNotFound, NameTaken, TenantNotFound
+from tenants.errors import InvalidApiKey, KeyNotFound, NameTaken, PlanNotFound, TenantNotFound
 
 
 class ApiError(Exception):
@@ -168,6 +168,7 @@ FACES: dict[type[Exception], Face] = {
     ),
     InvalidApiKey: BAD_KEY,
     TenantNotFound: NOT_FOUND,
+    PlanNotFound: NOT_FOUND,
     KeyNotFound: NOT_FOUND,
     NameTaken: Face(409, "conflict_error", "name_taken", retry=False, param="name"),
     ModelNotFound: NO_MODEL,

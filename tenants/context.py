@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from tenants.views import STANDARD, PlanView
+
 KeyKind = Literal["inference", "admin"]
 KEY_KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
 
@@ -22,3 +24,4 @@ class TenantContext:
     kind: KeyKind
     scopes: frozenset[str] = frozenset()
     """Empty: everything its kind may do."""
+    plan: PlanView = STANDARD

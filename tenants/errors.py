@@ -24,6 +24,12 @@ class TenantNotFound(TenantError):
         self.tenant = tenant
 
 
+class PlanNotFound(TenantError):
+    def __init__(self, plan: str) -> None:
+        super().__init__(f"there is no plan {plan!r}")
+        self.plan = plan
+
+
 class KeyNotFound(TenantError):
     """No such key in this tenant, whatever other tenants have."""
 

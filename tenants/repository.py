@@ -12,7 +12,7 @@ from sqlalchemy import Row, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository
-from tenants.models import ApiKey, Tenant, User
+from tenants.models import ApiKey, Plan, Tenant, User
 
 LAST_USED_PRECISION = timedelta(minutes=1)
 
@@ -36,10 +36,26 @@ class TenantDirectory:
         """All of them, oldest first: for the operator."""
         return list((await self.session.execute(select(Tenant).order_by(Tenant.id))).scalars())
 
-    async def key_by_digest(self, digest: bytes) -> Row[ApiKey, Tenant] | None:
-        """The key and its tenant, by the HMAC of its text: one query by a unique index."""
+    async def plans(self) -> list[Plan]:
+        """All of them, oldest first."""
+        return list((await self.session.execute(select(Plan).order_by(Plan.created_at, Plan.id))).scalars())
+
+    async def plan_of(self, tenant_id: str) -> Plan | None:
+        query = select(Plan).join(Tenant, Tenant.plan_id == Plan.id).where(Tenant.id == tenant_id)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def lock_plan(self, name: str) -> Plan | None:
+        """The plan, held against other writers until the transaction ends."""
+        query = select(Plan).where(Plan.name == name).with_for_update()
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def key_by_digest(self, digest: bytes) -> Row[ApiKey, Tenant, Plan] | None:
+        """The key, its tenant and that one's plan, by the HMAC of its text: one query by a unique index."""
         query = (
-            select(ApiKey, Tenant).join(Tenant, Tenant.id == ApiKey.tenant_id).where(ApiKey.digest == digest)
+            select(ApiKey, Tenant, Plan)
+            .join(Tenant, Tenant.id == ApiKey.tenant_id)
+            .join(Plan, Plan.id == Tenant.plan_id)
+            .where(ApiKey.digest == digest)
         )
         return (await self.session.execute(query)).one_or_none()
 

@@ -19,6 +19,7 @@ from tenants.context import TenantContext
 from tenants.errors import InvalidApiKey
 from tenants.keys import KeyHasher, well_formed
 from tenants.repository import LAST_USED_PRECISION, TenantAccounts, TenantDirectory
+from tenants.views import plan_view
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class KeyResolver:
             found = await TenantDirectory(session).key_by_digest(digest)
         if found is None:
             return None
-        key, tenant = found
+        key, tenant, plan = found
         if (
             not hmac.compare_digest(key.digest, digest)
             or key.revoked_at is not None
@@ -83,7 +84,14 @@ class KeyResolver:
             note = asyncio.create_task(self._note_used(tenant.id, key.id))  # the request does not wait for it
             self._notes.add(note)
             note.add_done_callback(self._notes.discard)
-        context = TenantContext(tenant.id, tenant.name, key.id, key.kind, frozenset(key.scopes))  # type: ignore[arg-type]
+        context = TenantContext(
+            tenant.id,
+            tenant.name,
+            key.id,
+            key.kind,  # type: ignore[arg-type]
+            frozenset(key.scopes),
+            plan_view(plan),
+        )
         return _KnownKey(context, key.expires_at)
 
     async def _note_used(self, tenant_id: str, key_id: str) -> None:

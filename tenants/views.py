@@ -1,0 +1,37 @@
+"""The frozen view of a plan that a caller's context carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from tenants.models import STANDARD_PLAN, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """What a tenant may do. See `tenants.models.Plan` for each limit."""
+
+    id: str = STANDARD_PLAN
+    name: str = "standard"
+    max_adapters: int = 100
+    max_file_bytes: int = 2 << 30
+    pinned_adapters: int = 0
+    gate: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    """Thresholds of calibration that differ from the defaults."""
+
+
+STANDARD = PlanView()
+"""As the schema makes it."""
+
+
+def plan_view(plan: Plan) -> PlanView:
+    return PlanView(
+        plan.id,
+        plan.name,
+        plan.max_adapters,
+        plan.max_file_bytes,
+        plan.pinned_adapters,
+        MappingProxyType(dict(plan.gate)),
+    )
