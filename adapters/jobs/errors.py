@@ -54,3 +54,13 @@ class LeaseLost(AdapterError):
         super().__init__(f"the lease {fence} of job {job_id} is lost")
         self.job_id = job_id
         self.fence = fence
+
+
+class JobFailed(AdapterError):
+    """The job's work came to an end that trying again would not change."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param

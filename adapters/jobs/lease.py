@@ -19,9 +19,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from adapters.events import Level
 from adapters.jobs.errors import LeaseLost
 from adapters.jobs.models import Job, JobStatus
-from adapters.jobs.repository import Beat, JobLeases, Level, event_of
+from adapters.jobs.repository import Beat, JobLeases, tell
 from db.errors import DatabaseUnavailable
 from db.session import Database, WriteSession
 
@@ -54,10 +55,10 @@ class Held:
     """Locked, and as it is now."""
 
     def tell(
-        self, type_: str, message: str, *, level: Level = "info", data: dict[str, Any] | None = None
+        self, event_type: str, message: str, *, level: Level = "info", data: dict[str, Any] | None = None
     ) -> None:
         """Record an event of the job."""
-        self.session.add(event_of(self.job, type_, message, level=level, data=data))
+        tell(self.session, self.job, event_type, message, level=level, data=data)
 
 
 class Lease:
@@ -184,7 +185,5 @@ async def claim(
         job = await JobLeases(session).claim(job_id, owner, seconds, owner_gone=owner_gone)
         if job is None:
             return None
-        session.add(
-            event_of(job, "job.started", f"Attempt {job.attempts} begins.", data={"attempt": job.attempts})
-        )
+        tell(session, job, "job.started", f"Attempt {job.attempts} begins.", data={"attempt": job.attempts})
     return Lease(database, job, seconds, stopping, tick)

@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from adapters.events import Level, record
 from adapters.jobs.models import Job, JobStatus
-from adapters.models import AdapterEvent, AdapterVersion
-from db.base import new_id
+from adapters.models import AdapterVersion
 from db.repository import TenantRepository
 
 UNFINISHED = (JobStatus.VALIDATING_FILES, JobStatus.QUEUED, JobStatus.RUNNING)
 """A worker has them, or should have."""
 OPEN = (*UNFINISHED, JobStatus.PAUSED)
-
-Level = Literal["info", "warning", "error"]
 
 
 def later(seconds: float) -> ColumnElement[datetime]:
@@ -31,20 +29,26 @@ def later(seconds: float) -> ColumnElement[datetime]:
     return func.clock_timestamp() + timedelta(seconds=seconds)
 
 
-def event_of(
-    job: Job, type_: str, message: str, *, level: Level = "info", data: dict[str, Any] | None = None
-) -> AdapterEvent:
-    """A row that tells what happened to a job."""
-    return AdapterEvent(
-        id=new_id("aev"),
-        tenant_id=job.tenant_id,
-        adapter_id=job.adapter_id,
+def tell(
+    session: AsyncSession,
+    job: Job,
+    event_type: str,
+    message: str,
+    *,
+    level: Level = "info",
+    data: dict[str, Any] | None = None,
+) -> None:
+    """Record what happened to a job."""
+    record(
+        session,
+        job.tenant_id,
+        job.adapter_id,
+        event_type,
+        message,
         version=job.version,
         job_id=job.id,
-        type=type_,
         level=level,
-        message=message,
-        data=data or {},
+        data=data,
     )
 
 
@@ -81,15 +85,6 @@ class JobRepository(TenantRepository):
         if version is not None:
             query = query.where(Job.version == version)
         return list((await self.session.execute(query.order_by(Job.id).with_for_update())).scalars())
-
-    async def events(
-        self, job_id: str, *, after: str | None, limit: int, ascending: bool = False
-    ) -> list[AdapterEvent]:
-        query = self.select_own(AdapterEvent).where(AdapterEvent.job_id == job_id)
-        if after is not None:
-            query = query.where(AdapterEvent.id > after if ascending else AdapterEvent.id < after)
-        query = query.order_by(AdapterEvent.id if ascending else AdapterEvent.id.desc()).limit(limit)
-        return list((await self.session.execute(query)).scalars())
 
     async def lock_version(self, adapter_id: str, version: int) -> AdapterVersion | None:
         query = self.select_own(AdapterVersion).where(

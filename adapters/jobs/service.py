@@ -1,0 +1,236 @@
+"""What a tenant can do to its jobs: see them, cancel, pause, resume. Every method is one transaction.
+
+A job nobody works on is changed here and now; one that a worker holds is asked for (`jobs.wanted`), and the
+worker obeys within a second. Refuses to know what a job does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from sqlalchemy import func
+
+from adapters.events import MAX_PAGE, POLL_INTERVAL, SETTLED_AFTER, EventRepository
+from adapters.jobs.errors import JobFinished, JobNotFound, JobUnfinished
+from adapters.jobs.models import Job, JobStatus
+from adapters.jobs.repository import OPEN, JobRepository, later, tell
+from adapters.models import AdapterEvent, AdapterVersion, VersionState
+from db.base import new_id
+from db.outbox import Outbox
+from db.session import Database, ReadSession, WriteSession
+from db.tasks import RUN_JOB, RUN_JOB_EXPIRES
+
+CANCELLED = "The job was cancelled before the version was ready."
+PENDING = (VersionState.UPLOADING, VersionState.VALIDATING, VersionState.CALIBRATING)
+
+
+async def queue_job(
+    session: WriteSession,
+    outbox: Outbox,
+    *,
+    tenant_id: str,
+    adapter_id: str,
+    version: int,
+    parameters: dict[str, Any],
+    created_by: str | None,
+) -> Job:
+    """Add a job of a version to the transaction that makes, or has locked, the version.
+
+    Raises JobUnfinished when the version has one.
+    """
+    jobs = JobRepository(session, tenant_id)
+    unfinished = await jobs.open_job_of(adapter_id, version)
+    if unfinished is not None:
+        raise JobUnfinished(unfinished.id)
+    job = Job(
+        id=new_id("job"),
+        tenant_id=tenant_id,
+        adapter_id=adapter_id,
+        version=version,
+        status=JobStatus.QUEUED,
+        parameters=parameters,
+        created_by=created_by,
+    )
+    jobs.add_own(job)
+    tell(session, job, "job.created", "The job is in the queue.")
+    _enqueue(session, outbox, job)
+    return job
+
+
+def _enqueue(session: WriteSession, outbox: Outbox, job: Job) -> None:
+    """Have a worker take the job; should the message be lost, the sweep sends another."""
+    job.status = JobStatus.QUEUED
+    job.lease_owner = None
+    job.lease_until = later(RUN_JOB_EXPIRES)  # type: ignore[assignment]  # SQL, like any value of a row
+    outbox.add(session, RUN_JOB, {"job_id": job.id})
+
+
+class JobService:
+    """Tenants' jobs, as the API shows them."""
+
+    def __init__(self, database: Database, outbox: Outbox) -> None:
+        self._database = database
+        self._outbox = outbox
+
+    async def get(self, tenant_id: str, job_id: str) -> Job:
+        """Raises JobNotFound."""
+        async with self._database.read() as session:
+            return await _found(session, tenant_id, job_id)
+
+    async def page(
+        self,
+        tenant_id: str,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        order: Literal["asc", "desc"] = "desc",
+        adapter_id: str | None = None,
+    ) -> tuple[list[Job], bool]:
+        """A page, and whether there are more beyond it. Raises JobNotFound for an `after` that is none."""
+        async with self._database.read() as session:
+            if after is not None:
+                await _found(session, tenant_id, after)
+            jobs = await JobRepository(session, tenant_id).page(
+                after=after, limit=limit + 1, ascending=order == "asc", adapter_id=adapter_id
+            )
+        return jobs[:limit], len(jobs) > limit
+
+    async def events(
+        self,
+        tenant_id: str,
+        job_id: str,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        order: Literal["asc", "desc"] = "desc",
+    ) -> tuple[list[AdapterEvent], bool]:
+        """A page of what happened to the job, and whether there is more. Raises JobNotFound."""
+        async with self._database.read() as session:
+            await _found(session, tenant_id, job_id)
+            events = await EventRepository(session, tenant_id).page(
+                job_id=job_id, after=after, limit=limit + 1, newest_first=order == "desc"
+            )
+        return events[:limit], len(events) > limit
+
+    async def follow(
+        self, tenant_id: str, job_id: str, after: str | None = None
+    ) -> AsyncIterator[tuple[Job, list[AdapterEvent]]]:
+        """The job and what is new of it, again and again until it has ended; the first item comes at once.
+
+        No connection is held between two looks. Raises JobNotFound.
+        """
+        seen: set[str] = set()
+        while True:
+            async with self._database.read() as session:
+                # Asked first: what ends the job is written with its event.
+                job = await _found(session, tenant_id, job_id)
+                events = EventRepository(session, tenant_id)
+                page = await events.page(job_id=job_id, after=after, limit=MAX_PAGE)
+            fresh = [event for event in page if event.id not in seen]
+            settled = datetime.now(UTC) - SETTLED_AFTER
+            for event in page:
+                if event.created_at < settled or len(page) == MAX_PAGE:
+                    after = event.id
+            seen = {event.id for event in page if after is None or event.id > after}
+            yield job, fresh
+            if len(page) < MAX_PAGE:
+                if job.status not in OPEN:
+                    return
+                await asyncio.sleep(POLL_INTERVAL)
+
+    async def cancel(self, tenant_id: str, job_id: str) -> Job:
+        """End the job; its version fails, unless it was in service before. Raises JobNotFound, JobFinished.
+
+        Cancelling again changes nothing.
+        """
+        async with self._database.write() as session:
+            job = await _found(session, tenant_id, job_id, lock=True)
+            if job.status == JobStatus.CANCELLED:
+                return job
+            _refuse_finished(job)
+            if job.lease_owner is None:
+                version = await JobRepository(session, tenant_id).lock_version(job.adapter_id, job.version)
+                cancel(session, job, version)
+            elif job.wanted != "cancel":
+                job.wanted = "cancel"
+                tell(session, job, "job.cancel_requested", "The job is being cancelled.")
+            return await _as_written(session, job)
+
+    async def pause(self, tenant_id: str, job_id: str) -> Job:
+        """Stop the job, to be gone on with where it is. Raises JobNotFound, JobFinished."""
+        async with self._database.write() as session:
+            job = await _found(session, tenant_id, job_id, lock=True)
+            _refuse_finished(job)
+            if job.status == JobStatus.PAUSED or job.wanted is not None:
+                return job
+            if job.lease_owner is None:
+                pause(session, job)
+            else:
+                job.wanted = "pause"
+                tell(session, job, "job.pause_requested", "The job is being paused.")
+            return await _as_written(session, job)
+
+    async def resume(self, tenant_id: str, job_id: str) -> Job:
+        """Let a paused job go on. Raises JobNotFound, JobFinished. One that runs just goes on."""
+        async with self._database.write() as session:
+            job = await _found(session, tenant_id, job_id, lock=True)
+            _refuse_finished(job)
+            if job.status == JobStatus.PAUSED:
+                job.attempts = 0
+                tell(session, job, "job.resumed", "The job is in the queue again.")
+                _enqueue(session, self._outbox, job)
+            elif job.wanted == "pause":
+                job.wanted = None
+                tell(session, job, "job.resumed", "The job goes on.")
+            return await _as_written(session, job)
+
+
+def cancel(session: WriteSession, job: Job, version: AdapterVersion | None) -> None:
+    """End a locked job for good, and its locked version with it unless that has been ready before."""
+    _finish(job, JobStatus.CANCELLED)
+    tell(session, job, "job.cancelled", "The job is cancelled.")
+    if version is not None and version.state in PENDING:
+        version.state = VersionState.FAILED
+        version.error, version.error_field = CANCELLED, None
+        tell(session, job, "version.failed", CANCELLED, level="warning")
+
+
+def pause(session: WriteSession, job: Job) -> None:
+    """Take a locked job out of the queue until it is resumed."""
+    job.status = JobStatus.PAUSED
+    job.wanted = None
+    job.fence += 1
+    job.lease_owner = job.lease_until = job.estimated_finish_at = None
+    tell(session, job, "job.paused", "The job is paused and keeps what it has done.")
+
+
+def _finish(job: Job, status: JobStatus) -> None:
+    job.status = status
+    job.wanted = None
+    job.fence += 1
+    job.lease_owner = job.lease_until = job.estimated_finish_at = None
+    job.finished_at = func.now()  # type: ignore[assignment]  # SQL, like any value of a row
+
+
+async def _as_written(session: WriteSession, job: Job) -> Job:
+    """With the instants that the database put in."""
+    await session.flush()
+    await session.refresh(job)
+    return job
+
+
+def _refuse_finished(job: Job) -> None:
+    if job.status not in OPEN:
+        raise JobFinished(job.id, job.status)
+
+
+async def _found(
+    session: ReadSession | WriteSession, tenant_id: str, job_id: str, *, lock: bool = False
+) -> Job:
+    job = await JobRepository(session, tenant_id).find(job_id, lock=lock)
+    if job is None:
+        raise JobNotFound(job_id)
+    return job
