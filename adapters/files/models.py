@@ -11,6 +11,7 @@ from sqlalchemy import (
     ForeignKey,
     ForeignKeyConstraint,
     Index,
+    Integer,
     UniqueConstraint,
     func,
 )
@@ -77,6 +78,8 @@ class Upload(TenantOwned, Base):
     status: Mapped[str]
     file_id: Mapped[str | None]
     """Not a foreign key: the file may be deleted, the upload was completed nevertheless."""
+    file_expires_after: Mapped[int | None] = mapped_column(Integer)
+    """Seconds that the file will be kept for; None means until it is deleted."""
     created_by: Mapped[str | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime]

@@ -85,6 +85,7 @@ def _files() -> None:
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.Column("status", TEXT, nullable=False),
         sa.Column("file_id", TEXT),
+        sa.Column("file_expires_after", sa.Integer()),
         sa.Column("created_by", TEXT),
         sa.Column("created_at", INSTANT, server_default=NOW, nullable=False),
         sa.Column("expires_at", INSTANT, nullable=False),

@@ -1,0 +1,53 @@
+"""Where bytes of tenants lie: one small interface over a directory or a bucket.
+
+Owns which store a URL means. The interface is in `objects`.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageError, StorageUnavailable
+from adapters.storage.local import LocalStore
+from adapters.storage.objects import ObjectStore, StoredObject
+from adapters.storage.s3 import S3Store
+from adapters.storage.settings import StorageSettings
+
+__all__ = [
+    "DigestMismatch",
+    "LocalStore",
+    "ObjectNotFound",
+    "ObjectStore",
+    "S3Store",
+    "StorageError",
+    "StorageSettings",
+    "StorageUnavailable",
+    "StoredObject",
+    "open_store",
+]
+
+
+def open_store(settings: StorageSettings) -> ObjectStore:
+    """The store that the settings name. Touches neither disk nor network yet. Raises ValueError."""
+    url = urlsplit(settings.url)
+    if url.scheme == "file":
+        if url.netloc or settings.url == "file:///":
+            raise ValueError(f"url: name a directory as file:///directory, not {settings.url!r}")
+        return LocalStore(Path(unquote(url.path)))
+    return S3Store(
+        url.netloc,
+        url.path.strip("/"),
+        scratch=settings.scratch or Path(tempfile.gettempdir()) / "rootstock-scratch",
+        endpoint=settings.endpoint,
+        region=settings.region,
+        access_key_id=settings.access_key_id,
+        secret_access_key=settings.secret_access_key.get_secret_value()
+        if settings.secret_access_key
+        else None,
+        timeout=settings.timeout,
+        connect_timeout=settings.connect_timeout,
+        retries=settings.retries,
+        retry_timeout=settings.retry_timeout,
+    )

@@ -1,0 +1,165 @@
+"""Bytes from a stream into a file of this machine, digested on the way; and back.
+
+Owns the threads that touch the disk: the event loop never does. Refuses to know where bytes come from and
+what becomes of the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+CHUNK = 1024 * 1024
+"""Bytes written, read or digested in one go of a thread: large enough that its round trip does not count."""
+
+_DISK = ThreadPoolExecutor(4, thread_name_prefix="disk")
+"""Not the loop's own threads: a slow disk would keep waiting what encodes prompts there."""
+
+
+class TooManyBytes(ValueError):
+    """The stream is longer than it may be. For the caller, who knows what the limit is of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A file that has arrived; whoever holds it moves or removes it."""
+
+    path: Path
+    size: int
+    sha256: str
+    md5: str
+
+
+async def on_disk(work: Callable[..., T], *arguments: Any) -> T:
+    """Run `work` in a thread for the disk."""
+    return await asyncio.get_running_loop().run_in_executor(_DISK, work, *arguments)
+
+
+def fresh_path(folder: Path) -> Path:
+    return folder / f"{token_hex(16)}.partial"
+
+
+async def receive(
+    data: AsyncIterator[bytes] | bytes, path: Path, *, max_bytes: int | None = None
+) -> Received:
+    """Write `data` to the new file `path`. Whatever goes wrong, the file is gone.
+
+    While one piece is written the next may arrive; memory stays at two of them.
+
+    Raises:
+        TooManyBytes: more than `max_bytes` came.
+        OSError: of the disk.
+    """
+    file = await on_disk(_DigestedFile, path)
+    writing: asyncio.Future[None] | None = None
+    size = 0
+    try:
+        async for piece in _gathered(data):
+            size += len(piece)
+            if max_bytes is not None and size > max_bytes:
+                raise TooManyBytes(f"more than {max_bytes} bytes")
+            if writing is not None:
+                await writing
+            writing = asyncio.ensure_future(on_disk(file.write, piece))
+        if writing is not None:
+            await writing
+        return await on_disk(file.finish)
+    except BaseException:
+        if writing is not None:
+            writing.cancel()  # where it runs already, `discard` waits for it
+        await asyncio.shield(on_disk(file.discard))
+        raise
+
+
+async def _gathered(data: AsyncIterator[bytes] | bytes) -> AsyncIterator[bytes]:
+    """The same bytes in pieces of at least CHUNK, but the last."""
+    if isinstance(data, bytes):
+        yield data
+        return
+    pieces: list[bytes] = []
+    size = 0
+    async for piece in data:
+        pieces.append(piece)
+        size += len(piece)
+        if size >= CHUNK:
+            yield b"".join(pieces) if len(pieces) > 1 else piece
+            pieces, size = [], 0
+    if pieces:
+        yield b"".join(pieces)
+
+
+class _DigestedFile:
+    """A file being written; its methods block and may be called from different threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._sha256 = hashlib.sha256()
+        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._size = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Unbuffered: a write that the disk has no room for fails here, not when the file is closed.
+        self._file = open(path, "xb", buffering=0, opener=_private)  # noqa: SIM115
+
+    def write(self, data: bytes) -> None:
+        with self._lock:
+            if self._file.closed:  # discarded while this waited for a thread
+                return
+            view = memoryview(data)
+            while view:
+                view = view[self._file.write(view) :]
+            self._sha256.update(data)
+            self._md5.update(data)
+            self._size += len(data)
+
+    def finish(self) -> Received:
+        with self._lock:
+            self._file.close()
+            return Received(self._path, self._size, self._sha256.hexdigest(), self._md5.hexdigest())
+
+    def discard(self) -> None:
+        with self._lock:
+            self._file.close()
+            self._path.unlink(missing_ok=True)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+async def verified(
+    pieces: AsyncIterator[bytes], mismatch: Callable[[str], Exception | None]
+) -> AsyncIterator[bytes]:
+    """The same bytes; the last of them only after `mismatch(their SHA-256)` had no objection.
+
+    Raises: what `mismatch` returns.
+    """
+    digest = hashlib.sha256()
+    last: bytes | None = None
+    async for piece in pieces:
+        await on_disk(digest.update, piece)
+        if last is not None:
+            yield last
+        last = piece
+    error = mismatch(digest.hexdigest())
+    if error is not None:
+        raise error
+    if last is not None:
+        yield last
+
+
+async def replace_with_stream(pieces: AsyncIterator[bytes], path: Path) -> Received:
+    """Write `pieces` beside `path` and put the file into its place when it is whole."""
+    received = await receive(pieces, path.with_name(f".{path.name}.{token_hex(8)}"))
+    await on_disk(os.replace, received.path, path)
+    return received
