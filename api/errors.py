@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from adapters.errors import ModelNotFound, ModelNotReady, VersionNotFound
+from adapters.inspection import InspectionRefused, SandboxUnavailable
 from adapters.names import InvalidModelName
 from billing.errors import InvalidReportQuery, MalformedEvent
 from db.errors import DatabaseUnavailable
@@ -178,6 +179,16 @@ FACES: dict[type[Exception], Face] = {
     MalformedEvent: INTERNAL,
     ModelNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="model"),
     VersionNotFound: NO_MODEL,
+    # Its `field` is the param: a tensor's key, a field of the config, a file's name.
+    InspectionRefused: Face(422, INVALID, "adapter_invalid", retry=False),
+    SandboxUnavailable: Face(
+        503,
+        UNAVAILABLE,
+        "server_is_overloaded",
+        retry=True,
+        retry_after=2,
+        message="Adapters cannot be inspected at the moment. Try again.",
+    ),
 }
 """Every domain error class, and how it is shown. A subclass not named here is shown as its nearest parent
 that is.
@@ -219,7 +230,7 @@ def face_of(error: BaseException) -> Face:
 def _param_of(error: BaseException) -> str | None:
     if isinstance(error, ApiError):
         return error.param
-    return error.field if isinstance(error, InvalidReportQuery) else None
+    return error.field if isinstance(error, InvalidReportQuery | InspectionRefused) else None
 
 
 def envelope(error: BaseException) -> dict[str, dict[str, str | None]]:

@@ -232,7 +232,10 @@ def test_equal_adapters_for_another_base_have_another_digest(tmp_path):
         ("r", {"r": True}),
         ("r", {"r": 2048}),
         ("lora_alpha", {"lora_alpha": "8"}),
-        ("lora_alpha", {"lora_alpha": float("nan")}),
+        ("adapter_config.json", {"lora_alpha": float("nan")}),
+        ("lora_alpha", {"lora_alpha": 0}),
+        ("lora_alpha", {"lora_alpha": -8}),
+        ("lora_alpha", {"lora_alpha": 1e9}),
         ("use_rslora", {"use_rslora": "yes"}),
         ("rank_pattern", {"rank_pattern": {"q_proj": -1}}),
         ("rank_pattern", {"rank_pattern": ["q_proj"]}),
@@ -373,7 +376,7 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     path = write_peft(tmp_path / "a", lora_tensors(tiny_config()))
     weights = path / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-7])
-    with pytest.raises(PackingError, match=r"adapter_model\.safetensors: not a valid"):
+    with pytest.raises(PackingError, match=r"lora_[AB]\.weight: ends at byte"):
         pack(path, tiny_config(), BASE_DIGEST, tmp_path / "out")
     torch.save(lora_tensors(tiny_config()), path / "adapter_model.bin")
     weights.unlink()

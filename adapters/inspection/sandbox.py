@@ -1,0 +1,216 @@
+"""Inspections from an asyncio process that stays small and unharmed whatever the files hold.
+
+A process waits with everything loaded (`zygote`); each inspection is a fork of it that has lost its rights
+(`confinement`), is handed files already open, and answers once. A child that crashes, stalls or answers
+nonsense has refused its file; only when no process can be started at all is there an error of ours.
+
+Owns the limits and what becomes of a child's end. Refuses to know the checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import structlog
+
+from adapters.inspection.errors import CONFIG_FILE, WEIGHTS_FILE, InspectionRefused, SandboxUnavailable
+from adapters.inspection.findings import Inspection
+from adapters.inspection.messages import MAX_ANSWER, Accepted, Answer, Failed, Order, Refused
+from adapters.inspection.zygote_link import ZygoteLink
+
+log = structlog.get_logger(__name__)
+
+_ZYGOTE = "adapters.inspection.zygote"
+_LAST_WORDS_S = 2.0
+"""How long the zygote may take to say how a child ended; past it, it is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one inspection may use."""
+
+    memory: int = 192 << 20
+    """Bytes, beyond the waiting process's and the file's own length in address space."""
+    cpu_s: int = 20
+    wall_s: float = 30.0
+    concurrency: int = 4
+    """Inspections at once; more wait."""
+
+
+class _Outcome(NamedTuple):
+    answer: bytes
+    status: int | None
+    """None: its end was not heard of."""
+    timed_out: bool = False
+
+
+class Sandbox:
+    """Start it with the process, close it at its end; starts itself again when its process was killed."""
+
+    def __init__(self, limits: Limits | None = None, *, program: str = _ZYGOTE) -> None:
+        self.limits = limits or Limits()
+        self._program = program
+        self._room = asyncio.Semaphore(self.limits.concurrency)
+        self._starting = asyncio.Lock()
+        self._link: ZygoteLink | None = None
+        self._told_guards = False
+
+    async def start(self) -> None:
+        """Have a process waiting. Raises SandboxUnavailable."""
+        await self._living()
+
+    async def close(self) -> None:
+        async with self._starting:
+            if self._link is not None:
+                await self._link.close()
+                self._link = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that waits."""
+        return self._link.pid if self._link is not None and self._link.alive else None
+
+    async def check_file(self, path: Path, kind: Literal["weights", "config"]) -> None:
+        """The form of one file by itself. Raises InspectionRefused, SandboxUnavailable, OSError when it
+        cannot be opened.
+        """
+        with _opened(path) as files:
+            await self.run(kind, files, WEIGHTS_FILE if kind == "weights" else CONFIG_FILE)
+
+    async def inspect(
+        self, weights: Path, config: Path, base_config: Path, *, values: bool = True
+    ) -> Inspection:
+        """Both files against the base of `base_config` (its `config.json`); `values`: all of them are read.
+        Raises as `check_file` does.
+        """
+        with _opened(weights, config, base_config) as files:
+            result = await self.run("inspect", files, WEIGHTS_FILE, values=values)
+        try:
+            return msgspec.json.decode(result, type=Inspection)
+        except msgspec.DecodeError:
+            raise InspectionRefused(WEIGHTS_FILE, "could not be inspected: no valid answer") from None
+
+    async def run(self, task: str, files: Sequence[int], name: str, *, values: bool = True) -> msgspec.Raw:
+        """A task of the zygote's on open files, the first of which is called `name`. Returns its result."""
+        async with self._room:
+            # Once more when the zygote died under it, of which the file need not be guilty.
+            for _ in range(2):
+                link = await self._living()
+                outcome = await self._attempt(link, task, files, values)
+                if outcome.answer or outcome.timed_out or link.alive:
+                    return self._result(outcome, name)
+            raise InspectionRefused(name, "could not be inspected: the process that did so died")
+
+    async def _living(self) -> ZygoteLink:
+        async with self._starting:
+            if self._link is None or not self._link.alive:
+                if self._link is not None:
+                    log.warning("sandbox.restarted", pid=self._link.pid)
+                    await self._link.close()
+                    self._link = None
+                self._link = await ZygoteLink.start(self._program)
+                self._tell_guards(self._link.guards)
+            return self._link
+
+    def _tell_guards(self, guards: dict[str, bool]) -> None:
+        missing = sorted(name for name, holds in guards.items() if not holds)
+        if missing and not self._told_guards:
+            self._told_guards = True
+            log.warning("sandbox.not_permitted", missing=missing)
+
+    async def _attempt(self, link: ZygoteLink, task: str, files: Sequence[int], values: bool) -> _Outcome:
+        limits = self.limits
+        order = Order(
+            number=link.next_number(),
+            task=task,
+            memory=limits.memory + os.fstat(files[0]).st_size,
+            cpu_s=limits.cpu_s,
+            wall_s=int(limits.wall_s) + 2,
+            values=values,
+        )
+        ours, theirs = socket.socketpair()
+        with ours:
+            ours.setblocking(False)
+            with theirs:
+                try:
+                    end = link.send(order, [theirs.fileno(), *files])
+                except OSError:
+                    await link.close()
+                    return _Outcome(b"", None)
+            try:
+                async with asyncio.timeout(limits.wall_s):
+                    answer = await _read_all(ours)
+            except TimeoutError:
+                return _Outcome(b"", await self._ended(link, order.number, end), timed_out=True)
+            except BaseException:
+                link.kill(order.number)  # whoever asked is gone
+                raise
+            return _Outcome(answer, await self._ended(link, order.number, end))
+
+    async def _ended(self, link: ZygoteLink, number: int, end: asyncio.Future[int]) -> int | None:
+        """How the child ended; makes sure that it has."""
+        link.kill(number)
+        await asyncio.wait([end], timeout=_LAST_WORDS_S)
+        if end.done():
+            return None if end.cancelled() else end.result()
+        await link.close()
+        return None
+
+    def _result(self, outcome: _Outcome, name: str) -> msgspec.Raw:
+        if outcome.timed_out:
+            reason = f"took longer than {self.limits.wall_s:g} seconds"
+        else:
+            try:
+                answer: Answer = msgspec.json.decode(outcome.answer, type=Answer)
+            except msgspec.DecodeError:
+                answer = Failed(_cause_of_death(outcome.status))
+            if isinstance(answer, Accepted):
+                return answer.result
+            if isinstance(answer, Refused):
+                raise InspectionRefused(answer.field, answer.reason)
+            reason = answer.reason
+        log.warning("sandbox.failed", file=name, reason=reason, status=outcome.status)
+        raise InspectionRefused(name, f"could not be inspected: {reason}")
+
+
+def _cause_of_death(status: int | None) -> str:
+    if status == -signal.SIGXCPU:
+        return "took too much processor time"
+    if status is not None and status < 0:
+        with contextlib.suppress(ValueError):
+            return f"its process was ended by {signal.Signals(-status).name}"
+    return "no valid answer"
+
+
+async def _read_all(channel: socket.socket) -> bytes:
+    """Until the child ends; too much is as good as nothing."""
+    loop = asyncio.get_running_loop()
+    answer = bytearray()
+    while piece := await loop.sock_recv(channel, 1 << 16):
+        answer += piece
+        if len(answer) > MAX_ANSWER:
+            return b"{"
+    return bytes(answer)
+
+
+@contextmanager
+def _opened(*paths: Path) -> Iterator[list[int]]:
+    with contextlib.ExitStack() as stack:
+        files = []
+        for path in paths:
+            files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            stack.callback(os.close, files[-1])
+        yield files
+
+
+__all__ = ["Limits", "Sandbox", "SandboxUnavailable"]
