@@ -1,68 +1,103 @@
-"""Queries on one tenant's adapters."""
+"""Queries on one tenant's adapters and their versions. A deleted adapter is not found."""
 
 from __future__ import annotations
 
-from sqlalchemy import Row, func
+from collections.abc import Sequence
+from typing import Any
 
-from adapters.models import Adapter, AdapterVersion
+from sqlalchemy import Row, Select, func, select
+
+from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.names import ModelName
 from db.repository import TenantRepository
 
+Found = Row[Adapter, AdapterVersion | None]
+"""An adapter and one of its versions."""
+
 
 class AdapterRepository(TenantRepository):
-    async def find(self, base: str, name: ModelName) -> Adapter | None:
-        """The adapter that `name` names, on `base`: by its own id or by its name. Disabled ones too."""
-        query = self.select_own(Adapter).where(Adapter.base == base)
-        query = query.where(
-            Adapter.id == name.adapter_id if name.adapter_id else Adapter.name == name.adapter
-        )
-        return (await self.session.execute(query)).scalar_one_or_none()
+    # Adapters ---------------------------------------------------------------------------------------------
 
-    async def find_with_version(
-        self, base: str, name: ModelName
-    ) -> Row[Adapter, AdapterVersion | None] | None:
-        """The adapter and the version `name` asks for: the one it pins, else the active one, else none. One
-        query.
+    async def find_with_version(self, base: str, name: ModelName) -> Found | None:
+        """The adapter and the version `name` asks for: the one it pins, else the one that stands for the
+        adapter. One query.
         """
-        wanted = Adapter.active_version if name.version is None else name.version
-        query = (
-            self.select_own(Adapter, Adapter, AdapterVersion)
-            .outerjoin(
-                AdapterVersion, (AdapterVersion.adapter_id == Adapter.id) & (AdapterVersion.version == wanted)
-            )
-            .where(Adapter.base == base)
-            .where(Adapter.id == name.adapter_id if name.adapter_id else Adapter.name == name.adapter)
+        query = self._with_version(base, name.version).where(
+            Adapter.id == name.adapter_id if name.adapter_id else Adapter.name == name.adapter
         )
         return (await self.session.execute(query)).one_or_none()
 
-    async def lock(self, base: str, name: str) -> Adapter | None:
-        """The adapter, held against other writers until the transaction ends."""
-        query = self.select_own(Adapter).where(Adapter.base == base, Adapter.name == name).with_for_update()
+    async def page(
+        self, base: str, *, after: str | None, limit: int, newest_first: bool, name: str | None = None
+    ) -> Sequence[Found]:
+        """Adapters beyond the one whose id is `after`, in the order they were made, each with the version
+        that stands for it.
+        """
+        query = self._with_version(base)
+        if name is not None:
+            query = query.where(Adapter.name == name)
+        if after is not None:
+            query = query.where(Adapter.id < after if newest_first else Adapter.id > after)
+        query = query.order_by(Adapter.id.desc() if newest_first else Adapter.id)
+        return (await self.session.execute(query.limit(limit))).all()
+
+    async def named(self, base: str, name: str) -> Adapter | None:
+        query = self._live().where(Adapter.base == base, Adapter.name == name)
         return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def lock(self, name: ModelName) -> Adapter | None:
+        """The adapter, by id or by name on a base, held against other writers until the transaction ends."""
+        query = self._live().where(
+            Adapter.id == name.adapter_id
+            if name.adapter_id
+            else (Adapter.base == name.base) & (Adapter.name == name.adapter)
+        )
+        return (await self.session.execute(query.with_for_update())).scalar_one_or_none()
 
     async def all_active(self, base: str) -> list[Row[Adapter, AdapterVersion]]:
         """Adapters that are enabled and have an active version, with it, by name."""
-        query = (
-            self.select_own(Adapter, Adapter, AdapterVersion)
-            .join(
-                AdapterVersion,
-                (AdapterVersion.adapter_id == Adapter.id)
-                & (AdapterVersion.version == Adapter.active_version),
-            )
-            .where(Adapter.base == base, Adapter.disabled_at.is_(None))
-            .order_by(Adapter.name)
-        )
+        query = self._active(base).order_by(Adapter.name)
         return list((await self.session.execute(query)).all())
+
+    async def first_serving(self, base: str, limit: int) -> list[AdapterVersion]:
+        """Active versions that serve, of the adapters made first."""
+        query = self._active(base).where(AdapterVersion.state == VersionState.READY)
+        rows = (await self.session.execute(query.order_by(Adapter.id).limit(limit))).all()
+        return [version for _, version in rows]
+
+    async def count(self) -> int:
+        """How many adapters the tenant has, on any base."""
+        return (await self.session.execute(self._live(func.count()))).scalar_one()
+
+    async def hold_tenant(self) -> None:
+        """Let no other transaction that also holds the tenant go on until this one ends."""
+        lock = func.pg_advisory_xact_lock(func.hashtextextended(f"adapters:{self.tenant_id}", 0))
+        await self.session.execute(select(lock))
+
+    # Versions ---------------------------------------------------------------------------------------------
 
     async def versions(self, adapter_id: str) -> list[AdapterVersion]:
         """Oldest first."""
-        query = self.select_own(AdapterVersion).where(AdapterVersion.adapter_id == adapter_id)
-        return list((await self.session.execute(query.order_by(AdapterVersion.version))).scalars())
+        query = self._versions(adapter_id).order_by(AdapterVersion.version)
+        return list((await self.session.execute(query)).scalars())
+
+    async def version_page(
+        self, adapter_id: str, *, after: int | None, limit: int, newest_first: bool
+    ) -> list[AdapterVersion]:
+        query = self._versions(adapter_id)
+        number = AdapterVersion.version
+        if after is not None:
+            query = query.where(number < after if newest_first else number > after)
+        query = query.order_by(number.desc() if newest_first else number)
+        return list((await self.session.execute(query.limit(limit))).scalars())
 
     async def version(self, adapter_id: str, version: int) -> AdapterVersion | None:
-        query = self.select_own(AdapterVersion).where(
-            AdapterVersion.adapter_id == adapter_id, AdapterVersion.version == version
-        )
+        query = self._versions(adapter_id).where(AdapterVersion.version == version)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def lock_version(self, adapter_id: str, version: int) -> AdapterVersion | None:
+        """The version, held against other writers. Lock its adapter first, where both are needed."""
+        query = self._versions(adapter_id).where(AdapterVersion.version == version).with_for_update()
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def latest_version(self, adapter_id: str) -> int:
@@ -71,13 +106,69 @@ class AdapterRepository(TenantRepository):
         return (await self.session.execute(query.where(AdapterVersion.adapter_id == adapter_id))).scalar_one()
 
     async def version_with_digest(self, adapter_id: str, digest: str) -> AdapterVersion | None:
-        query = self.select_own(AdapterVersion).where(
-            AdapterVersion.adapter_id == adapter_id, AdapterVersion.digest == digest
-        )
+        query = self._versions(adapter_id).where(AdapterVersion.digest == digest)
         return (
             await self.session.execute(query.order_by(AdapterVersion.version).limit(1))
         ).scalar_one_or_none()
 
-    async def set_disabled(self, adapter_id: str, disabled: bool) -> None:
-        query = self.update_own(Adapter).where(Adapter.id == adapter_id)
-        await self.session.execute(query.values(disabled_at=func.now() if disabled else None))
+    async def version_from(self, adapter_id: str, sources: dict[str, str]) -> AdapterVersion | None:
+        """The newest version made from files with these SHA-256, by file name, that has not failed."""
+        query = self._versions(adapter_id).where(AdapterVersion.state != VersionState.FAILED)
+        for filename, sha256 in sources.items():
+            query = query.where(AdapterVersion.sources[filename]["sha256"].as_string() == sha256)
+        newest = query.order_by(AdapterVersion.version.desc()).limit(1)
+        return (await self.session.execute(newest)).scalar_one_or_none()
+
+    async def mark_deleting(self, adapter_id: str) -> list[Row[str | None, int | None]]:
+        """Take every version of the adapter out of service for good; digests and ranks they had."""
+        query = (
+            self.update_own(AdapterVersion)
+            .where(AdapterVersion.adapter_id == adapter_id)
+            .values(state=VersionState.DELETING)
+            .returning(AdapterVersion.digest, AdapterVersion.rank)
+        )
+        return list((await self.session.execute(query)).all())
+
+    async def forget_versions(self, adapter_id: str) -> None:
+        """Remove the rows of a deleted adapter's versions."""
+        query = self.delete_own(AdapterVersion).where(
+            AdapterVersion.adapter_id == adapter_id, AdapterVersion.state == VersionState.DELETING
+        )
+        await self.session.execute(query)
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _live(self, *columns: Any) -> Select[Any]:
+        return self.select_own(Adapter, *columns).where(Adapter.deleted_at.is_(None))
+
+    def _with_version(self, base: str, version: int | None = None) -> Select[Any]:
+        """Adapters with their `version`; without one, with the active one, else the latest, if any."""
+        wanted: Any = version
+        if version is None:
+            latest = (
+                select(func.max(AdapterVersion.version))
+                .where(AdapterVersion.adapter_id == Adapter.id)
+                .correlate(Adapter)
+                .scalar_subquery()
+            )
+            wanted = func.coalesce(Adapter.active_version, latest)
+        of_adapter = (AdapterVersion.adapter_id == Adapter.id) & (AdapterVersion.version == wanted)
+        return (
+            self._live(Adapter, AdapterVersion)
+            .outerjoin(AdapterVersion, of_adapter)
+            .where(Adapter.base == base)
+        )
+
+    def _active(self, base: str) -> Select[Any]:
+        return (
+            self._live(Adapter, AdapterVersion)
+            .join(
+                AdapterVersion,
+                (AdapterVersion.adapter_id == Adapter.id)
+                & (AdapterVersion.version == Adapter.active_version),
+            )
+            .where(Adapter.base == base, Adapter.disabled_at.is_(None))
+        )
+
+    def _versions(self, adapter_id: str) -> Select[Any]:
+        return self.select_own(AdapterVersion).where(AdapterVersion.adapter_id == adapter_id)

@@ -15,6 +15,7 @@ from db.session import Database
 from engine.protocol import AdapterRef
 
 MODELS_CHANNEL = "rootstock:invalidate:models"
+NO_ACTIVE_VERSION = "no version is active"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +130,19 @@ class ModelResolver:
         name = parse(model)
         async with self._database.read() as session:
             row = await AdapterRepository(session, tenant_id).find_with_version(self.base, name)
-        if row is None or row[0].disabled_at is not None or (name.version is not None and row[1] is None):
+        if row is None:
             return None
         adapter, version = row
+        if adapter.disabled_at is not None or (name.version is not None and version is None):
+            return None
         if version is None:
-            return _Found(None, None, "no version is active")
+            return _Found(None, None, NO_ACTIVE_VERSION)
+        if version.state in (VersionState.DISABLED, VersionState.DELETING):
+            return None
         if version.state != VersionState.READY:
             return _Found(None, None, version.state)
+        if name.version is None and adapter.active_version is None:
+            return _Found(None, None, NO_ACTIVE_VERSION)
         pinned = ModelName(self.base, adapter.name, version.version)
         assert version.digest is not None, "the schema holds ready versions to it"
         assert version.rank is not None

@@ -1,27 +1,37 @@
-"""What can be done to a tenant's adapters. Every method is one transaction, and tells the caches after its
+"""What can be changed of a tenant's adapters. Every method is one transaction, and tells the caches after its
 commit.
+
+Looking at them is the `catalogue`, making new ones from files `submission`, what becomes of those on their
+way `versions`, deleting them `deletion`.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import redis.asyncio
 from sqlalchemy.exc import IntegrityError
 
-from adapters.errors import ModelNotFound, ModelNotReady, VersionNotFound
+from adapters import events
+from adapters.announcing import Announcer
+from adapters.catalogue import MAX_VERSION, Shown, name_of
+from adapters.errors import AdapterNotFound, NothingToRollBackTo, VersionNotFound, VersionNotReady
 from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.names import ModelName, checked_part
+from adapters.pinning import Pinning, ref_of
 from adapters.repository import AdapterRepository
-from adapters.resolver import ModelCard, ModelResolver, ResolvedModel, publish_model_change
+from adapters.resolver import ModelCard, ModelResolver, ResolvedModel
 from db.base import new_id
 from db.session import Database, WriteSession
 from engine.protocol import AdapterRef
+from tenants.errors import NameTaken
 
-__all__ = ["AdapterService", "ModelCard", "ModelResolver", "Registered", "ResolvedModel"]
+__all__ = ["AdapterService", "Changes", "ModelCard", "ModelResolver", "Registered", "ResolvedModel", "Shown"]
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+MAX_DESCRIPTION = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +46,144 @@ class Registered:
     """False when the adapter had these very weights already: nothing was added."""
 
 
-class AdapterService:
-    """Tenants' adapters on one base model."""
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What to change of an adapter; None leaves it as it is."""
 
-    def __init__(self, database: Database, redis_client: redis.asyncio.Redis, base: str) -> None:
+    name: str | None = None
+    description: str | None = None
+    """Empty: none any more."""
+    disabled: bool | None = None
+
+
+class AdapterService:
+    """Tenants' adapters on one base model. `pinning`: as `Announcer`'s."""
+
+    def __init__(
+        self,
+        database: Database,
+        redis_client: redis.asyncio.Redis,
+        base: str,
+        pinning: Pinning | None = None,
+    ) -> None:
         self._database = database
-        self._redis = redis_client
+        self._announcer = Announcer(redis_client, pinning)
         self.base = checked_part("base", base)
+
+    async def update(self, tenant_id: str, adapter: str, changes: Changes) -> Shown:
+        """Raises AdapterNotFound, NameTaken, ValueError naming the field."""
+        if changes.name is not None:
+            checked_part("name", changes.name)
+        if changes.description is not None and len(changes.description) > MAX_DESCRIPTION:
+            raise ValueError(f"description must have at most {MAX_DESCRIPTION} characters")
+        async with self._database.write() as session:
+            repository = AdapterRepository(session, tenant_id)
+            if changes.name is not None:
+                await repository.hold_tenant()
+            row = await self._locked(repository, adapter)
+            if changes.name is not None and changes.name != row.name:
+                if await repository.named(self.base, changes.name) is not None:
+                    raise NameTaken("adapter name", changes.name)
+                self._record(session, row, "adapter.renamed", f"{row.name} is called {changes.name} now.")
+                row.name = changes.name
+            if changes.description is not None:
+                row.description = changes.description or None
+            if changes.disabled is not None:
+                await self._set_disabled(session, repository, row, changes.disabled)
+            self._announcer.changed(session, tenant_id)
+            await session.flush()
+            found = await repository.find_with_version(self.base, ModelName(adapter_id=row.id))
+            assert found is not None
+        return Shown(*found)
+
+    async def activate(self, tenant_id: str, adapter: str, version: int) -> Shown:
+        """Serve `version` under the unpinned name. Raises AdapterNotFound, VersionNotFound,
+        VersionNotReady.
+        """
+        async with self._database.write() as session:
+            repository = AdapterRepository(session, tenant_id)
+            row = await self._locked(repository, adapter)
+            chosen = await self._ready(repository, row, version)
+            await self._announcer.activate(session, row, chosen)
+        return Shown(row, chosen)
+
+    async def rollback(self, tenant_id: str, adapter: str) -> Shown:
+        """Serve what the unpinned name served before; again, and it is as it was. Raises AdapterNotFound,
+        NothingToRollBackTo, VersionNotReady.
+        """
+        async with self._database.write() as session:
+            repository = AdapterRepository(session, tenant_id)
+            row = await self._locked(repository, adapter)
+            if row.previous_version is None:
+                raise NothingToRollBackTo(row.name)
+            chosen = await self._ready(repository, row, row.previous_version)
+            await self._announcer.activate(session, row, chosen)
+        return Shown(row, chosen)
+
+    async def set_disabled(self, tenant_id: str, adapter: str, disabled: bool) -> Shown:
+        """Take an adapter, all its versions, out of service or back, within a second. Raises
+        AdapterNotFound.
+        """
+        return await self.update(tenant_id, adapter, Changes(disabled=disabled))
+
+    async def set_version_disabled(
+        self, tenant_id: str, adapter: str, version: int, disabled: bool
+    ) -> tuple[Adapter, AdapterVersion]:
+        """Take one version out of service or back, within a second. The unpinned name does not fall back on
+        another: while its version is disabled, it is as absent as that. Raises AdapterNotFound,
+        VersionNotFound, VersionNotReady.
+        """
+        wanted = VersionState.DISABLED if disabled else VersionState.READY
+        async with self._database.write() as session:
+            repository = AdapterRepository(session, tenant_id)
+            row = await self._locked(repository, adapter)
+            chosen = await self._version(repository, row, version)
+            if chosen.state not in (VersionState.READY, VersionState.DISABLED):
+                raise VersionNotReady(row.name, version, chosen.state)
+            if chosen.state != wanted:
+                chosen.state = wanted
+                what = "disabled" if disabled else "enabled"
+                self._record(
+                    session, row, f"version.{what}", f"Version {version} is {what}.", version=version
+                )
+                served = [ref_of(chosen)] if row.active_version == version else []
+                now, before = ([], served) if disabled else (served, [])
+                self._announcer.changed(session, tenant_id, now=now, before=before)
+        return row, chosen
+
+    async def override(self, tenant_id: str, adapter: str, version: int, reason: str) -> Shown:
+        """Let a version pass although calibration's gate refused it, or will; for the operator, who says why.
+
+        One that is still on its way is let pass when it gets there. Raises AdapterNotFound, VersionNotFound,
+        VersionNotReady for one that failed before it was measured, ValueError.
+        """
+        if not reason.strip() or len(reason) > MAX_DESCRIPTION:
+            raise ValueError(f"reason must have 1 to {MAX_DESCRIPTION} characters")
+        async with self._database.write() as session:
+            repository = AdapterRepository(session, tenant_id)
+            row = await self._locked(repository, adapter)
+            chosen = await self._version(repository, row, version)
+            failed = chosen.state == VersionState.FAILED
+            # What was packed and measured has a digest: only the gate can have refused it after that.
+            if chosen.state not in (VersionState.FAILED, *events.PENDING) or (failed and not chosen.digest):
+                raise VersionNotReady(row.name, version, chosen.state)
+            chosen.override_reason = reason.strip()
+            self._record(
+                session,
+                row,
+                "version.overridden",
+                f"The operator lets version {version} pass the gate: {reason.strip()}",
+                version=version,
+                level="warning",
+            )
+            if failed:
+                chosen.state, chosen.ready_at = VersionState.READY, datetime.now(UTC)
+                chosen.error = chosen.error_field = None
+                self._record(session, row, "version.ready", f"Version {version} is ready.", version=version)
+                if chosen.activate and (row.active_version or 0) < version:
+                    await self._announcer.activate(session, row, chosen)
+                self._announcer.changed(session, tenant_id)
+        return Shown(row, chosen)
 
     async def register_version(
         self,
@@ -55,96 +196,97 @@ class AdapterService:
         activate: bool = True,
     ) -> Registered:
         """Add packed weights as the next version of the adapter `name`, made when it is not there; serve them
-        at once when `activate`. The same weights again change no version. Raises ValueError; tenants must
-        exist."""
+        at once when `activate`. The same weights again change no version. For the operator, whose word stands
+        for inspection and calibration. Raises ValueError; tenants must exist.
+        """
         checked_part("name", name)
         for field_name, digest in (("ref.digest", ref.digest), ("base_digest", base_digest)):
             if _DIGEST.fullmatch(digest) is None:
                 raise ValueError(f"{field_name} is not a hex SHA-256: {digest[:80]!r}")
         if ref.rank < 1:
             raise ValueError(f"ref.rank must be positive, not {ref.rank}")
-        await self._ensure_adapter(tenant_id, name)
-        async with self._database.write() as session:
-            repository = AdapterRepository(session, tenant_id)
-            adapter = await repository.lock(self.base, name)
-            assert adapter is not None, "adapters are never deleted"
-            row = await repository.version_with_digest(adapter.id, ref.digest)
-            created = row is None
-            if row is None:
-                row = AdapterVersion(
-                    adapter_id=adapter.id,
-                    version=await repository.latest_version(adapter.id) + 1,
-                    tenant_id=tenant_id,
-                    digest=ref.digest,
-                    rank=ref.rank,
-                    base_digest=base_digest,
-                    size=size,
-                    state=VersionState.READY,
-                )
-                repository.add_own(row)
-            if activate:
-                adapter.active_version = row.version
-            self._announce(session, tenant_id)
+        try:
+            async with self._database.write() as session:
+                repository = AdapterRepository(session, tenant_id)
+                adapter = await self._ensured(session, repository, name)
+                row = await repository.version_with_digest(adapter.id, ref.digest)
+                created = row is None
+                if row is None:
+                    row = AdapterVersion(
+                        adapter_id=adapter.id,
+                        version=await repository.latest_version(adapter.id) + 1,
+                        tenant_id=tenant_id,
+                        digest=ref.digest,
+                        rank=ref.rank,
+                        base_digest=base_digest,
+                        size=size,
+                        state=VersionState.READY,
+                        ready_at=datetime.now(UTC),
+                    )
+                    repository.add_own(row)
+                    self._record(
+                        session, adapter, "version.ready", "The operator packed it.", version=row.version
+                    )
+                if activate and row.state == VersionState.READY:
+                    await self._announcer.activate(session, adapter, row)
+                self._announcer.changed(session, tenant_id)
+        except IntegrityError as error:
+            raise ValueError(f"tenant_id: there is no tenant {tenant_id!r}") from error
         pinned = ModelName(self.base, name, row.version)
         return Registered(adapter.id, row.version, str(pinned), created)
 
-    async def activate(self, tenant_id: str, name: str, version: int) -> None:
-        """Serve `version` under the unpinned name. Raises ModelNotFound, VersionNotFound, ModelNotReady."""
-        async with self._database.write() as session:
-            repository = AdapterRepository(session, tenant_id)
-            adapter = await self._locked(repository, name)
-            row = await repository.version(adapter.id, version)
-            if row is None:
-                raise VersionNotFound(name, version)
-            if row.state != VersionState.READY:
-                raise ModelNotReady(str(ModelName(self.base, name, version)), row.state)
-            adapter.active_version = version
-            self._announce(session, tenant_id)
-
-    async def set_disabled(self, tenant_id: str, name: str, disabled: bool) -> None:
-        """Take an adapter, all its versions, out of service or back, within a second. Raises
-        ModelNotFound.
-        """
-        async with self._database.write() as session:
-            repository = AdapterRepository(session, tenant_id)
-            adapter = await self._locked(repository, name)
-            await repository.set_disabled(adapter.id, disabled)
-            self._announce(session, tenant_id)
-
-    async def versions(self, tenant_id: str, name: str) -> list[AdapterVersion]:
-        """Oldest first, whatever their state. Raises ModelNotFound."""
-        async with self._database.read() as session:
-            repository = AdapterRepository(session, tenant_id)
-            adapter = await repository.find(self.base, ModelName(self.base, checked_part("name", name)))
-            if adapter is None:
-                raise ModelNotFound(str(ModelName(self.base, name)))
-            return await repository.versions(adapter.id)
-
-    async def _ensure_adapter(self, tenant_id: str, name: str) -> None:
-        """Make the adapter unless it is there. Of two that try at once, one makes it and both find it."""
-        async with self._database.read() as session:
-            if (
-                await AdapterRepository(session, tenant_id).find(self.base, ModelName(self.base, name))
-                is not None
-            ):
-                return
-        adapter = Adapter(id=new_id("adp"), tenant_id=tenant_id, base=self.base, name=name)
-        try:
-            async with self._database.write() as session:
-                AdapterRepository(session, tenant_id).add_own(adapter)
-        except IntegrityError as error:
-            async with self._database.read() as session:
-                if (
-                    await AdapterRepository(session, tenant_id).find(self.base, ModelName(self.base, name))
-                    is None
-                ):
-                    raise ValueError(f"tenant_id: there is no tenant {tenant_id!r}") from error
-
-    async def _locked(self, repository: AdapterRepository, name: str) -> Adapter:
-        adapter = await repository.lock(self.base, checked_part("name", name))
+    async def _ensured(self, session: WriteSession, repository: AdapterRepository, name: str) -> Adapter:
+        """The adapter, locked; made unless it is there."""
+        await repository.hold_tenant()
+        adapter = await repository.lock(ModelName(self.base, name))
         if adapter is None:
-            raise ModelNotFound(str(ModelName(self.base, name)))
+            adapter = Adapter(id=new_id("adp"), tenant_id=repository.tenant_id, base=self.base, name=name)
+            repository.add_own(adapter)
+            await session.flush()
         return adapter
 
-    def _announce(self, session: WriteSession, tenant_id: str) -> None:
-        session.after_commit(lambda: publish_model_change(self._redis, tenant_id))
+    async def _locked(self, repository: AdapterRepository, adapter: str) -> Adapter:
+        row = await repository.lock(name_of(self.base, adapter))
+        if row is None:
+            raise AdapterNotFound(adapter)
+        return row
+
+    async def _version(self, repository: AdapterRepository, adapter: Adapter, version: int) -> AdapterVersion:
+        row = await repository.lock_version(adapter.id, version) if 0 < version <= MAX_VERSION else None
+        if row is None:
+            raise VersionNotFound(adapter.name, version)
+        return row
+
+    async def _ready(self, repository: AdapterRepository, adapter: Adapter, version: int) -> AdapterVersion:
+        row = await self._version(repository, adapter, version)
+        if row.state != VersionState.READY:
+            raise VersionNotReady(adapter.name, version, row.state)
+        return row
+
+    async def _set_disabled(
+        self, session: WriteSession, repository: AdapterRepository, adapter: Adapter, disabled: bool
+    ) -> None:
+        if disabled == (adapter.disabled_at is not None):
+            return
+        adapter.disabled_at = datetime.now(UTC) if disabled else None
+        what = "disabled" if disabled else "enabled"
+        self._record(session, adapter, f"adapter.{what}", f"{adapter.name} is {what}.")
+        active = adapter.active_version
+        row = None if active is None else await repository.version(adapter.id, active)
+        served = [ref_of(row)] if row is not None and row.state == VersionState.READY else []
+        now, before = ([], served) if disabled else (served, [])
+        self._announcer.changed(session, adapter.tenant_id, now=now, before=before)
+
+    def _record(
+        self,
+        session: WriteSession,
+        adapter: Adapter,
+        event_type: str,
+        message: str,
+        *,
+        version: int | None = None,
+        level: events.Level = "info",
+    ) -> None:
+        events.record(
+            session, adapter.tenant_id, adapter.id, event_type, message, version=version, level=level
+        )

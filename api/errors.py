@@ -13,7 +13,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from adapters.errors import ModelNotFound, ModelNotReady, VersionNotFound
+from adapters.errors import (
+    AdapterLimitReached,
+    AdapterNotFound,
+    InvalidAdapter,
+    ModelNotFound,
+    ModelNotReady,
+    NothingToRollBackTo,
+    VersionNotFound,
+    VersionNotReady,
+)
 from adapters.inspection import InspectionRefused, SandboxUnavailable
 from adapters.names import InvalidModelName
 from billing.errors import InvalidReportQuery, MalformedEvent
@@ -178,7 +187,12 @@ FACES: dict[type[Exception], Face] = {
     # The worker's: it never crosses HTTP.
     MalformedEvent: INTERNAL,
     ModelNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="model"),
-    VersionNotFound: NO_MODEL,
+    AdapterNotFound: NOT_FOUND,
+    VersionNotFound: NOT_FOUND,
+    VersionNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="version"),
+    NothingToRollBackTo: Face(409, "conflict_error", "not_ready", retry=False, param="previous_version"),
+    InvalidAdapter: Face(400, INVALID, "invalid_value", retry=False),
+    AdapterLimitReached: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
     # Its `field` is the param: a tensor's key, a field of the config, a file's name.
     InspectionRefused: Face(422, INVALID, "adapter_invalid", retry=False),
     SandboxUnavailable: Face(
@@ -230,7 +244,7 @@ def face_of(error: BaseException) -> Face:
 def _param_of(error: BaseException) -> str | None:
     if isinstance(error, ApiError):
         return error.param
-    return error.field if isinstance(error, InvalidReportQuery | InspectionRefused) else None
+    return error.field if isinstance(error, InvalidReportQuery | InspectionRefused | InvalidAdapter) else None
 
 
 def envelope(error: BaseException) -> dict[str, dict[str, str | None]]:

@@ -8,9 +8,16 @@ import redis.asyncio
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from adapters.errors import ModelNotFound, ModelNotReady, VersionNotFound
+from adapters.catalogue import AdapterCatalogue
+from adapters.errors import (
+    AdapterNotFound,
+    ModelNotFound,
+    ModelNotReady,
+    VersionNotFound,
+    VersionNotReady,
+)
 from adapters.resolver import ModelCard, ModelResolver, ResolvedModel
-from adapters.service import AdapterService, Registered
+from adapters.service import AdapterService, Changes, Registered
 from db.errors import DatabaseUnavailable
 from db.session import Database
 from engine.protocol import AdapterRef
@@ -91,13 +98,23 @@ async def test_what_is_another_tenants_does_not_exist(
         await resolver.resolve(ours, "sapling:absent")
     assert len(statements.seen) == 1, "as much work for what nobody has"
     assert str(foreign.value) == str(absent.value).replace("sapling:absent", made.adapter_id)
-    for action in (
-        service.activate(ours, "pirate", 1),
-        service.set_disabled(ours, "pirate", True),
-        service.versions(ours, "pirate"),
-    ):
-        with pytest.raises(ModelNotFound):
-            await action
+    catalogue = AdapterCatalogue(database, "sapling")
+    for adapter in ("pirate", made.adapter_id):
+        for action in (
+            service.activate(ours, adapter, 1),
+            service.rollback(ours, adapter),
+            service.update(ours, adapter, Changes(description="mine now")),
+            service.set_disabled(ours, adapter, True),
+            service.set_version_disabled(ours, adapter, 1, True),
+            service.override(ours, adapter, 1, "because"),
+            catalogue.get(ours, adapter),
+            catalogue.versions(ours, adapter),
+            catalogue.version(ours, adapter, 1),
+            catalogue.events(ours, adapter),
+        ):
+            with pytest.raises(AdapterNotFound) as refused:
+                await action
+            assert refused.value.adapter_id == adapter
     assert [card.id for card in await resolver.list(ours)] == ["sapling"]
 
 
@@ -169,14 +186,15 @@ async def test_changes_are_heard_within_a_second(
 
 
 async def test_the_same_weights_again_change_no_version(
-    service: AdapterService, resolver: ModelResolver, tenants: tuple[str, str]
+    service: AdapterService, resolver: ModelResolver, tenants: tuple[str, str], database: Database
 ) -> None:
     ours, _ = tenants
     first = await register(service, ours, "pirate", ref("1"))
     await register(service, ours, "pirate", ref("2"))
     again = await register(service, ours, "pirate", ref("1"))
     assert (first.created, again.created, again.version) == (True, False, 1)
-    assert [version.version for version in await service.versions(ours, "pirate")] == [1, 2]
+    _, versions = await AdapterCatalogue(database, "sapling").versions(ours, "pirate")
+    assert [version.version for version in versions] == [1, 2]
     assert (await resolver.resolve(ours, "sapling:pirate")).version == 1, "registering activates"
 
 
@@ -203,8 +221,9 @@ async def test_what_is_not_ready_says_so(
         with pytest.raises(ModelNotReady) as caught:
             await ask(ours, "sapling:pirate@2")
         assert (caught.value.model, caught.value.state) == ("sapling:pirate@2", state)
-    with pytest.raises(ModelNotReady):
+    with pytest.raises(VersionNotReady) as refused:
         await service.activate(ours, "pirate", 2)
+    assert (refused.value.version, refused.value.state) == (2, state)
     assert (await resolver.resolve(ours, "sapling:pirate")).version == 1
 
 

@@ -1,0 +1,66 @@
+"""Telling others, after the commit, that what a tenant serves has changed: the resolvers, and the engine.
+
+Also owns the moment at which a version becomes the active one. Knows neither why nor on whose behalf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import redis.asyncio
+
+from adapters import events
+from adapters.models import Adapter, AdapterVersion, VersionState
+from adapters.pinning import Pinning, ref_of
+from adapters.repository import AdapterRepository
+from adapters.resolver import publish_model_change
+from db.session import WriteSession
+from engine.protocol import AdapterRef
+
+
+class Announcer:
+    """Of one process. `pinning` is None where no engine can be told: it loads at the first request then."""
+
+    def __init__(self, redis_client: redis.asyncio.Redis, pinning: Pinning | None = None) -> None:
+        self._redis = redis_client
+        self._pinning = pinning
+
+    def changed(
+        self,
+        session: WriteSession,
+        tenant_id: str,
+        *,
+        now: Sequence[AdapterRef] = (),
+        before: Sequence[AdapterRef] = (),
+    ) -> None:
+        """Once `session` is committed, say that the tenant serves `now`, and `before` no longer."""
+        session.after_commit(lambda: publish_model_change(self._redis, tenant_id))
+        pinning = self._pinning
+        if pinning is not None and (now or before):
+            session.after_commit(lambda: pinning.changed(tenant_id, now=now, before=before))
+
+    async def activate(
+        self, session: WriteSession, adapter: Adapter, version: AdapterVersion, *, job_id: str | None = None
+    ) -> None:
+        """Have the adapter, which is locked, serve a version that is ready. Again changes nothing."""
+        assert version.state == VersionState.READY
+        former = adapter.active_version
+        before: list[AdapterRef] = []
+        if former != version.version:
+            if former is not None:
+                row = await AdapterRepository(session, adapter.tenant_id).version(adapter.id, former)
+                before = [ref_of(row)] if row is not None and row.digest not in (None, version.digest) else []
+                adapter.previous_version = former
+            adapter.active_version = version.version
+            events.record(
+                session,
+                adapter.tenant_id,
+                adapter.id,
+                "version.activated",
+                f"Version {version.version} serves under the name {adapter.name}.",
+                version=version.version,
+                job_id=job_id,
+                data={"previous_version": former},
+            )
+        now = [] if adapter.disabled_at is not None else [ref_of(version)]
+        self.changed(session, adapter.tenant_id, now=now, before=before)

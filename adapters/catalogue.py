@@ -1,0 +1,120 @@
+"""Looking at a tenant's adapters, their versions, and what happened to them.
+
+Refuses to change anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from adapters import events
+from adapters.errors import AdapterNotFound, VersionNotFound
+from adapters.events import EventRepository
+from adapters.models import Adapter, AdapterEvent, AdapterVersion
+from adapters.names import ADAPTER_ID, ModelName, checked_part
+from adapters.repository import AdapterRepository
+from db.session import Database
+
+MAX_VERSION = 10**9 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An adapter and the version that stands for it: the active one, else the latest, if any."""
+
+    adapter: Adapter
+    version: AdapterVersion | None
+
+
+class AdapterCatalogue:
+    """Tenants' adapters on one base model. An adapter is named by its id or its name."""
+
+    def __init__(self, database: Database, base: str) -> None:
+        self._database = database
+        self.base = checked_part("base", base)
+
+    async def adapters(
+        self,
+        tenant_id: str,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        newest_first: bool = True,
+        name: str | None = None,
+    ) -> list[Shown]:
+        """Adapters beyond the one whose id is `after`, in the order they were made."""
+        async with self._database.read() as session:
+            page = await AdapterRepository(session, tenant_id).page(
+                self.base, after=after, limit=limit, newest_first=newest_first, name=name
+            )
+        return [Shown(*row) for row in page]
+
+    async def get(self, tenant_id: str, adapter: str) -> Shown:
+        """By id or name. Raises AdapterNotFound."""
+        async with self._database.read() as session:
+            return await self._shown(AdapterRepository(session, tenant_id), adapter)
+
+    async def versions(
+        self,
+        tenant_id: str,
+        adapter: str,
+        *,
+        after: int | None = None,
+        limit: int = 100,
+        newest_first: bool = False,
+    ) -> tuple[Shown, list[AdapterVersion]]:
+        """The adapter and a page of its versions, whatever their state. Raises AdapterNotFound."""
+        async with self._database.read() as session:
+            repository = AdapterRepository(session, tenant_id)
+            shown = await self._shown(repository, adapter)
+            page = await repository.version_page(
+                shown.adapter.id, after=after, limit=limit, newest_first=newest_first
+            )
+        return shown, page
+
+    async def version(self, tenant_id: str, adapter: str, version: int) -> tuple[Adapter, AdapterVersion]:
+        """Raises AdapterNotFound, VersionNotFound."""
+        async with self._database.read() as session:
+            repository = AdapterRepository(session, tenant_id)
+            shown = await self._shown(repository, adapter)
+            known = 0 < version <= MAX_VERSION
+            row = await repository.version(shown.adapter.id, version) if known else None
+        if row is None:
+            raise VersionNotFound(shown.adapter.name, version)
+        return shown.adapter, row
+
+    async def events(
+        self,
+        tenant_id: str,
+        adapter: str,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        newest_first: bool = True,
+    ) -> list[AdapterEvent]:
+        """A page of what happened to the adapter. Raises AdapterNotFound."""
+        async with self._database.read() as session:
+            shown = await self._shown(AdapterRepository(session, tenant_id), adapter)
+            return await EventRepository(session, tenant_id).page(
+                shown.adapter.id, after=after, limit=limit, newest_first=newest_first
+            )
+
+    def follow(
+        self, tenant_id: str, adapter_id: str, after: str | None = None
+    ) -> AsyncIterator[list[AdapterEvent]]:
+        """As `events.follow`."""
+        return events.follow(self._database, tenant_id, adapter_id, after)
+
+    async def _shown(self, repository: AdapterRepository, adapter: str) -> Shown:
+        found = await repository.find_with_version(self.base, name_of(self.base, adapter))
+        if found is None:
+            raise AdapterNotFound(adapter)
+        return Shown(*found)
+
+
+def name_of(base: str, adapter: str) -> ModelName:
+    """An adapter's id or its name, as either is looked up. Whatever is neither is nobody's."""
+    if ADAPTER_ID.fullmatch(adapter):
+        return ModelName(adapter_id=adapter)
+    return ModelName(base, adapter)

@@ -1,0 +1,139 @@
+"""Deleting adapters: out of service at once, out of the stores after a grace period.
+
+Owns what is removed, in which order, and what is kept: the adapter's own row stays for good, because usage
+names it, and so does what happened to it. An artifact belongs to whoever has the same weights: it goes with
+the last version, of any tenant, that needs it. Refuses to know requests: those that run keep their weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import redis.asyncio
+import structlog
+
+from adapters import events
+from adapters.announcing import Announcer
+from adapters.catalogue import name_of
+from adapters.directory import AdapterDirectory
+from adapters.errors import AdapterNotFound
+from adapters.jobs.models import Job, JobStatus
+from adapters.jobs.repository import JobRepository
+from adapters.models import Adapter, AdapterVersion
+from adapters.objects import adapter_prefix
+from adapters.pinning import Pinning
+from adapters.repository import AdapterRepository
+from adapters.storage.objects import ObjectStore
+from db.session import Database
+from engine.lora.artifact import artifact_path
+from engine.protocol import AdapterRef
+
+log = structlog.get_logger(__name__)
+
+GRACE = timedelta(minutes=10)
+"""How long requests that have an adapter's reference may still need its weights."""
+PAGE = 100
+
+
+class AdapterDeletion:
+    """Takes tenants' adapters on one base model out of service."""
+
+    def __init__(
+        self,
+        database: Database,
+        redis_client: redis.asyncio.Redis,
+        base: str,
+        pinning: Pinning | None = None,
+    ) -> None:
+        self._database = database
+        self._announcer = Announcer(redis_client, pinning)
+        self.base = base
+
+    async def delete(self, tenant_id: str, adapter: str) -> Adapter:
+        """Take an adapter out of service for good. Its name is free at once, running answers finish, work on
+        it stops, and what is stored of it is for `purge_deleted`. Raises AdapterNotFound.
+        """
+        name = name_of(self.base, adapter)
+        async with self._database.write() as session:
+            repository = AdapterRepository(session, tenant_id)
+            found = await repository.find_with_version(self.base, name)
+            if found is None:
+                raise AdapterNotFound(adapter)
+            # Jobs before adapters, as whoever works on them locks.
+            jobs = await JobRepository(session, tenant_id).open_jobs_of(found[0].id, None)
+            row = await repository.lock(name)
+            if row is None:
+                raise AdapterNotFound(adapter)
+            now = datetime.now(UTC)
+            for job in jobs:
+                _end(job, now)
+            before = [
+                AdapterRef(digest, rank)
+                for digest, rank in await repository.mark_deleting(row.id)
+                if digest is not None and rank is not None
+            ]
+            row.deleted_at, row.active_version, row.previous_version = now, None, None
+            events.record(session, tenant_id, row.id, "adapter.deleted", f"{row.name} is deleted.")
+            self._announcer.changed(session, tenant_id, before=before)
+        return row
+
+
+def _end(job: Job, now: datetime) -> None:
+    """Nobody goes on with it: whoever does finds his lease lost."""
+    job.status, job.fence, job.finished_at = JobStatus.CANCELLED, job.fence + 1, now
+    job.wanted = job.lease_owner = job.lease_until = job.estimated_finish_at = None
+
+
+async def purge_deleted(
+    database: Database,
+    store: ObjectStore,
+    artifacts_dir: Path,
+    now: datetime,
+    *,
+    grace: timedelta = GRACE,
+    limit: int = PAGE,
+) -> int:
+    """Remove what is left of adapters deleted longer than `grace` ago; of how many. Raises
+    StorageUnavailable, DatabaseUnavailable.
+
+    Rows go last, so that whatever ends it in between, the next run goes on.
+    """
+    async with database.read() as session:
+        deleted = await AdapterDirectory(session).deleted_before(now - grace, limit=limit)
+    for adapter in deleted:
+        async with database.read() as session:
+            versions = await AdapterRepository(session, adapter.tenant_id).versions(adapter.id)
+        async for stored in store.list(adapter_prefix(adapter.tenant_id, adapter.id).rstrip("/")):
+            await store.delete(stored.key)
+        for digest in sorted({digest for version in versions for digest in _digests(version)}):
+            await _drop_artifact(database, artifacts_dir, digest, now - grace)
+        async with database.write() as session:
+            await AdapterRepository(session, adapter.tenant_id).forget_versions(adapter.id)
+        log.info("deleted adapter purged", tenant=adapter.tenant_id, adapter=adapter.id)
+    return len(deleted)
+
+
+def _digests(version: AdapterVersion) -> set[str]:
+    """Of every artifact packed for the version."""
+    packed = {artifact["digest"] for artifact in version.artifacts.values() if artifact.get("digest")}
+    return packed | ({version.digest} if version.digest is not None else set())
+
+
+async def _drop_artifact(database: Database, artifacts_dir: Path, digest: str, before: datetime) -> None:
+    """Remove the file unless a version needs it, or somebody has packed the same weights since `before`, and
+    may be about to say so.
+    """
+    async with database.read() as session:
+        needed = await AdapterDirectory(session).is_needed(digest)
+    if not needed:
+        await asyncio.to_thread(_unlink_older, artifact_path(artifacts_dir, digest), before)
+
+
+def _unlink_older(path: Path, before: datetime) -> None:
+    try:
+        if path.stat().st_mtime < before.timestamp():
+            path.unlink()
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,111 @@
+"""What happened to adapters, told once: written with what it tells of, read in pages or as it happens.
+
+Owns the rows' form and their order. Refuses to know why something happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from adapters.models import AdapterEvent, AdapterVersion, VersionState
+from db.base import new_id
+from db.repository import TenantRepository
+from db.session import Database
+
+Level = Literal["info", "warning", "error"]
+
+PENDING = (VersionState.UPLOADING, VersionState.VALIDATING, VersionState.CALIBRATING)
+"""States of a version that will change by themselves."""
+POLL_INTERVAL = 0.25
+MAX_PAGE = 100
+SETTLED_AFTER = timedelta(seconds=2)
+"""Ids are drawn before the commit, so that for a moment an event may appear behind later ones."""
+
+
+def record(
+    session: AsyncSession,
+    tenant_id: str,
+    adapter_id: str,
+    event_type: str,
+    message: str,
+    *,
+    version: int | None = None,
+    job_id: str | None = None,
+    level: Level = "info",
+    data: dict[str, Any] | None = None,
+) -> None:
+    """Tell, if the transaction commits, what it did."""
+    event = AdapterEvent(
+        id=new_id("aev"),
+        tenant_id=tenant_id,
+        adapter_id=adapter_id,
+        version=version,
+        job_id=job_id,
+        type=event_type,
+        level=level,
+        message=message,
+        data=data or {},
+    )
+    EventRepository(session, tenant_id).add_own(event)
+
+
+class EventRepository(TenantRepository):
+    async def page(
+        self,
+        adapter_id: str | None = None,
+        *,
+        job_id: str | None = None,
+        after: str | None = None,
+        limit: int,
+        newest_first: bool = False,
+    ) -> list[AdapterEvent]:
+        """Events of an adapter or of a job, beyond the one whose id is `after`."""
+        query = self.select_own(AdapterEvent)
+        if adapter_id is not None:
+            query = query.where(AdapterEvent.adapter_id == adapter_id)
+        if job_id is not None:
+            query = query.where(AdapterEvent.job_id == job_id)
+        if after is not None:
+            query = query.where(AdapterEvent.id < after if newest_first else AdapterEvent.id > after)
+        order = AdapterEvent.id.desc() if newest_first else AdapterEvent.id
+        return list((await self.session.execute(query.order_by(order).limit(limit))).scalars())
+
+    async def is_pending(self, adapter_id: str) -> bool:
+        """Whether a version of the adapter will change by itself."""
+        query = self.select_own(AdapterVersion, AdapterVersion.version).where(
+            AdapterVersion.adapter_id == adapter_id, AdapterVersion.state.in_(PENDING)
+        )
+        return (await self.session.execute(query.limit(1))).first() is not None
+
+
+async def follow(
+    database: Database, tenant_id: str, adapter_id: str, after: str | None = None
+) -> AsyncIterator[list[AdapterEvent]]:
+    """Events of an adapter as they happen, from the one behind `after`; ends when nothing is pending.
+
+    An empty list now and then: nothing happened. No connection is held between two looks.
+    """
+    seen: set[str] = set()
+    while True:
+        async with database.read() as session:
+            events = EventRepository(session, tenant_id)
+            # Asked first: what ends the waiting is written with its event.
+            pending = await events.is_pending(adapter_id)
+            page = await events.page(adapter_id, after=after, limit=MAX_PAGE)
+        fresh = [event for event in page if event.id not in seen]
+        settled = datetime.now(UTC) - SETTLED_AFTER
+        for event in page:
+            if event.created_at < settled or len(page) == MAX_PAGE:
+                after = event.id
+        seen = {event.id for event in page if after is None or event.id > after}
+        if fresh or pending:
+            yield fresh
+        if len(page) < MAX_PAGE:
+            if not pending:
+                return
+            await asyncio.sleep(POLL_INTERVAL)

@@ -1,0 +1,126 @@
+"""Which adapters the engine is asked to have in its memory, before anybody asks for them.
+
+Owns who is kept there whether used or not: of every tenant the adapters made first, as many as its plan says,
+with their active versions. That rule needs no memory of its own: after a restart of the engine, which forgets
+all pins, it gives the same answer again. Refuses to know how adapters get into the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import structlog
+
+from adapters.directory import AdapterDirectory
+from adapters.models import AdapterVersion
+from adapters.repository import AdapterRepository
+from db.errors import DatabaseUnavailable
+from db.session import Database
+from engine.protocol import AdapterRef, EngineInfo
+from tenants.repository import TenantDirectory
+
+log = structlog.get_logger(__name__)
+
+PAGE = 200
+LOOK_INTERVAL = 0.5
+"""Seconds between two looks at whether the engine is still the one that was told."""
+
+
+class Engine(Protocol):
+    """What is needed of an engine's client."""
+
+    @property
+    def ready(self) -> bool: ...
+
+    @property
+    def info(self) -> EngineInfo | None: ...
+
+    def prefetch(self, adapter: AdapterRef, pinned: bool | None = None) -> None: ...
+
+
+class Pinning:
+    """Tells one engine. `start` it with the process that should tell a restarted engine anew, `close` it at
+    its end; whoever only tells of changes needs neither.
+    """
+
+    def __init__(self, database: Database, engine: Engine, base: str) -> None:
+        self._database = database
+        self._engine = engine
+        self._base = base
+        self._watch: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._announce_to_each(), name="announcement of pins")
+
+    async def close(self) -> None:
+        watch, self._watch = self._watch, None
+        while watch is not None and not watch.done():
+            watch.cancel()
+            await asyncio.wait({watch}, timeout=0.2)
+
+    async def changed(
+        self, tenant_id: str, *, now: Sequence[AdapterRef] = (), before: Sequence[AdapterRef] = ()
+    ) -> None:
+        """What a tenant serves has changed: load what is served `now`, let go of what was `before`, and pin
+        whom the plan has room for. Raises DatabaseUnavailable.
+        """
+        if not self._engine.ready:
+            return
+        async with self._database.read() as session:
+            plan = await TenantDirectory(session).plan_of(tenant_id)
+            limit = 0 if plan is None else plan.pinned_adapters
+            kept = await AdapterRepository(session, tenant_id).first_serving(self._base, limit)
+            digests = {version.digest for version in kept}
+            # Two tenants may have the same weights: one engine slot, one pin.
+            gone = [
+                ref
+                for ref in before
+                if ref.digest not in digests
+                and not await AdapterDirectory(session).is_served(ref.digest, besides=tenant_id)
+            ]
+        for ref in gone:
+            self._engine.prefetch(ref, False)
+        for ref in now:
+            self._engine.prefetch(ref)
+        for version in kept:
+            self._engine.prefetch(ref_of(version), True)
+
+    async def announce(self) -> int:
+        """Pin, in an engine that may know of none, everybody's adapters that are to be; how many. Raises
+        DatabaseUnavailable.
+        """
+        num_told = 0
+        after = ""
+        while True:
+            async with self._database.read() as session:
+                page = await AdapterDirectory(session).pinned(self._base, after=after, limit=PAGE)
+            for row in page:
+                self._engine.prefetch(AdapterRef(row.digest, row.rank), True)
+            num_told += len(page)
+            if len(page) < PAGE:
+                return num_told
+            after = page[-1].adapter_id
+
+    async def _announce_to_each(self) -> None:
+        told: str | None = None
+        while True:
+            info = self._engine.info
+            if self._engine.ready and info is not None and info.incarnation != told:
+                try:
+                    num_told = await self.announce()
+                except DatabaseUnavailable as error:
+                    log.warning("pins not announced yet", reason=str(error))
+                else:
+                    told = info.incarnation
+                    log.info("pins announced", incarnation=told, pins=num_told)
+            await asyncio.sleep(LOOK_INTERVAL)
+
+
+def ref_of(version: AdapterVersion) -> AdapterRef:
+    """Of a version that is packed."""
+    assert version.digest is not None
+    assert version.rank is not None
+    return AdapterRef(version.digest, version.rank)

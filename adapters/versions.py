@@ -1,0 +1,109 @@
+"""What becomes of a version on its way to being served: inspected, packed, calibrated, ready.
+
+Owns the states and what is kept of each step. Every function is part of a transaction in which the job that
+does the work is locked (`jobs.lease`), so that whoever has lost the lease changes nothing; doing a step again
+says the same again. That a version fails is said with the job's end (`jobs.service`). Refuses to know how a
+step is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from adapters import events
+from adapters.announcing import Announcer
+from adapters.jobs.errors import VersionGone
+from adapters.jobs.models import Job
+from adapters.models import Adapter, AdapterVersion, VersionState
+from adapters.names import ModelName
+from adapters.repository import AdapterRepository
+from db.session import WriteSession
+
+
+@dataclass(frozen=True, slots=True)
+class PackedArtifact:
+    """One packed form of a version's weights."""
+
+    digest: str
+    size: int
+    rank: int
+
+
+async def locked_version(session: WriteSession, job: Job) -> tuple[Adapter, AdapterVersion]:
+    """The job's version and its adapter, locked. Raises VersionGone when the adapter is deleted."""
+    repository = AdapterRepository(session, job.tenant_id)
+    adapter = await repository.lock(ModelName(adapter_id=job.adapter_id))
+    version = await repository.lock_version(job.adapter_id, job.version)
+    if adapter is None or version is None or version.state == VersionState.DELETING:
+        raise VersionGone(job.adapter_id, job.version)
+    return adapter, version
+
+
+async def note_inspected(session: WriteSession, job: Job, inspection: Mapping[str, Any]) -> None:
+    """Its files are what they should be. Raises VersionGone."""
+    _, version = await locked_version(session, job)
+    if version.inspection != dict(inspection):
+        version.inspection = dict(inspection)
+        _tell(session, job, "version.inspected", "The files are valid.")
+
+
+async def note_packed(session: WriteSession, job: Job, artifacts: Mapping[str, PackedArtifact]) -> None:
+    """It is packed, by dtype, and about to be measured. Raises VersionGone."""
+    _, version = await locked_version(session, job)
+    packed = {dtype: {"digest": one.digest, "size": one.size} for dtype, one in artifacts.items()}
+    version.rank = max(one.rank for one in artifacts.values())
+    if version.artifacts != packed:
+        version.artifacts = packed
+        _tell(
+            session, job, "version.packed", f"The weights are packed as {', '.join(sorted(packed))}.", packed
+        )
+    if version.state in (VersionState.UPLOADING, VersionState.VALIDATING):
+        version.state = VersionState.CALIBRATING
+
+
+async def note_calibrated(session: WriteSession, job: Job, summary: Mapping[str, Any], dtype: str) -> None:
+    """It is measured, and is to serve from the artifact of that dtype. A version in service keeps the one it
+    has: what it serves never changes. Raises VersionGone.
+    """
+    _, version = await locked_version(session, job)
+    if version.calibration != dict(summary):
+        version.calibration = dict(summary)
+        _tell(session, job, "version.calibrated", f"The adapter is measured; {dtype} weights are chosen.")
+    if version.state in events.PENDING:
+        chosen = version.artifacts[dtype]
+        version.dtype, version.digest, version.size = dtype, chosen["digest"], chosen["size"]
+
+
+async def finish_ready(session: WriteSession, job: Job, announcer: Announcer) -> None:
+    """It may serve, and does under the unpinned name if that was asked for and no newer version does already.
+
+    Raises VersionGone.
+    """
+    adapter, version = await locked_version(session, job)
+    if version.state not in events.PENDING:
+        return
+    version.state, version.ready_at = VersionState.READY, datetime.now(UTC)
+    version.error = version.error_field = None
+    _tell(session, job, "version.ready", f"Version {version.version} is ready.")
+    if version.activate and (adapter.active_version or 0) < version.version:
+        await announcer.activate(session, adapter, version, job_id=job.id)
+    else:
+        announcer.changed(session, job.tenant_id)
+
+
+def _tell(
+    session: WriteSession, job: Job, event_type: str, message: str, data: dict[str, Any] | None = None
+) -> None:
+    events.record(
+        session,
+        job.tenant_id,
+        job.adapter_id,
+        event_type,
+        message,
+        version=job.version,
+        job_id=job.id,
+        data=data,
+    )
