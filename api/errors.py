@@ -13,6 +13,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from adapters.calibration.errors import (
+    SamplesInvalid,
+    ServingRefused,
+    ServingUnavailable,
+    SourceInvalid,
+)
 from adapters.errors import (
     AdapterLimitReached,
     AdapterNotFound,
@@ -151,6 +157,11 @@ FACES: dict[type[Exception], Face] = {
     GenerationFailed: Face(500, "server_error", "generation_failed", retry=False),
     GenerationAborted: BUSY,
     NotServing: BUSY,
+    # Of these four a request sees the first alone: the others end a job, which says so itself.
+    SamplesInvalid: Face(400, INVALID, "invalid_value", retry=False),
+    SourceInvalid: Face(422, INVALID, "adapter_invalid", retry=False),
+    ServingRefused: Face(422, INVALID, "adapter_invalid", retry=False),
+    ServingUnavailable: BUSY,
     EngineGone: Face(
         503,
         UNAVAILABLE,

@@ -119,6 +119,11 @@ class Checkpoint:
         """In the model's type."""
         return self._stored(name).to(self._dtype)
 
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows [start, stop) of a tensor, in the model's type: the rest is not read."""
+        part = self._owners[name].get_slice(name)[start:stop]
+        return part.to(self._device, self._dtype)
+
     def fused(self, names: list[str]) -> Tensor:
         """Tensors concatenated along their output dimension."""
         return torch.cat([self.tensor(name) for name in names])
@@ -152,6 +157,23 @@ class Checkpoint:
         fused = _fuse(codes, names)
         packed = Int4Weight.from_codes(fused.codes_NK, fused.scale_NG, fused.zero_NG, bias_N, fused.order_K)
         return LinearSource(packed, None)
+
+    def dense(self, layer: int, module: str) -> Tensor:
+        """One linear's weight [N, K] in the model's type, whatever form the checkpoint holds it in."""
+        name, quantization = layer_module(layer, module), self._config.quantization
+        if quantization is None or not quantization.covers(name):
+            return self.tensor(f"{name}.weight")
+        if quantization.layout == FLOAT8:
+            part = self._stored(f"{name}.weight"), self._stored(f"{name}.weight_scale")
+            weight = Fp8Weight.from_checkpoint([part])
+            return (weight.values_NK.float() * weight.scale[:, None]).to(self._dtype)
+        codes = read_codes(quantization, name, lambda kind: self._stored(f"{name}.{kind}"))
+        packed = Int4Weight.from_codes(codes.codes_NK, codes.scale_NG, codes.zero_NG, None, codes.order_K)
+        wide = packed.dequantize()
+        if codes.order_K is not None:
+            # Column k of the codes multiplies input order_K[k].
+            wide = torch.empty_like(wide).index_copy_(1, codes.order_K, wide)
+        return wide.to(self._dtype)
 
     def _stored(self, name: str) -> Tensor:
         """As it is in the file."""

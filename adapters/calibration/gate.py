@@ -1,0 +1,173 @@
+"""Ready or failed, and in which dtype: thresholds on what was measured, each rule with its figure and bound.
+
+Owns the thresholds, their defaults and the words a tenant reads. Refuses to know how anything was measured,
+and what becomes of an adapter that fails: an operator may let it pass, with a reason.
+
+On the tenant's own samples the adapter must not be worse than the base alone: that is what catches weights in
+the wrong place, a wrong scale, another base's adapter. A default set says nothing about what the adapter is
+for, so that there only a blow-up fails; and agreement with the reference, which any text can show.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from adapters.calibration.measures import Estimate, Measures
+from adapters.calibration.samples import Origin
+
+StoredDtype = Literal["bfloat16", "float8_e4m3"]
+SMALL: StoredDtype = "float8_e4m3"
+EXACT: StoredDtype = "bfloat16"
+_NAMES = {SMALL: "FP8", EXACT: "bf16"}
+
+
+class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Thresholds. Likelihoods are in nats per scored token."""
+
+    min_gain: float = 0.0
+    """On the tenant's samples: how much better than the base alone the adapter must be."""
+    max_loss: float = 4.0
+    """On a default set: how much worse than the base alone the adapter may be."""
+    max_nll_rise: float = 0.1
+    """On the tenant's samples: how much likelihood of the right tokens quantising may cost."""
+    max_nll_rise_default: float = 0.5
+    """The same on a default set, whose tokens an adapter was not trained on."""
+    min_top1: float = 0.95
+    """On the tenant's samples: on how many tokens serving and reference must agree."""
+    min_top1_default: float = 0.75
+    """The same on a default set, where many tokens are nearly a draw."""
+    fp8_max_nll_rise: float = 0.02
+    """How much likelihood FP8 may cost beside bf16 and still be chosen."""
+    fp8_max_top1_loss: float = 0.02
+    """How much less it may agree with the reference."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number")
+            if name.startswith("min_top1") and not 0 <= value <= 1:
+                raise ValueError(f"{name} must be between 0 and 1, not {value}")
+
+    @classmethod
+    def of_plan(cls, thresholds: Mapping[str, Any]) -> Gate:
+        """The defaults, with what a plan says otherwise. Raises ValueError naming the field."""
+        try:
+            return msgspec.convert(dict(thresholds), cls)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ValueError(f"gate: {error}") from None
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One threshold, and what was measured against it."""
+
+    name: str
+    passed: bool
+    measured: float
+    bound: float
+    message: str
+    """For the tenant."""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The outcome."""
+
+    ready: bool
+    dtype: StoredDtype
+    """To serve in; of a failed adapter, the one it was judged in."""
+    dtype_reason: str
+    rules: list[Rule]
+
+    @property
+    def why_not(self) -> list[str]:
+        """The rules that failed, in words; empty when ready."""
+        return [rule.message for rule in self.rules if not rule.passed]
+
+
+def decide(
+    gate: Gate, measures: Measures, origin: Origin, forced_dtype: StoredDtype | None = None
+) -> Decision:
+    """Choose a dtype and judge the adapter as it would be served in it.
+
+    Args:
+        forced_dtype: the tenant's own choice, which must be among those measured.
+    """
+    dtype, reason = _choose(gate, measures, forced_dtype)
+    own = origin == "tenant"
+    rules = [
+        _likely_enough(gate, measures, dtype, own),
+        _fidelity_of_likelihood(gate, measures, dtype, own),
+        _agreement(gate, measures, dtype, own),
+    ]
+    return Decision(all(rule.passed for rule in rules), dtype, reason, rules)
+
+
+def _choose(gate: Gate, measures: Measures, forced: StoredDtype | None) -> tuple[StoredDtype, str]:
+    if forced is not None:
+        return forced, f"{_NAMES[forced]}, as asked for"
+    if measures.comparison is None:
+        only: StoredDtype = EXACT if EXACT in measures.gain else SMALL
+        return only, f"{_NAMES[only]}, the only one there is"
+    rise = measures.comparison.nll_rise.value
+    loss = measures.fidelity[EXACT].top1.value - measures.fidelity[SMALL].top1.value
+    figures = f"{rise:+.4f} nats per token and {-loss:+.2%} of agreement with the reference beside bf16"
+    # Not a number is within no bound.
+    if rise <= gate.fp8_max_nll_rise and loss <= gate.fp8_max_top1_loss:
+        return SMALL, f"FP8, half the bytes: {figures}"
+    bounds = f"{gate.fp8_max_nll_rise:g} nats and {gate.fp8_max_top1_loss:.2%} are allowed"
+    return EXACT, f"bf16, because FP8 is too far off: {figures}; {bounds}"
+
+
+def _likely_enough(gate: Gate, measures: Measures, dtype: str, own: bool) -> Rule:
+    gain = measures.gain[dtype].nats
+    better = "better" if gain.value >= 0 else "worse"
+    shown = f"{abs(gain.value):.3f} nats per token {better} than the base alone {_interval(gain)}"
+    if own:
+        passed = gain.value >= gate.min_gain
+        if passed:
+            message = f"On your samples the adapter is {shown}."
+        else:
+            message = (
+                f"On your samples the adapter is {shown}; it must be at least {gate.min_gain:g} better. Is "
+                "it for this base, with the alpha, rank and rsLoRA setting it was trained with, and are "
+                "these samples of its task?"
+            )
+        return Rule("gain", passed, gain.value, gate.min_gain, message)
+    passed = gain.value >= -gate.max_loss
+    message = f"On the default samples the adapter is {shown}."
+    if not passed:
+        message = (
+            f"On the default samples the adapter is {shown}, more than {gate.max_loss:g}: it breaks the "
+            "model. Check alpha, rank and the rsLoRA setting, or give samples of its own task."
+        )
+    return Rule("gain", passed, gain.value, -gate.max_loss, message)
+
+
+def _fidelity_of_likelihood(gate: Gate, measures: Measures, dtype: str, own: bool) -> Rule:
+    rise, bound = measures.fidelity[dtype].nll_rise, gate.max_nll_rise if own else gate.max_nll_rise_default
+    passed = rise.value <= bound
+    message = (
+        f"Served on the quantised base, the right tokens cost {rise.value:+.4f} nats more than on the "
+        f"unquantised one {_interval(rise)}"
+    )
+    message += "." if passed else f"; at most {bound:g} are allowed."
+    return Rule("nll_rise", passed, rise.value, bound, message)
+
+
+def _agreement(gate: Gate, measures: Measures, dtype: str, own: bool) -> Rule:
+    top1, bound = measures.fidelity[dtype].top1, gate.min_top1 if own else gate.min_top1_default
+    passed = top1.value >= bound
+    message = (
+        "Served on the quantised base, the likeliest token is that of the unquantised one at "
+        f"{top1.value:.2%} of the positions [{top1.low:.2%} to {top1.high:.2%}]"
+    )
+    message += "." if passed else f"; at least {bound:.2%} are required."
+    return Rule("top1", passed, top1.value, bound, message)
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"[{estimate.low:+.4f} to {estimate.high:+.4f}]"

@@ -1,0 +1,306 @@
+"""A whole calibration: samples, scores as served, scores of the reference, verdict, report.
+
+Owns the order, and going on where an earlier run ended: what is finished (a chunk of samples served, a pass
+of the reference) is saved under a name that tells what it was made of, so that nothing of another adapter,
+base or file of samples is ever taken for it. Serving and reference run side by side. Refuses to know jobs,
+leases, object stores and plans: it is given where to save, whom to tell, and thresholds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import structlog
+
+from adapters.calibration.errors import ServingUnavailable
+from adapters.calibration.gate import Gate, StoredDtype, decide
+from adapters.calibration.measures import BASE, ModuleError, measure
+from adapters.calibration.reference import Reference, passes
+from adapters.calibration.report import CalibrationReport, Cost, Data, Subject
+from adapters.calibration.samples import Limits, Sample, SampleSet, default_set, read_samples
+from adapters.calibration.scores import Scores, decode_scores, encode_scores
+from adapters.calibration.serving import Asker, ScoringEngine, Served
+from engine.lora.artifact import PackedAdapter, artifact_path
+from engine.protocol import AdapterRef, EngineInfo
+from tokenization.codec import TextCodec
+
+log = structlog.get_logger(__name__)
+
+CHUNK = 32
+"""Samples served between two savings."""
+PHASES = ("samples", "serving", "reference", "report")
+"""In the words of `Progress`."""
+
+Progress = Callable[[str, int, int], Awaitable[None]]
+"""(phase, done, total), told now and then. What it raises interrupts the calibration, and comes out of it."""
+T = TypeVar("T")
+
+
+class Checkpoint(Protocol):
+    """Keeps what is finished, from run to run of one job."""
+
+    async def load(self, name: str) -> bytes | None: ...
+
+    async def save(self, name: str, data: bytes) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationRequest:
+    """What is to be calibrated."""
+
+    asker: Asker
+    peft_dir: Path
+    """With the adapter's two files, as they were uploaded."""
+    artifacts: Mapping[StoredDtype, AdapterRef]
+    """By dtype, packed and lying where the engine looks for them."""
+    samples: Path | None = None
+    """The tenant's JSONL; None: a default set."""
+    gate: Gate = field(default_factory=Gate)
+    dtype: StoredDtype | None = None
+    """What the tenant wants it served in; None: whatever is good enough."""
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationStack:
+    """What it is calibrated on."""
+
+    engine: ScoringEngine
+    codec: TextCodec
+    base_dir: Path
+    artifacts_dir: Path
+    device: str = "cpu"
+    """Of the reference; never the one that serves."""
+    patience: float = 300.0
+    """Seconds a sample waits for a busy engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Referred:
+    """What the passes of the reference gave."""
+
+    adapter: list[Scores]
+    base: list[Scores]
+    modules: list[ModuleError]
+    peak_bytes: int
+
+
+class _SavedPass(msgspec.Struct, array_like=True):
+    adapter: list[Scores]
+    base: list[Scores]
+    modules: list[ModuleError]
+    """Of the first pass alone: it has tokens enough."""
+
+
+async def calibrate(
+    request: CalibrationRequest, stack: CalibrationStack, progress: Progress, checkpoint: Checkpoint
+) -> CalibrationReport:
+    """Measure an adapter and judge it.
+
+    Raises:
+        SamplesInvalid: the tenant's file cannot be used.
+        SourceInvalid: the uploaded adapter is not what was packed.
+        ServingRefused: the engine will not score with it.
+        ServingUnavailable: the engine was away or busy for too long; run it again later.
+        ArtifactError, OSError: an artifact is damaged or gone.
+        Whatever `progress` raises: run it again to go on.
+    """
+    info = stack.engine.info
+    if info is None:
+        raise ServingUnavailable("the engine has not answered yet")
+    await progress("samples", 0, 1)
+    samples = await asyncio.to_thread(_read, request, stack, info)
+    await progress("samples", 1, 1)
+    calibration = _Calibration(request, stack, info, samples, progress, checkpoint)
+    (served, serving_seconds), (referred, reference_seconds) = await _both(
+        _timed(calibration.serve()), _timed(calibration.refer())
+    )
+    await progress("report", 0, 1)
+    measures = await asyncio.to_thread(measure, samples.samples, referred.adapter, referred.base, served)
+    decision = decide(request.gate, measures, samples.origin, request.dtype)
+    report = CalibrationReport(
+        subject=Subject(
+            model=request.asker.model,
+            adapter_id=request.asker.adapter_id,
+            version=request.asker.version,
+            base_digest=info.base_digest,
+            quantization=info.quantization,
+            device=info.device,
+            build=info.build,
+            artifacts={dtype: ref.digest for dtype, ref in request.artifacts.items()},
+        ),
+        data=Data(
+            origin=samples.origin,
+            digest=_digest(samples),
+            num_lines=samples.num_lines,
+            num_samples=len(samples.samples),
+            num_tokens=samples.num_tokens,
+            num_scored=samples.num_scored,
+            cut=samples.cut,
+            left_out=samples.left_out,
+        ),
+        gate=request.gate,
+        decision=decision,
+        measures=measures,
+        modules=referred.modules,
+        cost=Cost(serving_seconds, reference_seconds, referred.peak_bytes, calibration.resumed),
+    )
+    await progress("report", 1, 1)
+    return report
+
+
+class _Calibration:
+    """One run's two halves."""
+
+    def __init__(
+        self,
+        request: CalibrationRequest,
+        stack: CalibrationStack,
+        info: EngineInfo,
+        samples: SampleSet,
+        progress: Progress,
+        checkpoint: Checkpoint,
+    ) -> None:
+        self.resumed = False
+        self._request, self._stack = request, stack
+        self._samples = samples.samples
+        self._progress, self._checkpoint = progress, checkpoint
+        # A base that is served otherwise from now on has other scores.
+        self._served_by = _name(info.base_digest, info.quantization, info.device, _digest(samples))
+        source = [_file_digest(path) for path in sorted(request.peft_dir.iterdir()) if path.is_file()]
+        artifacts = [f"{dtype}:{ref.digest}" for dtype, ref in sorted(request.artifacts.items())]
+        self._referred_by = _name(info.base_digest, *source, *artifacts, _digest(samples))
+
+    async def serve(self) -> dict[str, list[Scores]]:
+        """By dtype and for the base alone, of all samples."""
+        served = Served(self._stack.engine, self._request.asker, patience=self._stack.patience)
+        ways: dict[str, AdapterRef | None] = {BASE: None} | dict(self._request.artifacts)
+        total = len(ways) * len(self._samples)
+        found: dict[str, list[Scores]] = {name: [] for name in ways}
+        done = 0
+        for name, ref in ways.items():
+            for first in range(0, len(self._samples), CHUNK):
+                chunk = self._samples[first : first + CHUNK]
+                key = f"served-{_name(self._served_by, ref.digest if ref else '')}-{first}"
+                scores = await self._saved(key, decode_scores)
+                if scores is None:
+                    scores = await served.scores(chunk, ref)
+                    await self._checkpoint.save(key, encode_scores(scores))
+                found[name] += scores
+                done += len(chunk)
+                await self._progress("serving", done, total)
+        return found
+
+    async def refer(self) -> _Referred:
+        """The reference's passes."""
+        stack, request = self._stack, self._request
+        packed: dict[str, PackedAdapter] = {
+            dtype: await asyncio.to_thread(
+                PackedAdapter.read, artifact_path(stack.artifacts_dir, ref.digest), ref.digest
+            )
+            for dtype, ref in request.artifacts.items()
+        }
+        reference = Reference(stack.base_dir, request.peft_dir, packed, stack.device)
+        found = _Referred([], [], [], 0)
+        with reference:
+            ranges = passes(self._samples, reference.config)
+            total, done = len(ranges) * reference.num_steps, 0
+            for place, rows in enumerate(ranges):
+                key = f"reference-{self._referred_by}-{place}"
+                saved = await self._saved(key, _decode_pass)
+                if saved is None:
+                    saved = await self._pass(reference, [self._samples[row] for row in rows], done, total)
+                    await self._checkpoint.save(key, msgspec.msgpack.encode(saved))
+                found.adapter.extend(saved.adapter)
+                found.base.extend(saved.base)
+                if not place:
+                    found.modules.extend(saved.modules)
+                done += reference.num_steps
+                await self._progress("reference", done, total)
+        return _Referred(found.adapter, found.base, found.modules, reference.memory.peak_bytes)
+
+    async def _pass(self, reference: Reference, samples: list[Sample], done: int, total: int) -> _SavedPass:
+        """One pass: a step per layer, so that it can be interrupted between any two."""
+        states = await _in_thread(lambda: reference.begin(samples))
+        for index in range(reference.config.num_layers):
+            await _in_thread(lambda index=index: reference.layer(states, index))  # type: ignore[misc]
+            await self._progress("reference", done + index + 1, total)
+        scores = await _in_thread(lambda: reference.scores(states))
+        return _SavedPass(scores["adapter"], scores["base"], reference.contribution.modules())
+
+    async def _saved(self, key: str, decode: Callable[[bytes], T]) -> T | None:
+        """What an earlier run finished; None too for what cannot be read, which is then made again."""
+        data = await self._checkpoint.load(key)
+        if data is None:
+            return None
+        try:
+            found = decode(data)
+        except msgspec.DecodeError as error:
+            log.warning("a saved part of a calibration cannot be read", key=key, error=str(error))
+            return None
+        self.resumed = True
+        return found
+
+
+def _read(request: CalibrationRequest, stack: CalibrationStack, info: EngineInfo) -> SampleSet:
+    longest = min(info.max_prompt_tokens, info.context_length)
+    if request.samples is not None:
+        return read_samples(request.samples, "tenant", stack.codec, longest, request.limits)
+    path, origin = default_set(stack.base_dir)
+    return read_samples(path, origin, stack.codec, longest, request.limits)
+
+
+def _decode_pass(data: bytes) -> _SavedPass:
+    return msgspec.msgpack.decode(data, type=_SavedPass)
+
+
+def _digest(samples: SampleSet) -> str:
+    return hashlib.sha256(msgspec.msgpack.encode(samples.samples)).hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"{path.name}:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _name(*parts: str) -> str:
+    """Short enough for an object's key."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+async def _timed(work: Coroutine[Any, Any, T]) -> tuple[T, float]:
+    began = time.monotonic()
+    found = await work
+    return found, round(time.monotonic() - began, 3)
+
+
+async def _both(first: Coroutine[Any, Any, T], second: Coroutine[Any, Any, Any]) -> tuple[T, Any]:
+    """Side by side; when one fails the other is cancelled, waited for, and the failure passed on."""
+    tasks = asyncio.create_task(first), asyncio.create_task(second)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in ended:
+        if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
+            raise result
+    return ended[0], ended[1]
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """As `asyncio.to_thread`, but not left before the thread is done with it: files may be closed after."""
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

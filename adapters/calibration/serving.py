@@ -1,0 +1,147 @@
+"""Scores from the engine that will serve: through its normal path, behind all paying traffic.
+
+Owns asking the engine for the probabilities of tokens that are given, a few samples at a time at FLEX
+priority, and asking again while it is busy or away. Refuses to know what the scores are compared with.
+Samples come back in their own order whatever order they ran in, so that the result does not depend on load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import Protocol
+
+from adapters.calibration.errors import ServingRefused, ServingUnavailable
+from adapters.calibration.samples import Sample
+from adapters.calibration.scores import Scores
+from engine.client import EngineGone, Generation, ReaderStalled, RequestRejected
+from engine.protocol import AdapterRef, EngineInfo, PriorityClass, SamplingParams, Submit, TokenLogprob
+
+AT_ONCE = 4
+"""Samples in the engine at a time: the queue that paying traffic meets is never longer for it."""
+PATIENCE = 300.0
+"""Seconds one sample is asked for again and again before the calibration gives up for now."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Seconds before asking again; doubled each time."""
+ENDPOINT = "calibration"
+"""In the ledger, where requests have their endpoint; and the key that a request of no key is booked on."""
+
+_BUSY = {"overloaded", "adapter_loading", "draining", "duplicate"}
+
+
+class ScoringEngine(Protocol):
+    """What is asked of `engine.client.EngineClient`."""
+
+    @property
+    def info(self) -> EngineInfo | None: ...
+
+    def submit(self, request: Submit) -> Generation: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """On whose account samples are scored, and under which names."""
+
+    tenant: str
+    model: str
+    """The pinned form of the name that is being calibrated."""
+    adapter_id: str
+    version: int
+
+    def labels(self) -> dict[str, str]:
+        return {
+            "key_id": ENDPOINT,
+            "model": self.model,
+            "endpoint": ENDPOINT,
+            "service_tier": PriorityClass.FLEX.value,
+            "adapter_id": self.adapter_id,
+            "adapter_version": str(self.version),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Scores as they are served."""
+
+    engine: ScoringEngine
+    asker: Asker
+    at_once: int = AT_ONCE
+    patience: float = PATIENCE
+    labels: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", self.asker.labels())
+
+    async def scores(self, samples: Sequence[Sample], adapter: AdapterRef | None) -> list[Scores]:
+        """Of every sample, in order; without an adapter the base's own.
+
+        Raises:
+            ServingUnavailable: the engine was busy or away for longer than is waited. Try again later.
+            ServingRefused: it will not do this.
+        """
+        if not samples:
+            return []
+        room = asyncio.Semaphore(self.at_once)
+
+        async def one(sample: Sample) -> Scores:
+            async with room:
+                return await self._asked(sample, adapter)
+
+        tasks = [asyncio.create_task(one(sample)) for sample in samples]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            # A reader that is cancelled aborts its request: nothing goes on in the engine for nobody.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _asked(self, sample: Sample, adapter: AdapterRef | None) -> Scores:
+        """Again and again until it is answered, refused, or the patience is over."""
+        deadline = time.monotonic() + self.patience
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await self._once(sample, adapter)
+            except RequestRejected as error:
+                if error.code not in _BUSY:
+                    raise ServingRefused(error.code, error.message) from error
+                reason = f"{error.message} ({error.code})"
+            except (EngineGone, ReaderStalled) as error:
+                reason = str(error)
+            if time.monotonic() + pause > deadline:
+                raise ServingUnavailable(f"no answer within {self.patience:g} s: {reason}")
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _once(self, sample: Sample, adapter: AdapterRef | None) -> Scores:
+        generation = self.engine.submit(
+            Submit(
+                # A new one each time: an answer that was lost may still be running under the last.
+                request_id=f"calib-{token_hex(16)}",
+                tenant=self.asker.tenant,
+                prompt_ids=sample.token_ids,
+                sampling=SamplingParams(
+                    max_tokens=0, temperature=0.0, prompt_logprobs=1, score_from=sample.start
+                ),
+                adapter=adapter,
+                priority=PriorityClass.FLEX,
+                labels=dict(self.labels),
+                submitted_at=time.time(),
+            )
+        )
+        async for _ in generation:
+            pass  # nothing is generated
+        return _read(sample, generation.scores)
+
+
+def _read(sample: Sample, scores: Sequence[TokenLogprob]) -> Scores:
+    """Raises ServingRefused when the engine scored something else than it was given."""
+    expected = sample.token_ids[sample.start :]
+    found = [score.token_id for score in scores]
+    if found != expected:
+        raise ServingRefused("scores", f"{len(found)} scores came back for {len(expected)} tokens")
+    return Scores([score.logprob for score in scores], [score.top[0].token_id for score in scores])
