@@ -111,7 +111,7 @@ class LocalStore:
             await on_disk(self._delete, path)
 
     async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
-        folder = self._path(prefix) if prefix else self._objects
+        folder = self._path(prefix.removesuffix("/")) if prefix else self._objects
         walk = self._walk(folder)
         with _disk_errors(prefix):
             while batch := await on_disk(_next_batch, walk):

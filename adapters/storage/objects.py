@@ -72,7 +72,8 @@ class ObjectStore(Protocol):
         ...
 
     def list(self, prefix: str) -> AsyncIterator[StoredObject]:
-        """Objects below `prefix`, a key or empty for all, in no order and without digests."""
+        """Objects below `prefix`, in no order and without digests: of whole segments, with a slash at its end
+        or without; empty for all."""
         ...
 
     async def fetch(self, key: str, path: Path, *, sha256: str | None = None) -> None:

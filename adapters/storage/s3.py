@@ -146,6 +146,7 @@ class S3Store:
             await obstore.delete_async(self._bucket, key)
 
     async def list(self, prefix: str) -> AsyncIterator[StoredObject]:
+        prefix = prefix.removesuffix("/")
         if prefix:
             checked_key(prefix)
         with _store_errors(prefix):

@@ -173,9 +173,9 @@ async def test_lists_go_by_whole_segments(store: ObjectStore) -> None:
         await store.put(key, key.encode())
     listed = [item async for item in store.list("")]
     assert {item.key: item.size for item in listed} == {key: len(key) for key in keys}
-    assert {item.key async for item in store.list("tenants/ten_1")} == {
-        key for key in keys if key.startswith("tenants/ten_1/")
-    }
+    for prefix in ("tenants/ten_1", "tenants/ten_1/"):
+        below = {item.key async for item in store.list(prefix)}
+        assert below == {key for key in keys if key.startswith("tenants/ten_1/")}
     assert [item async for item in store.list("nothing/here")] == []
 
 
@@ -224,7 +224,7 @@ async def test_keys_that_are_none(store: ObjectStore, key: str, tmp_path: Path) 
     for call in calls:
         with pytest.raises(ValueError, match="not an object's key"):
             await call
-    if key:
+    if key not in ("", "a/"):
         with pytest.raises(ValueError, match="not an object's key"):
             await anext(aiter(store.list(key)))
     assert {item.key async for item in store.list("")} == {"good"}

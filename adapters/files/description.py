@@ -1,0 +1,76 @@
+"""What a client says about a file: purpose, name, how long to keep it. Checked here, once.
+
+Owns which files are taken for what. Refuses to know their contents.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import PurePosixPath
+from typing import Literal
+
+from adapters.files.errors import InvalidFile, UnsupportedFile
+from adapters.files.models import Purpose
+
+FileKind = Literal["weights", "config"]
+
+MAX_FILENAME = 255
+MIN_LIFETIME, MAX_LIFETIME = 3600, 30 * 24 * 3600
+"""Seconds, as OpenAI has them."""
+
+_KINDS: dict[str, FileKind] = {".safetensors": "weights", ".json": "config"}
+_CALIBRATION = frozenset({".jsonl"})
+
+
+@dataclass(frozen=True, slots=True)
+class FileDescription:
+    purpose: Purpose
+    filename: str
+    lifetime: int | None = None
+    """Seconds; None: until it is deleted."""
+
+    @property
+    def kind(self) -> FileKind | None:
+        """As what an adapter's file is inspected."""
+        return _KINDS[_suffix(self.filename)] if self.purpose is Purpose.ADAPTER else None
+
+    def expires_at(self, created_at: datetime) -> datetime | None:
+        return None if self.lifetime is None else created_at + timedelta(seconds=self.lifetime)
+
+
+def describe(
+    purpose: str, filename: str, lifetime: int | None = None, *, filename_field: str = "filename"
+) -> FileDescription:
+    """Check a description; `filename_field` is what the request calls the name.
+
+    Raises:
+        InvalidFile: naming the field.
+        UnsupportedFile: the name is of a kind that is not taken for the purpose.
+    """
+    if purpose not in Purpose.__members__.values():
+        allowed = ", ".join(repr(str(each)) for each in Purpose)
+        raise InvalidFile("purpose", f"must be one of {allowed}, not {purpose[:80]!r}")
+    _check_filename(filename, filename_field)
+    if lifetime is not None and not MIN_LIFETIME <= lifetime <= MAX_LIFETIME:
+        raise InvalidFile("expires_after", f"must be from {MIN_LIFETIME} to {MAX_LIFETIME} seconds")
+    if purpose == Purpose.ADAPTER and _suffix(filename) not in _KINDS:
+        wanted = "'.safetensors' for weights and '.json' for the configuration"
+        raise UnsupportedFile(filename_field, filename, wanted)
+    if purpose == Purpose.CALIBRATION and _suffix(filename) not in _CALIBRATION:
+        raise UnsupportedFile(filename_field, filename, "'.jsonl'")
+    return FileDescription(Purpose(purpose), filename, lifetime)
+
+
+def _check_filename(filename: str, field: str) -> None:
+    if not 1 <= len(filename) <= MAX_FILENAME:
+        raise InvalidFile(field, f"a file's name has from 1 to {MAX_FILENAME} characters")
+    if filename.startswith(".") or any(character in "/\\" for character in filename):
+        raise InvalidFile(field, "a file's name is no path and does not begin with a dot")
+    if any(unicodedata.category(character).startswith("C") for character in filename):
+        raise InvalidFile(field, "a file's name has no control or invisible characters")
+
+
+def _suffix(filename: str) -> str:
+    return PurePosixPath(filename).suffix.lower()

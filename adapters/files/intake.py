@@ -1,0 +1,102 @@
+"""The way of a file's bytes: from the client to this machine, through the sandbox, into the object store.
+
+Owns the order of things, so that whatever ends it, there is never a row without its object: bytes, form,
+object, row. What is left in between is an orphan, which the sweep finds. Refuses to know HTTP and parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from adapters.files.description import FileDescription, FileKind
+from adapters.files.errors import FileTooLarge, InvalidFile
+from adapters.files.models import StoredFile
+from adapters.storage.errors import StorageUnavailable
+from adapters.storage.objects import ObjectStore
+from adapters.storage.receiving import Received, TooManyBytes, fresh_path, on_disk, receive
+from db.base import new_id
+
+log = structlog.get_logger(__name__)
+
+
+class FileInspector(Protocol):
+    """Judges the form of one file, where it can do no harm: `adapters.inspection.Sandbox`."""
+
+    async def check_file(self, path: Path, kind: FileKind) -> None: ...
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Intake:
+    """Takes files in for both services."""
+
+    def __init__(self, store: ObjectStore, inspector: FileInspector) -> None:
+        self.store = store
+        self._inspector = inspector
+
+    async def receive(self, stream: AsyncIterator[bytes] | bytes, *, max_bytes: int, field: str) -> Received:
+        """The bytes on this machine, digested; `discard` or `keep` them.
+
+        Raises:
+            FileTooLarge: more came.
+            StorageUnavailable: there is no room for them.
+        """
+        try:
+            return await receive(stream, fresh_path(self.store.scratch), max_bytes=max_bytes)
+        except TooManyBytes:
+            raise FileTooLarge(field, max_bytes) from None
+        except OSError as error:
+            raise StorageUnavailable(f"scratch: {error.strerror or error}") from error
+
+    async def discard(self, received: Received) -> None:
+        with contextlib.suppress(OSError):  # the sweep takes it
+            await asyncio.shield(on_disk(received.path.unlink, True))
+
+    async def keep(
+        self, tenant_id: str, created_by: str | None, said: FileDescription, received: Received
+    ) -> StoredFile:
+        """Inspect the bytes and store them. The row returned is not in the database: add it, or `withdraw`.
+
+        Raises:
+            inspection's InspectionRefused: not a file of an adapter's; nothing is kept.
+            StorageUnavailable, SandboxUnavailable
+        """
+        try:
+            if not received.size:
+                raise InvalidFile("file", "the file is empty")
+            if said.kind is not None:
+                await self._inspector.check_file(received.path, said.kind)
+        except BaseException:
+            await self.discard(received)
+            raise
+        made = now()
+        row = StoredFile(
+            id=new_id("file"),
+            tenant_id=tenant_id,
+            purpose=said.purpose,
+            filename=said.filename,
+            size=received.size,
+            sha256=received.sha256,
+            created_by=created_by,
+            created_at=made,
+            expires_at=said.expires_at(made),
+        )
+        row.object_key = f"tenants/{tenant_id}/files/{row.id}"
+        await self.store.put_file(row.object_key, received.path, sha256=received.sha256)
+        return row
+
+    async def withdraw(self, key: str) -> None:
+        """Remove an object that no row names (any more); where that fails now, the sweep does it."""
+        try:
+            await asyncio.shield(self.store.delete(key))
+        except StorageUnavailable as error:
+            log.warning("object left to the sweep", key=key, error=str(error))

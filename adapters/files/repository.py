@@ -1,0 +1,116 @@
+"""Queries on files and uploads.
+
+One tenant's through the scoped `FileRepository`; what the sweep asks across tenants through `FileInventory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+from sqlalchemy import Row, delete, func, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.sql.elements import ColumnElement
+
+from adapters.files.models import StoredFile, Upload, UploadPart, UploadStatus
+from db.repository import TenantRepository
+from tenants.models import Tenant
+
+
+def _alive(now: datetime) -> ColumnElement[bool]:
+    return or_(StoredFile.expires_at.is_(None), StoredFile.expires_at > now)
+
+
+class FileRepository(TenantRepository):
+    async def file(self, file_id: str, now: datetime) -> StoredFile | None:
+        query = self.select_own(StoredFile).where(StoredFile.id == file_id, _alive(now))
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def files(
+        self, now: datetime, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
+    ) -> list[StoredFile]:
+        """At most `limit`, those that come after the file `after`. Ids are in the order of their making."""
+        query = self.select_own(StoredFile).where(_alive(now))
+        if purpose is not None:
+            query = query.where(StoredFile.purpose == purpose)
+        if after is not None:
+            query = query.where(StoredFile.id < after if newest_first else StoredFile.id > after)
+        query = query.order_by(StoredFile.id.desc() if newest_first else StoredFile.id).limit(limit)
+        return list((await self.session.execute(query)).scalars())
+
+    async def delete_file(self, file_id: str, now: datetime) -> str | None:
+        """Delete the row; the key of its object, None when there is no such file."""
+        query = self.delete_own(StoredFile).where(StoredFile.id == file_id, _alive(now))
+        return (await self.session.execute(query.returning(StoredFile.object_key))).scalar_one_or_none()
+
+    async def lock_tenant(self) -> None:
+        """Until the transaction ends, whoever else counts this tenant's rows before adding one waits."""
+        query = select(Tenant.id).where(Tenant.id == self.tenant_id)
+        await self.session.execute(query.with_for_update(key_share=True))
+
+    async def num_pending_uploads(self, now: datetime) -> int:
+        query = self.select_own(Upload, func.count()).where(
+            Upload.status == UploadStatus.PENDING, Upload.expires_at > now
+        )
+        return (await self.session.execute(query)).scalar_one()
+
+    async def upload(self, upload_id: str, *, lock: bool = False) -> Upload | None:
+        query = self.select_own(Upload).where(Upload.id == upload_id)
+        if lock:
+            query = query.with_for_update()
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def parts(self, upload_id: str) -> list[UploadPart]:
+        """In the order of their arrival."""
+        query = self.select_own(UploadPart).where(UploadPart.upload_id == upload_id)
+        return list((await self.session.execute(query.order_by(UploadPart.id))).scalars())
+
+    async def part_bytes(self, upload_id: str) -> int:
+        query = self.select_own(UploadPart, func.coalesce(func.sum(UploadPart.size), 0))
+        return int((await self.session.execute(query.where(UploadPart.upload_id == upload_id))).scalar_one())
+
+    async def forget_parts(self, upload_id: str) -> None:
+        await self.session.execute(self.delete_own(UploadPart).where(UploadPart.upload_id == upload_id))
+
+
+class FileInventory:
+    """Files, uploads and parts of all tenants: for the sweep."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    async def expired_files(self, now: datetime, limit: int) -> list[StoredFile]:
+        query = select(StoredFile).where(StoredFile.expires_at <= now).limit(limit)
+        return list((await self.session.execute(query)).scalars())
+
+    async def delete_files(self, file_ids: Collection[str]) -> None:
+        await self.session.execute(delete(StoredFile).where(StoredFile.id.in_(file_ids)))
+
+    async def expire_uploads(self, now: datetime) -> int:
+        """Mark pending uploads whose time is over; how many."""
+        query = (
+            update(Upload)
+            .where(Upload.status == UploadStatus.PENDING, Upload.expires_at <= now)
+            .values(status=UploadStatus.EXPIRED)
+            .returning(Upload.id)
+        )
+        return len((await self.session.execute(query)).all())
+
+    async def dead_parts(self, limit: int) -> list[UploadPart]:
+        """Parts of uploads that will never need them again."""
+        query = select(UploadPart).join(Upload, Upload.id == UploadPart.upload_id)
+        query = query.where(Upload.status != UploadStatus.PENDING).limit(limit)
+        return list((await self.session.execute(query)).scalars())
+
+    async def delete_parts(self, part_ids: Collection[str]) -> None:
+        await self.session.execute(delete(UploadPart).where(UploadPart.id.in_(part_ids)))
+
+    async def without_row(self, keys: Sequence[str]) -> set[str]:
+        """Those of `keys` that no file and no part has as its object."""
+        known: set[str] = set()
+        for column in (StoredFile.object_key, UploadPart.object_key):
+            rows: Sequence[Row[str]] = (
+                await self.session.execute(select(column).where(column.in_(keys)))
+            ).all()
+            known |= {row[0] for row in rows}
+        return set(keys) - known

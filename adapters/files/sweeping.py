@@ -1,0 +1,87 @@
+"""Removing what nobody will ask for again: expired files and uploads, parts of uploads that ended, objects
+without a row.
+
+Owns the order: rows first where a row could still be found, objects first where the row is how they are found
+again. Whatever ends it, the next run goes on; two at once do no harm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from adapters.files.repository import FileInventory
+from adapters.storage.objects import ObjectStore
+from db.session import Database
+
+ORPHAN_AGE = timedelta(hours=1)
+"""An object's row is written within seconds of it; after this long, whoever was to write it is gone."""
+_BATCH = 500
+
+
+@dataclass(slots=True)
+class SweepReport:
+    expired_files: int = 0
+    expired_uploads: int = 0
+    parts: int = 0
+    orphans: int = 0
+    partial_files: int = 0
+    """Left on this machine by transfers that were cut off."""
+
+
+async def sweep(database: Database, store: ObjectStore, now: datetime) -> SweepReport:
+    """Raises StorageUnavailable, DatabaseUnavailable; what is done until then is done."""
+    report = SweepReport()
+    await _expired_files(database, store, now, report)
+    async with database.write() as session:
+        report.expired_uploads = await FileInventory(session).expire_uploads(now)
+    await _dead_parts(database, store, report)
+    await _orphans(database, store, now - ORPHAN_AGE, report)
+    report.partial_files = await store.sweep(now - ORPHAN_AGE)
+    return report
+
+
+async def _expired_files(database: Database, store: ObjectStore, now: datetime, report: SweepReport) -> None:
+    while True:
+        async with database.write() as session:
+            inventory = FileInventory(session)
+            files = await inventory.expired_files(now, _BATCH)
+            await inventory.delete_files([file.id for file in files])
+        for file in files:
+            await store.delete(file.object_key)
+        report.expired_files += len(files)
+        if len(files) < _BATCH:
+            return
+
+
+async def _dead_parts(database: Database, store: ObjectStore, report: SweepReport) -> None:
+    while True:
+        async with database.read() as session:
+            parts = await FileInventory(session).dead_parts(_BATCH)
+        for part in parts:
+            await store.delete(part.object_key)
+        async with database.write() as session:
+            await FileInventory(session).delete_parts([part.id for part in parts])
+        report.parts += len(parts)
+        if len(parts) < _BATCH:
+            return
+
+
+async def _orphans(database: Database, store: ObjectStore, before: datetime, report: SweepReport) -> None:
+    old: list[str] = []
+    async for stored in store.list("tenants"):
+        area = stored.key.split("/")[2:3]
+        if area in (["files"], ["uploads"]) and stored.modified_at < before:
+            old.append(stored.key)
+        if len(old) == _BATCH:
+            report.orphans += await _remove_without_row(database, store, old)
+            old = []
+    report.orphans += await _remove_without_row(database, store, old)
+
+
+async def _remove_without_row(database: Database, store: ObjectStore, keys: list[str]) -> int:
+    async with database.read() as session:
+        orphans = await FileInventory(session).without_row(keys)
+    for key in orphans:
+        await store.delete(key)
+    return len(orphans)

@@ -1,0 +1,304 @@
+"""Files that arrive in parts: in any order, in parallel, each as often as the client likes.
+
+Owns an upload's life: pending, then completed, cancelled or expired. Its parts are objects of their own until
+it is completed. No connection to the database is held while bytes move, and no lock: of two that complete one
+upload at once, one makes the file and both return it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from adapters.files.description import FileDescription, describe
+from adapters.files.errors import (
+    FileTooLarge,
+    InvalidFile,
+    TooManyUploads,
+    UploadNotFound,
+    UploadNotPending,
+)
+from adapters.files.intake import FileInspector, Intake, now
+from adapters.files.models import Purpose, StoredFile, Upload, UploadPart, UploadStatus
+from adapters.files.repository import FileRepository
+from adapters.inspection.errors import InspectionRefused
+from adapters.storage.objects import ObjectStore, joined
+from adapters.storage.receiving import Received
+from db.base import new_id
+from db.session import Database
+
+MAX_PART_BYTES = 64 * 1024 * 1024
+MAX_PARTS = 10_000
+LIFETIME = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadState:
+    upload: Upload
+    parts: list[UploadPart]
+    """In the order of their arrival; empty when the upload is not pending."""
+    file: StoredFile | None
+    """Once completed, until it is deleted."""
+
+
+class UploadService:
+    """Uploads on one object store.
+
+    Args:
+        max_pending: uploads that a tenant may have pending at once.
+    """
+
+    def __init__(
+        self, database: Database, store: ObjectStore, inspector: FileInspector, *, max_pending: int = 100
+    ) -> None:
+        self._database = database
+        self._intake = Intake(store, inspector)
+        self._max_pending = max_pending
+        self._completing: dict[str, asyncio.Lock] = {}
+        self._waiting: Counter[str] = Counter()
+
+    async def create(
+        self,
+        tenant_id: str,
+        created_by: str | None,
+        purpose: str,
+        filename: str,
+        mime_type: str,
+        size: int,
+        expires_after: int | None = None,
+        *,
+        max_bytes: int,
+    ) -> UploadState:
+        """Announce a file of `size` bytes. Raises InvalidFile, UnsupportedFile, FileTooLarge,
+        TooManyUploads.
+        """
+        said = describe(purpose, filename, expires_after)
+        if size < 1:
+            raise InvalidFile("bytes", "must be positive")
+        if size > max_bytes:
+            raise FileTooLarge("bytes", max_bytes)
+        if not 1 <= len(mime_type) <= 255 or not mime_type.isprintable():
+            raise InvalidFile("mime_type", "must have from 1 to 255 printable characters")
+        made = now()
+        row = Upload(
+            id=new_id("upload"),
+            tenant_id=tenant_id,
+            purpose=said.purpose,
+            filename=filename,
+            mime_type=mime_type,
+            size=size,
+            status=UploadStatus.PENDING,
+            file_expires_after=expires_after,
+            created_by=created_by,
+            created_at=made,
+            expires_at=made + LIFETIME,
+        )
+        async with self._database.write() as session:
+            repository = FileRepository(session, tenant_id)
+            await repository.lock_tenant()
+            if await repository.num_pending_uploads(made) >= self._max_pending:
+                raise TooManyUploads(self._max_pending)
+            repository.add_own(row)
+        return UploadState(row, [], None)
+
+    async def get(self, tenant_id: str, upload_id: str) -> UploadState:
+        """Raises UploadNotFound."""
+        async with self._database.read() as session:
+            return await self._state(FileRepository(session, tenant_id), upload_id)
+
+    async def expect_part(self, tenant_id: str, upload_id: str) -> None:
+        """Whether a part would be taken: asked before its bytes come. Raises UploadNotFound,
+        UploadNotPending, FileTooLarge.
+        """
+        async with self._database.read() as session:
+            await self._room_for(FileRepository(session, tenant_id), upload_id, 0)
+
+    async def add_part(
+        self, tenant_id: str, upload_id: str, stream: AsyncIterator[bytes] | bytes
+    ) -> UploadPart:
+        """Store a part. Raises UploadNotFound, UploadNotPending, InvalidFile, FileTooLarge,
+        StorageUnavailable.
+        """
+        await self.expect_part(tenant_id, upload_id)
+        return await self.keep_part(tenant_id, upload_id, await self.receive(stream))
+
+    async def receive(self, stream: AsyncIterator[bytes] | bytes) -> Received:
+        """The first half of `add_part`: `keep_part` or `discard` what it returns."""
+        return await self._intake.receive(stream, max_bytes=MAX_PART_BYTES, field="data")
+
+    async def discard(self, received: Received) -> None:
+        await self._intake.discard(received)
+
+    async def keep_part(self, tenant_id: str, upload_id: str, received: Received) -> UploadPart:
+        """The second half."""
+        if not received.size:
+            await self._intake.discard(received)
+            raise InvalidFile("data", "the part is empty")
+        part = UploadPart(
+            id=new_id("part"),
+            tenant_id=tenant_id,
+            upload_id=upload_id,
+            size=received.size,
+            md5=received.md5,
+            sha256=received.sha256,
+            created_at=now(),
+        )
+        part.object_key = f"tenants/{tenant_id}/uploads/{upload_id}/{part.id}"
+        await self._intake.store.put_file(part.object_key, received.path, sha256=received.sha256)
+        try:
+            async with self._database.write() as session:
+                repository = FileRepository(session, tenant_id)
+                await self._room_for(repository, upload_id, part.size, lock=True)
+                repository.add_own(part)
+        except BaseException:
+            await self._intake.withdraw(part.object_key)
+            raise
+        return part
+
+    async def complete(
+        self, tenant_id: str, upload_id: str, part_ids: Sequence[str], md5: str | None = None
+    ) -> UploadState:
+        """Make the file of the parts in this order. Completing again returns the same file.
+
+        Raises:
+            UploadNotFound, UploadNotPending
+            InvalidFile: the parts are not the upload's, do not add up, or have another MD5. It stays pending.
+            inspection's InspectionRefused: the file is none of an adapter's. The upload is cancelled.
+            StorageUnavailable, DatabaseUnavailable
+        """
+        async with self._one_at_a_time(upload_id):
+            state = await self.get(tenant_id, upload_id)
+            if state.upload.status == UploadStatus.COMPLETED:
+                return state
+            if state.upload.status != UploadStatus.PENDING:
+                raise UploadNotPending(upload_id, state.upload.status)
+            parts = _chosen(state, part_ids)
+            said = FileDescription(
+                Purpose(state.upload.purpose), state.upload.filename, state.upload.file_expires_after
+            )
+            keys = [part.object_key for part in parts]
+            received = await self._intake.receive(
+                joined(self._intake.store, keys), max_bytes=state.upload.size, field="part_ids"
+            )
+            if md5 is not None and received.md5 != md5.lower():
+                await self._intake.discard(received)
+                raise InvalidFile("md5", f"the parts' MD5 in this order is {received.md5}")
+            try:
+                file = await self._intake.keep(tenant_id, state.upload.created_by, said, received)
+            except InspectionRefused:
+                await self.cancel(tenant_id, upload_id)
+                raise
+            return await self._completed(tenant_id, upload_id, file)
+
+    async def cancel(self, tenant_id: str, upload_id: str) -> UploadState:
+        """Take no more parts and drop those there are. Cancelling again changes nothing. Raises
+        UploadNotFound, UploadNotPending.
+        """
+        async with self._database.write() as session:
+            repository = FileRepository(session, tenant_id)
+            upload = await repository.upload(upload_id, lock=True)
+            if upload is None:
+                raise UploadNotFound(upload_id)
+            status = _status(upload)
+            if status not in (UploadStatus.PENDING, UploadStatus.CANCELLED):
+                raise UploadNotPending(upload_id, status)
+            upload.status = UploadStatus.CANCELLED
+        await self._drop_parts(tenant_id, upload_id)
+        return UploadState(upload, [], None)
+
+    async def _completed(self, tenant_id: str, upload_id: str, file: StoredFile) -> UploadState:
+        """Write down that the upload became `file`, unless somebody was faster."""
+        try:
+            async with self._database.write() as session:
+                repository = FileRepository(session, tenant_id)
+                upload = await repository.upload(upload_id, lock=True)
+                if upload is None or _status(upload) != UploadStatus.PENDING:
+                    raise UploadNotPending(upload_id, upload.status if upload else UploadStatus.CANCELLED)
+                upload.status, upload.file_id = UploadStatus.COMPLETED, file.id
+                repository.add_own(file)
+        except UploadNotPending as error:
+            await self._intake.withdraw(file.object_key)
+            if error.status == UploadStatus.COMPLETED:
+                return await self.get(tenant_id, upload_id)
+            raise
+        except BaseException:
+            await self._intake.withdraw(file.object_key)
+            raise
+        await self._drop_parts(tenant_id, upload_id)
+        return UploadState(upload, [], file)
+
+    async def _drop_parts(self, tenant_id: str, upload_id: str) -> None:
+        """Objects before rows: a row is how the sweep finds what is left."""
+        async with self._database.read() as session:
+            parts = await FileRepository(session, tenant_id).parts(upload_id)
+        if not parts:
+            return
+        for part in parts:
+            await self._intake.withdraw(part.object_key)
+        async with self._database.write() as session:
+            await FileRepository(session, tenant_id).forget_parts(upload_id)
+
+    async def _state(self, repository: FileRepository, upload_id: str) -> UploadState:
+        upload = await repository.upload(upload_id)
+        if upload is None:
+            raise UploadNotFound(upload_id)
+        repository.session.expunge(upload)
+        upload.status = _status(upload)
+        file = await repository.file(upload.file_id, now()) if upload.file_id is not None else None
+        pending = upload.status == UploadStatus.PENDING
+        return UploadState(upload, await repository.parts(upload_id) if pending else [], file)
+
+    async def _room_for(
+        self, repository: FileRepository, upload_id: str, size: int, *, lock: bool = False
+    ) -> None:
+        """Parts may come again, so there may be more of them than the file is long; but not without end."""
+        upload = await repository.upload(upload_id, lock=lock)
+        if upload is None:
+            raise UploadNotFound(upload_id)
+        if _status(upload) != UploadStatus.PENDING:
+            raise UploadNotPending(upload_id, _status(upload))
+        limit = 2 * upload.size + MAX_PART_BYTES
+        if await repository.part_bytes(upload_id) + size > limit:
+            raise FileTooLarge("data", limit)
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, upload_id: str) -> AsyncIterator[None]:
+        """Within this process: whoever waits then finds the upload completed, and reads nothing twice."""
+        lock = self._completing.setdefault(upload_id, asyncio.Lock())
+        self._waiting[upload_id] += 1
+        try:
+            async with lock:
+                yield
+        finally:
+            self._waiting[upload_id] -= 1
+            if not self._waiting[upload_id]:
+                del self._waiting[upload_id], self._completing[upload_id]
+
+
+def _status(upload: Upload) -> UploadStatus:
+    """As of now: the sweep writes down later that an upload has expired."""
+    if upload.status == UploadStatus.PENDING and upload.expires_at <= now():
+        return UploadStatus.EXPIRED
+    return UploadStatus(upload.status)
+
+
+def _chosen(state: UploadState, part_ids: Sequence[str]) -> list[UploadPart]:
+    """The parts of these ids. Raises InvalidFile."""
+    if not 1 <= len(part_ids) <= MAX_PARTS:
+        raise InvalidFile("part_ids", f"must name from 1 to {MAX_PARTS} parts")
+    known = {part.id: part for part in state.parts}
+    seen: set[str] = set()
+    for part_id in part_ids:
+        if part_id not in known:
+            raise InvalidFile("part_ids", f"the upload has no part {part_id[:80]!r}")
+        if part_id in seen:
+            raise InvalidFile("part_ids", f"names {part_id!r} twice")
+        seen.add(part_id)
+    size = sum(known[part_id].size for part_id in part_ids)
+    if size != state.upload.size:
+        raise InvalidFile("part_ids", f"{size} bytes in all, and the upload was made for {state.upload.size}")
+    return [known[part_id] for part_id in part_ids]
