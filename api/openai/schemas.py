@@ -11,13 +11,13 @@ never ignored.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from api.errors import ApiError, InvalidValue, UnsupportedParameter
+from api.errors import InvalidValue, UnsupportedParameter
+from api.json_bodies import decode
 
 MAX_CHOICES = 128
 """Choices of one request, over all its prompts."""
@@ -170,7 +170,6 @@ NOT_OFFERED = frozenset(
 )
 """Fields of which only a neutral value is taken: anything else is not wrong but unsupported."""
 
-RequestT = TypeVar("RequestT", ChatCompletionRequest, CompletionRequest)
 
 _chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
 _completion_decoder = msgspec.json.Decoder(CompletionRequest)
@@ -178,7 +177,7 @@ _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
 def decode_chat(body: bytes) -> ChatCompletionRequest:
     """Read a chat request. Raises InvalidValue or UnsupportedParameter, naming the field."""
-    request = _decode(_chat_decoder, body)
+    request = decode(_chat_decoder, body, NOT_OFFERED)
     if request.store:
         raise UnsupportedParameter("'store' is not supported: answers are not kept.", "store")
     if request.top_logprobs and not request.logprobs:
@@ -191,7 +190,7 @@ def decode_chat(body: bytes) -> ChatCompletionRequest:
 
 def decode_completion(body: bytes) -> CompletionRequest:
     """Read a completion request. Raises InvalidValue or UnsupportedParameter, naming the field."""
-    request = _decode(_completion_decoder, body)
+    request = decode(_completion_decoder, body, NOT_OFFERED)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise UnsupportedParameter("'best_of' is supported only when it equals 'n'.", "best_of")
     if request.echo and request.logprobs is not None:
@@ -209,45 +208,3 @@ def _check_common(request: GenerationFields) -> None:
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or ()
     if sum(len(stop.encode()) for stop in stops) > MAX_STOP_BYTES:
         raise InvalidValue(f"'stop' adds up to more than {MAX_STOP_BYTES} bytes.", "stop")
-
-
-def _decode(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _named(str(error)) from None
-    except RecursionError:
-        raise InvalidValue("The body is nested too deeply.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidValue(f"The body is not valid JSON: {error}.") from None
-
-
-_WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:`(?:key|value)` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
-_FIELD = re.compile(
-    r"^Object (?P<problem>contains unknown|missing required) field `(?P<field>.*)`$", re.DOTALL
-)
-_ROOT = re.compile(r"[^.\[]+")
-
-
-def _named(text: str) -> ApiError:
-    """msgspec's message, such as "Expected `int` <= 128 - at `$.n`", as an error that names the field."""
-    if (
-        len(text) > 1000
-    ):  # An unknown field's name is as long as the caller likes; what says where stands at the end.
-        text = text[:400] + text[-400:]
-    located = _WHERE.match(text)
-    assert located is not None
-    what, path = located["what"], (located["path"] or "").replace("[...]", "")
-    refused = next((step for step in _ROOT.findall(path) if step in NOT_OFFERED), None)
-    if refused is not None:
-        name = path[: path.index(refused) + len(refused)]
-        return UnsupportedParameter(f"'{name}' is not supported with this value by this server.", name)
-    field = _FIELD.match(what)
-    if field is not None:
-        name = f"{path}.{field['field']}" if path else field["field"]
-        if field["problem"] == "missing required":
-            return InvalidValue(f"Missing required parameter: '{name}'.", name)
-        return UnsupportedParameter(f"Unsupported parameter: '{name[:200]}'.", name[:200])
-    if not path:
-        return InvalidValue(f"The body is not what it must be: {what[:300]}.")
-    return InvalidValue(f"Invalid value for '{path[:200]}': {what[:300]}.", path[:200])

@@ -1,0 +1,63 @@
+"""Reading JSON bodies into strict msgspec structs, with errors that name the field.
+
+Refuses to know which fields there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container
+from typing import TypeVar
+
+import msgspec
+
+from api.errors import ApiError, InvalidValue, UnsupportedParameter
+
+RequestT = TypeVar("RequestT")
+
+_WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:`(?:key|value)` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
+_FIELD = re.compile(
+    r"^Object (?P<problem>contains unknown|missing required) field `(?P<field>.*)`$", re.DOTALL
+)
+_ROOT = re.compile(r"[^.\[]+")
+
+
+def decode(
+    decoder: msgspec.json.Decoder[RequestT], body: bytes, not_offered: Container[str] = ()
+) -> RequestT:
+    """What `body` says. `not_offered`: fields whose values are refused as not supported, not as wrong.
+
+    Raises InvalidValue or UnsupportedParameter, naming the field.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _named(str(error), not_offered) from None
+    except RecursionError:
+        raise InvalidValue("The body is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidValue(f"The body is not valid JSON: {error}.") from None
+
+
+def _named(text: str, not_offered: Container[str]) -> ApiError:
+    """msgspec's message, such as "Expected `int` <= 128 - at `$.n`", as an error that names the field."""
+    if (
+        len(text) > 1000
+    ):  # An unknown field's name is as long as the caller likes; what says where stands at the end.
+        text = text[:400] + text[-400:]
+    located = _WHERE.match(text)
+    assert located is not None
+    what, path = located["what"], (located["path"] or "").replace("[...]", "")
+    refused = next((step for step in _ROOT.findall(path) if step in not_offered), None)
+    if refused is not None:
+        name = path[: path.index(refused) + len(refused)]
+        return UnsupportedParameter(f"'{name}' is not supported with this value by this server.", name)
+    field = _FIELD.match(what)
+    if field is not None:
+        name = f"{path}.{field['field']}" if path else field["field"]
+        if field["problem"] == "missing required":
+            return InvalidValue(f"Missing required parameter: '{name}'.", name)
+        return UnsupportedParameter(f"Unsupported parameter: '{name[:200]}'.", name[:200])
+    if not path:
+        return InvalidValue(f"The body is not what it must be: {what[:300]}.")
+    return InvalidValue(f"Invalid value for '{path[:200]}': {what[:300]}.", path[:200])
