@@ -22,7 +22,7 @@ from adapters.errors import AdapterNotFound
 from adapters.jobs.models import Job, JobStatus
 from adapters.jobs.repository import JobRepository
 from adapters.models import Adapter, AdapterVersion
-from adapters.objects import adapter_prefix
+from adapters.objects import adapter_of, adapter_prefix, is_source
 from adapters.pinning import Pinning
 from adapters.repository import AdapterRepository
 from adapters.storage.objects import ObjectStore
@@ -34,6 +34,8 @@ log = structlog.get_logger(__name__)
 
 GRACE = timedelta(minutes=10)
 """How long requests that have an adapter's reference may still need its weights."""
+ORPHAN_AGE = timedelta(hours=24)
+"""Longer than any transfer takes."""
 PAGE = 100
 
 
@@ -129,6 +131,36 @@ async def _drop_artifact(database: Database, artifacts_dir: Path, digest: str, b
         needed = await AdapterDirectory(session).is_needed(digest)
     if not needed:
         await asyncio.to_thread(_unlink_older, artifact_path(artifacts_dir, digest), before)
+
+
+async def sweep_copies(database: Database, store: ObjectStore, now: datetime) -> int:
+    """Remove objects of adapters that no row leads to: copies whose transaction never came. Of those as old
+    as `ORPHAN_AGE`; how many. Raises StorageUnavailable, DatabaseUnavailable.
+    """
+    num_removed = 0
+    keys: list[str] = []
+    async for stored in store.list("tenants"):
+        if stored.modified_at < now - ORPHAN_AGE and stored.key.split("/")[2:3] == ["adapters"]:
+            keys.append(stored.key)
+        if len(keys) == PAGE:
+            num_removed += await _remove_orphans(database, store, keys)
+            keys = []
+    return num_removed + await _remove_orphans(database, store, keys)
+
+
+async def _remove_orphans(database: Database, store: ObjectStore, keys: list[str]) -> int:
+    """A source is named by its version or its job; everything else belongs to its adapter."""
+    owners = {key: adapter_of(key) for key in keys}
+    async with database.read() as session:
+        known = await AdapterDirectory(session).named_by_rows(set(owners.values()))
+    orphans = [
+        key
+        for key, adapter_id in owners.items()
+        if adapter_id not in known or (is_source(key) and key not in known[adapter_id])
+    ]
+    for key in orphans:
+        await store.delete(key)
+    return len(orphans)
 
 
 def _unlink_older(path: Path, before: datetime) -> None:

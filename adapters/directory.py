@@ -4,13 +4,14 @@ nobody needs. Nothing of what is found here is shown to a tenant.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 from sqlalchemy import Row, cast, exists, func, select
 from sqlalchemy.dialects.postgresql import JSONPATH
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from adapters.jobs.models import Job
 from adapters.models import Adapter, AdapterVersion, VersionState
 from tenants.models import Plan, Tenant
 
@@ -76,6 +77,20 @@ class AdapterDirectory:
             .limit(limit)
         )
         return list((await self.session.execute(query)).scalars())
+
+    async def named_by_rows(self, adapter_ids: Collection[str]) -> dict[str, set[str]]:
+        """Of those adapters that have rows, by id, the objects that versions and jobs name."""
+        named: dict[str, set[str]] = {}
+        versions = select(AdapterVersion.adapter_id, AdapterVersion.sources).where(
+            AdapterVersion.adapter_id.in_(adapter_ids)
+        )
+        for adapter_id, sources in (await self.session.execute(versions)).all():
+            named.setdefault(adapter_id, set()).update(source["key"] for source in sources.values())
+        jobs = select(Job.adapter_id, Job.parameters).where(Job.adapter_id.in_(adapter_ids))
+        for adapter_id, parameters in (await self.session.execute(jobs)).all():
+            if adapter_id in named and parameters.get("samples"):
+                named[adapter_id].add(parameters["samples"]["key"])
+        return named
 
     async def is_needed(self, digest: str) -> bool:
         """Whether a version that is not deleted consists of the artifact, or has it to choose from."""

@@ -27,3 +27,28 @@ def source_key(tenant_id: str, adapter_id: str, source_id: str, filename: str) -
     versions made at once neither may write over the other's files.
     """
     return f"{adapter_prefix(tenant_id, adapter_id)}sources/{source_id}/{filename}"
+
+
+def artifact_key(tenant_id: str, adapter_id: str, version: int, dtype: str) -> str:
+    """Of a version's packed weights."""
+    return f"{version_prefix(tenant_id, adapter_id, version)}{dtype}.rsa"
+
+
+def report_prefix(tenant_id: str, adapter_id: str, job_id: str) -> str:
+    """Of the report of a job: a version may be calibrated more than once."""
+    return f"{adapter_prefix(tenant_id, adapter_id)}jobs/{job_id}/"
+
+
+def checkpoint_prefix(tenant_id: str, adapter_id: str, job_id: str) -> str:
+    """Of what a calibration has finished while it runs."""
+    return f"{report_prefix(tenant_id, adapter_id, job_id)}checkpoint/"
+
+
+def adapter_of(key: str) -> str:
+    """The id of the adapter whose object has that key."""
+    return key.split("/")[3]
+
+
+def is_source(key: str) -> bool:
+    """Whether it is the key of a file that a version is made from."""
+    return key.split("/")[4:5] == ["sources"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Row, Select, func, select
@@ -41,9 +41,10 @@ class AdapterRepository(TenantRepository):
         query = query.order_by(Adapter.id.desc() if newest_first else Adapter.id)
         return (await self.session.execute(query.limit(limit))).all()
 
-    async def named(self, base: str, name: str) -> Adapter | None:
-        query = self._live().where(Adapter.base == base, Adapter.name == name)
-        return (await self.session.execute(query)).scalar_one_or_none()
+    async def find(self, base: str, name: ModelName) -> Adapter | None:
+        """The adapter that `name` names, on `base`: by its id or by its name. Disabled ones too."""
+        found = await self.find_with_version(base, name)
+        return None if found is None else found[0]
 
     async def lock(self, name: ModelName) -> Adapter | None:
         """The adapter, by id or by name on a base, held against other writers until the transaction ends."""
@@ -111,7 +112,7 @@ class AdapterRepository(TenantRepository):
             await self.session.execute(query.order_by(AdapterVersion.version).limit(1))
         ).scalar_one_or_none()
 
-    async def version_from(self, adapter_id: str, sources: dict[str, str]) -> AdapterVersion | None:
+    async def version_from(self, adapter_id: str, sources: Mapping[str, str]) -> AdapterVersion | None:
         """The newest version made from files with these SHA-256, by file name, that has not failed."""
         query = self._versions(adapter_id).where(AdapterVersion.state != VersionState.FAILED)
         for filename, sha256 in sources.items():

@@ -82,7 +82,7 @@ class AdapterService:
                 await repository.hold_tenant()
             row = await self._locked(repository, adapter)
             if changes.name is not None and changes.name != row.name:
-                if await repository.named(self.base, changes.name) is not None:
+                if await repository.find(self.base, ModelName(self.base, changes.name)) is not None:
                     raise NameTaken("adapter name", changes.name)
                 self._record(session, row, "adapter.renamed", f"{row.name} is called {changes.name} now.")
                 row.name = changes.name
