@@ -1,9 +1,12 @@
 """The worker process: Celery's consumer with a pool of forked children, and the schedule.
 
+A worker that runs jobs loads what they need, torch above all, before it forks: the first job does not wait
+for it, a child that is replaced starts at once, and the children share its memory.
+
 The schedule ("beat") runs in a thread of the worker instead of a process of its own: it keeps no state worth
 a file, a worker killed with SIGKILL cannot leave it behind sending tasks for ever, and one process fewer is
 one fewer to supervise. Large deployments run beat in some workers only (ROOTSTOCK_WORKER_BEAT). SIGTERM:
-finish the running tasks, then exit 0.
+finish the running tasks (jobs are given back at once, for another worker to go on with), then exit 0.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ from celery.exceptions import SecurityWarning
 from db.schema import assert_schema_current
 from db.session import Database
 from db.settings import DatabaseSettings
+from db.tasks import JOBS_QUEUE
 from telemetry import logs
 from worker.ack_watch import AckWatch
-from worker.app import QUEUE, create_app
-from worker.runtime import Runtime
-from worker.settings import WorkerSettings
+from worker.app import create_app
+from worker.runtime import OpenPipeline, Runtime
+from worker.settings import JobsSettings, WorkerSettings
 from worker.tasks import register
 
 logger = logging.getLogger(__name__)
@@ -36,27 +40,40 @@ logger = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1
 
 
-def run() -> int:
-    """Run until SIGTERM. Returns the exit status. Raises SchemaMismatch before anything starts."""
-    settings = WorkerSettings()  # type: ignore[call-arg]
+def run(settings: WorkerSettings | None = None, open_pipeline: OpenPipeline | None = None) -> int:
+    """Run until SIGTERM. Returns the exit status. Raises SchemaMismatch before anything starts.
+
+    Args:
+        settings: those of the environment when None.
+        open_pipeline: what jobs run through instead of the true thing, for tests of what surrounds it.
+    """
+    settings = settings or WorkerSettings()  # type: ignore[call-arg]
     database = DatabaseSettings()  # type: ignore[call-arg]
     logs.configure("worker", settings.log_level)
     # Celery warns of running as root, as in a container, because pickled tasks would be code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     asyncio.run(_check_schema(database))
     app = create_app(settings)
-    runtime = Runtime(settings, database)
+    runtime = _runtime(settings, database, open_pipeline)
     register(app, runtime)
     worker_pid = os.getpid()
-    signals.worker_process_init.connect(lambda **_: _die_with_parent(worker_pid), weak=False)
+
+    def in_child(**_: Any) -> None:
+        _die_with_parent(worker_pid)
+        runtime.shutdown.inherit()
+        os.nice(settings.nice)
+        runtime.open_ahead()
+
+    signals.worker_process_init.connect(in_child, weak=False)
     signals.worker_process_shutdown.connect(lambda **_: runtime.close(), weak=False)
+    signals.worker_shutting_down.connect(lambda **_: runtime.shutdown.announce(), weak=False)
     app.steps["consumer"].add(AckWatch)
     if settings.beat:
         _run_beat_with_the_worker(app)
     worker = app.Worker(
         concurrency=settings.concurrency,
         pool="prefork",
-        queues=[QUEUE],
+        queues=list(settings.queue_names),
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
@@ -65,6 +82,16 @@ def run() -> int:
     )
     worker.start()
     return worker.exitcode or 0
+
+
+def _runtime(
+    settings: WorkerSettings, database: DatabaseSettings, open_pipeline: OpenPipeline | None
+) -> Runtime:
+    if JOBS_QUEUE not in settings.queue_names:
+        return Runtime(settings, database)
+    if open_pipeline is None:
+        from worker.assembly import open_pipeline  # torch comes with it
+    return Runtime(settings, database, JobsSettings(), open_pipeline)  # type: ignore[call-arg]
 
 
 async def _check_schema(settings: DatabaseSettings) -> None:

@@ -9,27 +9,56 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from secrets import token_hex
 from typing import Any, TypeVar
 
 import redis.asyncio
 
+from adapters.jobs.execution import Pipeline, attempt, patiently
+from adapters.jobs.lease import Lease, claim
+from adapters.jobs.repository import JobLeases
 from billing.metering import JournalMeter
+from db.outbox import Outbox
 from db.session import Database
 from db.settings import DatabaseSettings
-from worker.settings import WorkerSettings
+from db.tasks import TaskSender
+from worker.settings import JobsSettings, WorkerSettings
+from worker.shutdown import ShutdownPipe
 
 T = TypeVar("T")
+
+OpenPipeline = Callable[["Runtime", JobsSettings, AsyncExitStack], Awaitable[Pipeline]]
+"""Makes what jobs run through; what is to be closed with the process goes onto the stack."""
 
 
 class Runtime:
     """Of one process: made in the parent, opened by the child that first runs a task."""
 
-    def __init__(self, settings: WorkerSettings, database: DatabaseSettings) -> None:
+    database: Database
+    redis: redis.asyncio.Redis
+    outbox: Outbox
+    meter: JournalMeter
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        database: DatabaseSettings,
+        jobs: JobsSettings | None = None,
+        open_pipeline: OpenPipeline | None = None,
+    ) -> None:
+        """`jobs` and `open_pipeline`: of workers that run jobs."""
         self.settings = settings
+        self.shutdown = ShutdownPipe()
+        self._jobs = jobs
+        self._open_pipeline = open_pipeline
         self._database_settings = database
         self._runner: asyncio.Runner | None = None
         self._pid = 0
+        self._worker_id = f"{socket.gethostname()}:{token_hex(4)}"
+        """The same in all children of a worker, and no other's."""
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on this process's loop and return what it returns."""
@@ -37,22 +66,33 @@ class Runtime:
         assert self._runner is not None
         return self._runner.run(work)
 
+    def open_ahead(self) -> None:
+        """Open now what jobs need, so that the first of them does not wait for it."""
+        if self._open_pipeline is not None:
+            self.run(self._pipeline())
+
     def _open(self) -> None:
         if self._pid == os.getpid():
             return
         # A forked child must not touch its parent's loop and sockets, were there any.
         self._pid = os.getpid()
         self._runner = asyncio.Runner()
+        self._opened = AsyncExitStack()
+        self._made: Pipeline | None = None
+        self._stopping = asyncio.Event()
+        self.shutdown.watch(self._runner.get_loop(), self._stopping)
         self.database = Database(
             self._database_settings.url,
-            pool_size=1,
-            pool_overflow=1,
+            pool_size=2,
+            pool_overflow=2,
             pool_timeout=self._database_settings.pool_timeout,
             statement_timeout=self._database_settings.statement_timeout,
         )
         self.redis = redis.asyncio.Redis.from_url(
             self.settings.redis_url, socket_timeout=10, socket_connect_timeout=5, health_check_interval=10
         )
+        self._sender = TaskSender(self.settings.redis_url)
+        self.outbox = Outbox(self.database, self._sender)
         self.meter = JournalMeter(
             self.database,
             self.redis,
@@ -60,6 +100,52 @@ class Runtime:
             batch_size=self.settings.meter_batch,
             stale_after=self.settings.meter_stale_after,
         )
+
+    # Jobs ---------------------------------------------------------------------------------------------------
+
+    async def run_job(self, job_id: str) -> None:
+        """One attempt at a job, unless somebody has it or it has ended. Raises DatabaseUnavailable."""
+        assert self._jobs is not None, "a worker without jobs listens to no queue of jobs"
+        lease = await patiently(lambda: self._claim(job_id))
+        if lease is not None:
+            pipeline = await self._pipeline()
+            await attempt(lease, pipeline, self.outbox, max_attempts=self._jobs.max_attempts)
+            await self.outbox.settle()
+
+    async def _claim(self, job_id: str) -> Lease | None:
+        assert self._jobs is not None
+        async with self.database.read() as session:
+            holder = await JobLeases(session).owner(job_id)
+        return await claim(
+            self.database,
+            job_id,
+            f"{self._worker_id}:{self._pid}",
+            self._stopping,
+            seconds=self._jobs.lease_seconds,
+            owner_gone=holder if holder is not None and self._is_gone(holder) else None,
+        )
+
+    def _is_gone(self, holder: str) -> bool:
+        """Whether a lease's holder is known to be dead: a former child of this worker. Others' can only be
+        waited for.
+        """
+        worker_id, _, pid = holder.rpartition(":")
+        if worker_id != self._worker_id:
+            return False
+        children = Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children")
+        try:
+            return pid == str(self._pid) or pid not in children.read_text().split()
+        except OSError:
+            return False
+
+    async def _pipeline(self) -> Pipeline:
+        if self._made is None:
+            assert self._open_pipeline is not None
+            assert self._jobs is not None
+            self._made = await self._open_pipeline(self, self._jobs, self._opened)
+        return self._made
+
+    # The end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Give connections back. Opening again is possible."""
@@ -71,5 +157,8 @@ class Runtime:
         self._pid = 0
 
     async def _close(self) -> None:
+        await self._opened.aclose()
+        await self.outbox.close()
+        self._sender.close()
         await self.redis.aclose()
         await self.database.close()

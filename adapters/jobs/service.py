@@ -14,7 +14,7 @@ from typing import Any, Literal
 from sqlalchemy import func
 
 from adapters.events import MAX_PAGE, POLL_INTERVAL, SETTLED_AFTER, EventRepository
-from adapters.jobs.errors import JobFinished, JobNotFound, JobUnfinished
+from adapters.jobs.errors import JobFailed, JobFinished, JobNotFound, JobUnfinished
 from adapters.jobs.models import Job, JobStatus
 from adapters.jobs.repository import OPEN, JobRepository, later, tell
 from adapters.models import AdapterEvent, AdapterVersion, VersionState
@@ -196,6 +196,24 @@ def cancel(session: WriteSession, job: Job, version: AdapterVersion | None) -> N
         version.state = VersionState.FAILED
         version.error, version.error_field = CANCELLED, None
         tell(session, job, "version.failed", CANCELLED, level="warning")
+
+
+def succeed(session: WriteSession, job: Job, result: dict[str, Any]) -> None:
+    """End a locked job for good."""
+    _finish(job, JobStatus.SUCCEEDED)
+    job.progress, job.result = 1.0, result
+    tell(session, job, "job.succeeded", "The job is done.", data=result)
+
+
+def fail(session: WriteSession, job: Job, version: AdapterVersion | None, failure: JobFailed) -> None:
+    """End a locked job for good, and its locked version with it unless that has been ready before."""
+    _finish(job, JobStatus.FAILED)
+    job.error = {"code": failure.code, "message": failure.message, "param": failure.param}
+    tell(session, job, "job.failed", failure.message, level="error", data=job.error)
+    if version is not None and version.state in PENDING:
+        version.state = VersionState.FAILED
+        version.error, version.error_field = failure.message, failure.param
+        tell(session, job, "version.failed", failure.message, level="error", data=job.error)
 
 
 def pause(session: WriteSession, job: Job) -> None:

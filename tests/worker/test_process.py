@@ -15,11 +15,11 @@ from sqlalchemy import func, select, text
 from billing.repository import WRITER_LOCK
 from cli.local.redis import start_redis
 from db.session import Database
+from db.tasks import broker_url
 from engine.protocol import JOURNAL_STREAM
 from tests.support.journal import usage_event, write_events
 from tests.support.waiting import eventually
 from tests.support.workers import start_worker, worker
-from worker.app import broker_url
 
 
 async def ledger(database: Database) -> tuple[int, int]:

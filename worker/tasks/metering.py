@@ -1,4 +1,4 @@
-"""The periodic tasks. Each is idempotent, opens what it needs, and leaves the work to a service."""
+"""From the engines' journal to the ledger, and the ledger's partitions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ logger = logging.getLogger(__name__)
 
 
 def register(app: Celery, runtime: Runtime) -> None:
-    """Give `app` its tasks, to run on `runtime`."""
-
     @app.task(name=METER_JOURNAL, time_limit=300)
     def meter_journal() -> None:
         """Move the engines' usage journal into the ledger. What fails is in the journal still, for the next

@@ -1,0 +1,148 @@
+"""One attempt at a job, from the claimed lease to whatever comes of it.
+
+Owns what every end of the work means for the job's row: done, failed, cancelled, paused, given back, to be
+tried again. Refuses to know what the work is: that is the pipeline it is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Protocol, TypeVar
+
+from adapters.jobs.errors import JobFailed, LeaseLost, VersionGone
+from adapters.jobs.lease import Held, Interrupted, Lease
+from adapters.jobs.models import JobStatus
+from adapters.jobs.repository import JobRepository, later
+from adapters.jobs.service import cancel, fail, pause
+from adapters.storage.errors import StorageUnavailable
+from db.errors import DatabaseUnavailable
+from db.outbox import Outbox
+from db.tasks import RUN_JOB
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_ATTEMPTS = 5
+FIRST_PAUSE = 2.0
+"""Seconds before a second attempt; doubled for every further one."""
+PATIENCE = 120.0
+"""Seconds an outage of the database or the object store is waited for in the middle of a job."""
+
+
+class Pipeline(Protocol):
+    """What a job does."""
+
+    async def run(self, lease: Lease) -> None:
+        """All of it, up to the completed job. Everything done already may be found done.
+
+        Raises JobFailed for an end that the tenant is told of, VersionGone; may be cancelled anywhere.
+        """
+        ...
+
+
+async def attempt(
+    lease: Lease, pipeline: Pipeline, outbox: Outbox, *, max_attempts: int = MAX_ATTEMPTS
+) -> None:
+    """Run the job once and write what came of it. Raises nothing but what a bug, or a long outage, makes."""
+    job = lease.job
+    try:
+        if job.attempts > max_attempts:
+            raise JobFailed(
+                "too_many_attempts", f"The job did not come to an end in {max_attempts} attempts."
+            )
+        await lease.run(pipeline.run(lease))
+    except LeaseLost as lost:
+        logger.warning("%s", lost)
+    except Interrupted as interrupted:
+        await _end(lease, _interruption(interrupted, outbox))
+    except VersionGone:
+        await _end(lease, _cancelled)
+    except JobFailed as failure:
+        await _end(lease, partial(_failed, failure=failure))
+    except (DatabaseUnavailable, StorageUnavailable) as error:
+        logger.warning("job %s is put off: %s", job.id, error)
+        await _end(lease, partial(_put_off, reason=str(error)))
+    except Exception as error:
+        logger.exception("job %s: attempt %d failed", job.id, job.attempts)
+        if job.attempts >= max_attempts:
+            poison = JobFailed("internal_error", "The server failed at this job again and again.")
+            await _end(lease, partial(_failed, failure=poison))
+        else:
+            reason = f"Attempt {job.attempts} failed ({type(error).__name__})."
+            await _end(lease, partial(_put_off, reason=reason))
+
+
+async def patiently(action: Callable[[], Awaitable[T]], seconds: float = PATIENCE) -> T:
+    """What `action` returns, tried again while the database or the object store is away."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    pause = 0.25
+    while True:
+        try:
+            return await action()
+        except (DatabaseUnavailable, StorageUnavailable) as error:
+            if loop.time() + pause > deadline:
+                raise
+            logger.warning("waiting %.2g s: %s", pause, error)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 5.0)
+
+
+async def _end(lease: Lease, write: Callable[[Held], Awaitable[None]]) -> None:
+    async def once() -> None:
+        async with lease.give_up() as held:
+            await write(held)
+
+    try:
+        await patiently(once)
+    except LeaseLost as lost:
+        logger.warning("%s", lost)
+
+
+def _interruption(interrupted: Interrupted, outbox: Outbox) -> Callable[[Held], Awaitable[None]]:
+    if interrupted.reason == "cancel":
+        return _cancelled
+    if interrupted.reason == "pause":
+        return _paused
+    return partial(_given_back, outbox=outbox)
+
+
+async def _cancelled(held: Held) -> None:
+    jobs = JobRepository(held.session, held.job.tenant_id)
+    cancel(held.session, held.job, await jobs.lock_version(held.job.adapter_id, held.job.version))
+
+
+async def _failed(held: Held, failure: JobFailed) -> None:
+    jobs = JobRepository(held.session, held.job.tenant_id)
+    version = await jobs.lock_version(held.job.adapter_id, held.job.version)
+    fail(held.session, held.job, version, failure)
+
+
+async def _paused(held: Held) -> None:
+    if held.job.wanted == "cancel":
+        await _cancelled(held)
+    else:
+        pause(held.session, held.job)
+
+
+async def _given_back(held: Held, outbox: Outbox) -> None:
+    """The worker ends, the job is as it was: at once somebody else's."""
+    if held.job.wanted is not None:
+        await (_cancelled if held.job.wanted == "cancel" else _paused)(held)
+        return
+    held.job.status = JobStatus.QUEUED
+    held.job.attempts -= 1
+    held.job.lease_until = later(5)  # type: ignore[assignment]  # SQL, like any value of a row
+    held.tell("job.handed_over", "The worker that had the job was stopped; another one goes on with it.")
+    outbox.add(held.session, RUN_JOB, {"job_id": held.job.id})
+
+
+async def _put_off(held: Held, reason: str) -> None:
+    """Back into the queue, by the sweep, after a pause that grows."""
+    seconds = FIRST_PAUSE * 2 ** min(held.job.attempts - 1, 6)
+    held.job.status = JobStatus.QUEUED
+    held.job.lease_until = later(seconds)  # type: ignore[assignment]  # SQL, like any value of a row
+    held.tell("job.put_off", f"{reason} Another attempt follows in about {seconds:.0f} s.", level="warning")

@@ -1,0 +1,288 @@
+"""The work of a job: a version's files inspected, packed, measured on the engine, and ready or not.
+
+Owns the order, what is written after each step, and what may be skipped because an earlier attempt did it.
+Everything may be done twice; every write is one of the lease's holder. Refuses to know how a step is done
+(`steps`), and what an interruption or an error means for the job (`jobs.execution`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from adapters.announcing import Announcer
+from adapters.inspection import Inspection, InspectionRefused
+from adapters.jobs.errors import JobFailed
+from adapters.jobs.execution import patiently
+from adapters.jobs.lease import Held, Lease
+from adapters.jobs.models import Job
+from adapters.jobs.service import fail, succeed
+from adapters.models import Adapter, AdapterVersion, VersionState
+from adapters.names import ModelName
+from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
+from adapters.versions import (
+    PackedArtifact,
+    finish_ready,
+    locked_version,
+    note_calibrated,
+    note_inspected,
+    note_packed,
+)
+from tenants.repository import TenantDirectory
+
+DTYPES = ("bfloat16", "float8_e4m3")
+"""What every adapter is packed in. Which one serves, calibration decides."""
+
+SHARES = {
+    "validating": (0.0, 0.05),
+    "packing": (0.05, 0.15),
+    "calibrating": (0.15, 0.97),
+    "gate": (0.97, 1.0),
+}
+"""Of the whole work, where each phase begins and ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a job is about, read once."""
+
+    job_id: str
+    tenant_id: str
+    adapter_id: str
+    version: int
+    model: str
+    """The pinned form of its name."""
+    base: str
+    base_digest: str
+    sources: Mapping[str, Mapping[str, Any]]
+    """By file name, its object's `key` and `sha256`."""
+    artifacts: Mapping[str, PackedArtifact]
+    """By dtype; empty until it is packed."""
+    gate: Mapping[str, Any]
+    """Thresholds of the tenant's plan."""
+    samples: Mapping[str, Any] | None
+    """The object of the tenant's own samples."""
+    dtype: str | None
+    """What the tenant wants it stored in."""
+
+    @classmethod
+    def of(cls, job: Job, adapter: Adapter, version: AdapterVersion, gate: Mapping[str, Any]) -> Work:
+        return cls(
+            job_id=job.id,
+            tenant_id=job.tenant_id,
+            adapter_id=job.adapter_id,
+            version=job.version,
+            model=str(ModelName(adapter.base, adapter.name, job.version)),
+            base=adapter.base,
+            base_digest=version.base_digest,
+            sources=version.sources,
+            artifacts={
+                dtype: PackedArtifact(one["digest"], one["size"], version.rank or 0)
+                for dtype, one in version.artifacts.items()
+            },
+            gate=gate,
+            samples=job.parameters.get("calibration"),
+            dtype=None if job.parameters.get("dtype", "auto") == "auto" else job.parameters["dtype"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What calibration found."""
+
+    ready: bool
+    dtype: str
+    why_not: str
+    """For the tenant; empty when ready."""
+    summary: Mapping[str, Any]
+    """Kept with the version."""
+
+
+Progress = Callable[[int, int], None]
+"""(done, total) of a phase."""
+
+
+class Steps(Protocol):
+    """How each phase is done. Any may raise StorageUnavailable and be tried again."""
+
+    async def open(self) -> None:
+        """Before a job."""
+        ...
+
+    async def close(self) -> None:
+        """After it."""
+        ...
+
+    async def fetch(self, work: Work, directory: Path) -> None:
+        """The version's files as they were uploaded. Raises ObjectNotFound, DigestMismatch."""
+        ...
+
+    async def inspect(self, work: Work, directory: Path) -> Inspection:
+        """Raises InspectionRefused."""
+        ...
+
+    async def pack(self, work: Work, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
+        """Pack, and keep what was packed in the store and where the engine finds it. Raises
+        InspectionRefused.
+        """
+        ...
+
+    async def ensure_artifacts(self, work: Work) -> None:
+        """Put what is missing where the engine finds it. Raises ObjectNotFound, DigestMismatch."""
+        ...
+
+    async def calibrate(
+        self, work: Work, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
+    ) -> Verdict:
+        """Measure, and keep the report in the store. `waiting` is told why it waits for the engine. Raises
+        JobFailed.
+        """
+        ...
+
+    async def forget(self, work: Work) -> None:
+        """Drop what was kept for going on with a calibration that has come to its end."""
+        ...
+
+
+class AdapterPipeline:
+    """Of one process. A `jobs.execution.Pipeline`."""
+
+    def __init__(self, steps: Steps, announcer: Announcer, base: str, scratch: Path | None = None) -> None:
+        """`scratch`: directory for files being worked on; the system's for temporary files when None."""
+        self._steps = steps
+        self._announcer = announcer
+        self._base = base
+        self._scratch = scratch
+
+    async def run(self, lease: Lease) -> None:
+        """As `jobs.execution.Pipeline.run`."""
+        directory = Path(
+            await asyncio.to_thread(tempfile.mkdtemp, prefix="rootstock-job-", dir=self._scratch)
+        )
+        try:
+            await self._steps.open()
+            await _Attempt(lease, self._steps, self._announcer, self._base, directory).run()
+        finally:
+            await self._steps.close()
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+
+class _Attempt:
+    """One run through the phases."""
+
+    def __init__(self, lease: Lease, steps: Steps, announcer: Announcer, base: str, directory: Path) -> None:
+        self._lease = lease
+        self._steps = steps
+        self._announcer = announcer
+        self._base = base
+        self._directory = directory
+
+    async def run(self) -> None:
+        work = await self._load()
+        if work.base != self._base:
+            raise JobFailed("base_changed", f"The base {work.base} is not served any more.", "base_model")
+        try:
+            await patiently(lambda: self._steps.fetch(work, self._directory))
+            if not work.artifacts:
+                await self._validate(work)
+                work = replace(work, artifacts=await self._pack(work))
+            verdict = await self._calibrate(work)
+        except InspectionRefused as refused:
+            raise JobFailed("adapter_invalid", str(refused), refused.field) from refused
+        except (ObjectNotFound, DigestMismatch) as damaged:
+            reason = "A stored file of the version is missing or damaged; upload it again."
+            raise JobFailed("file_damaged", reason) from damaged
+        await self._conclude(verdict)
+        with contextlib.suppress(StorageUnavailable):  # then it goes with its adapter
+            await self._steps.forget(work)
+
+    async def _load(self) -> Work:
+        async def once() -> Work:
+            async with self._lease.write() as held:
+                adapter, version = await locked_version(held.session, held.job)
+                if version.state == VersionState.UPLOADING:
+                    version.state = VersionState.VALIDATING
+                plan = await TenantDirectory(held.session).plan_of(held.job.tenant_id)
+                gate = plan.gate if plan is not None else {}
+                return Work.of(held.job, adapter, version, gate)
+
+        return await patiently(once)
+
+    async def _validate(self, work: Work) -> None:
+        self._enter("validating")
+        inspection = await self._steps.inspect(work, self._directory)
+        await self._write(
+            lambda held: note_inspected(held.session, held.job, msgspec.to_builtins(inspection))
+        )
+
+    async def _pack(self, work: Work) -> dict[str, PackedArtifact]:
+        progress = self._enter("packing")
+        artifacts = await patiently(lambda: self._steps.pack(work, self._directory, progress))
+        await self._write(lambda held: note_packed(held.session, held.job, artifacts))
+        return artifacts
+
+    async def _calibrate(self, work: Work) -> Verdict:
+        progress = self._enter("calibrating")
+        await patiently(lambda: self._steps.ensure_artifacts(work))
+        verdict = await patiently(
+            lambda: self._steps.calibrate(work, self._directory, progress, self._tell_waiting)
+        )
+        self._enter("gate")
+        return verdict
+
+    async def _conclude(self, verdict: Verdict) -> None:
+        """The end of the job and the state of its version, in one transaction."""
+
+        async def write(held: Held) -> None:
+            _, version = await locked_version(held.session, held.job)
+            await note_calibrated(held.session, held.job, verdict.summary, verdict.dtype)
+            if verdict.ready or version.override_reason is not None:
+                await finish_ready(held.session, held.job, self._announcer)
+                succeed(held.session, held.job, dict(verdict.summary))
+            else:
+                held.job.result = dict(verdict.summary)
+                fail(held.session, held.job, version, JobFailed("gate_failed", verdict.why_not))
+
+        await self._write(write)
+
+    # ------------------------------------------------------------------------------------------------------
+
+    async def _write(self, write: Callable[[Held], Awaitable[None]]) -> None:
+        async def once() -> None:
+            async with self._lease.write() as held:
+                await write(held)
+
+        await patiently(once)
+
+    async def _tell_waiting(self, reason: str) -> None:
+        async def write(held: Held) -> None:
+            held.tell("job.waiting", reason, level="warning")
+
+        await self._write(write)
+
+    def _enter(self, phase: str) -> Progress:
+        """Note that a phase begins; what notes how far it is."""
+        first, last = SHARES[phase]
+        began = time.monotonic()
+        start: list[float] = []
+        self._lease.progress(phase, first)
+
+        def progress(done: int, total: int) -> None:
+            share = done / total if total else 1.0
+            # What a checkpoint spared says nothing of the speed.
+            start.append(share) if not start else None
+            gained = share - start[0]
+            elapsed = time.monotonic() - began
+            rest = (1 - share) * elapsed / gained if gained > 0 else None
+            self._lease.progress(phase, first + (last - first) * share, rest)
+
+        return progress

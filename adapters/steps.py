@@ -1,0 +1,290 @@
+"""How each step of a job is done: by the object store, the sandbox, the packer, the calibration, the engine.
+
+Owns what of it is kept: artifacts, report, checkpoint. Loads torch, which is for the workers that run jobs
+alone. Refuses to know rows and leases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import structlog
+
+from adapters.calibration.errors import (
+    SamplesInvalid,
+    ServingRefused,
+    ServingUnavailable,
+    SourceInvalid,
+)
+from adapters.calibration.gate import Gate, StoredDtype
+from adapters.calibration.report import CalibrationReport
+from adapters.calibration.run import CalibrationRequest, CalibrationStack, calibrate
+from adapters.calibration.serving import Asker
+from adapters.inspection import Inspection, Sandbox
+from adapters.jobs.errors import JobFailed
+from adapters.objects import (
+    CONFIG_FILE,
+    SOURCE_FILES,
+    WEIGHTS_FILE,
+    artifact_key,
+    checkpoint_prefix,
+    report_prefix,
+)
+from adapters.packing import pack
+from adapters.pipeline import DTYPES, Progress, Verdict, Work
+from adapters.storage import ObjectNotFound, ObjectStore
+from adapters.versions import PackedArtifact
+from engine.client import EngineClient
+from engine.lora.artifact import Dtype, artifact_path
+from engine.model.config import load_config
+from engine.protocol import AdapterRef, EngineInfo
+from tokenization.codec import TextCodec
+
+log = structlog.get_logger(__name__)
+
+SAMPLES_FILE = "calibration.jsonl"
+QUIET = 2.0
+"""Seconds an engine may be away before that is worth telling."""
+PIECE = 1 << 20
+PARTS = {"serving": 0.5, "reference": 0.5}
+"""Of a calibration, what counts for how much of its progress; the two run side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The base model as this machine has it."""
+
+    directory: Path
+    name: str
+    codec: TextCodec
+
+
+class AdapterSteps:
+    """Of one process. A `pipeline.Steps`."""
+
+    def __init__(
+        self, store: ObjectStore, sandbox: Sandbox, base: Base, artifacts_dir: Path, engine_endpoint: str
+    ) -> None:
+        self._store = store
+        self._sandbox = sandbox
+        self._base = base
+        self._artifacts_dir = artifacts_dir
+        self._engine_endpoint = engine_endpoint
+        self._config = load_config(base.directory)
+        self._engine: EngineClient | None = None
+
+    # The engine, connected for the length of a job: between jobs nobody would read what it says -------------
+
+    async def open(self) -> None:
+        self._engine = EngineClient(self._engine_endpoint, "jobs")
+        await self._engine.start()
+
+    async def close(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
+
+    @property
+    def ready(self) -> bool:
+        """This, `info` and `prefetch` are what `pinning` asks of an engine."""
+        return self._engine is not None and self._engine.ready
+
+    @property
+    def info(self) -> EngineInfo | None:
+        return None if self._engine is None else self._engine.info
+
+    def prefetch(self, adapter: AdapterRef, pinned: bool | None = None) -> None:
+        if self._engine is not None:
+            self._engine.prefetch(adapter, pinned)
+
+    # Inspecting ---------------------------------------------------------------------------------------------
+
+    async def fetch(self, work: Work, directory: Path) -> None:
+        for name in SOURCE_FILES:
+            source = work.sources[name]
+            await self._store.fetch(source["key"], _source_dir(directory) / name, sha256=source["sha256"])
+        if work.samples is not None:
+            target = directory / SAMPLES_FILE
+            await self._store.fetch(work.samples["key"], target, sha256=work.samples["sha256"])
+
+    async def inspect(self, work: Work, directory: Path) -> Inspection:
+        source = _source_dir(directory)
+        base_config = self._base.directory / "config.json"
+        return await self._sandbox.inspect(source / WEIGHTS_FILE, source / CONFIG_FILE, base_config)
+
+    # Packing ------------------------------------------------------------------------------------------------
+
+    async def pack(self, work: Work, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
+        packed: dict[str, PackedArtifact] = {}
+        for index, dtype in enumerate(DTYPES):
+            progress(index, len(DTYPES))
+            packed[dtype] = await self._pack(work, directory, cast(Dtype, dtype))
+        return packed
+
+    async def _pack(self, work: Work, directory: Path, dtype: Dtype) -> PackedArtifact:
+        ref = await asyncio.to_thread(
+            pack, _source_dir(directory), self._config, work.base_digest, self._artifacts_dir, dtype
+        )
+        path = artifact_path(self._artifacts_dir, ref.digest)
+        key = artifact_key(work.tenant_id, work.adapter_id, work.version, dtype)
+        stored = await self._store.head(key)
+        if stored is None or stored.sha256 != ref.digest:
+            stored = await self._store.put(key, _pieces(path), sha256=ref.digest)
+        return PackedArtifact(ref.digest, stored.size, ref.rank)
+
+    async def ensure_artifacts(self, work: Work) -> None:
+        for dtype, artifact in work.artifacts.items():
+            key = artifact_key(work.tenant_id, work.adapter_id, work.version, dtype)
+            await ensure_artifact(self._store, key, self._artifacts_dir, artifact.digest)
+
+    # Calibrating --------------------------------------------------------------------------------------------
+
+    async def calibrate(
+        self, work: Work, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
+    ) -> Verdict:
+        request = self._request(work, directory)
+        checkpoint = self._checkpoint(work)
+        report = await self._measure(work, request, checkpoint, progress, waiting)
+        await self._keep_report(work, report)
+        return Verdict(
+            ready=report.decision.ready,
+            dtype=report.decision.dtype,
+            why_not=" ".join(report.decision.why_not),
+            summary=report.summary(),
+        )
+
+    async def forget(self, work: Work) -> None:
+        await self._checkpoint(work).forget()
+
+    def _checkpoint(self, work: Work) -> _StoredCheckpoint:
+        return _StoredCheckpoint(self._store, checkpoint_prefix(work.tenant_id, work.adapter_id, work.job_id))
+
+    def _request(self, work: Work, directory: Path) -> CalibrationRequest:
+        artifacts = {
+            cast(StoredDtype, dtype): AdapterRef(one.digest, one.rank)
+            for dtype, one in work.artifacts.items()
+        }
+        try:
+            gate = Gate.of_plan(work.gate)
+        except ValueError as error:
+            log.error("the plan's gate cannot be used, the defaults stand for it", reason=str(error))
+            gate = Gate()
+        return CalibrationRequest(
+            asker=Asker(work.tenant_id, work.model, work.adapter_id, work.version),
+            peft_dir=_source_dir(directory),
+            artifacts=artifacts,
+            samples=directory / SAMPLES_FILE if work.samples is not None else None,
+            gate=gate,
+            dtype=cast(StoredDtype | None, work.dtype),
+        )
+
+    async def _measure(
+        self,
+        work: Work,
+        request: CalibrationRequest,
+        checkpoint: _StoredCheckpoint,
+        progress: Progress,
+        waiting: Callable[[str], Awaitable[None]],
+    ) -> CalibrationReport:
+        """Waits for the engine as long as that takes: without it nothing can be measured."""
+        engine = self._engine
+        assert engine is not None, "opened with the job"
+        stack = CalibrationStack(engine, self._base.codec, self._base.directory, self._artifacts_dir)
+        done = dict.fromkeys(PARTS, 0.0)
+
+        async def note(phase: str, part: int, total: int) -> None:
+            if phase in done and total:
+                done[phase] = part / total
+                progress(round(1000 * sum(done[name] * weight for name, weight in PARTS.items())), 1000)
+
+        while True:
+            _check_base(await _ready(engine, waiting), work)
+            try:
+                return await calibrate(request, stack, note, checkpoint)
+            except ServingUnavailable as error:
+                log.warning("calibration waits for the engine", job=work.job_id, reason=str(error))
+            except SamplesInvalid as error:
+                raise JobFailed("samples_invalid", str(error), "calibration.file_id") from error
+            except SourceInvalid as error:
+                raise JobFailed("adapter_invalid", str(error), error.field) from error
+            except ServingRefused as error:
+                raise JobFailed("not_servable", str(error)) from error
+
+    async def _keep_report(self, work: Work, report: CalibrationReport) -> None:
+        """As a document and as a page, beside the charts, under the job that made it."""
+        prefix = report_prefix(work.tenant_id, work.adapter_id, work.job_id)
+        page, plots = await asyncio.to_thread(lambda: (report.to_html(), report.to_plots()))
+        for name, svg in plots.items():
+            await self._store.put(f"{prefix}{name}.svg", svg.encode())
+        await self._store.put(f"{prefix}report.html", page.encode())
+        await self._store.put(f"{prefix}report.json", report.to_json())
+
+
+async def ensure_artifact(store: ObjectStore, key: str, artifacts_dir: Path, digest: str) -> bool:
+    """Put a packed artifact where the engine finds it, unless it lies there; whether it had to be.
+
+    Raises ObjectNotFound, DigestMismatch.
+    """
+    path = artifact_path(artifacts_dir, digest)
+    if await asyncio.to_thread(path.is_file):
+        return False
+    await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+    await store.fetch(key, path, sha256=digest)
+    return True
+
+
+class _StoredCheckpoint:
+    """What a calibration has finished, as objects of its job."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store = store
+        self._prefix = prefix
+
+    async def load(self, name: str) -> bytes | None:
+        try:
+            return b"".join([piece async for piece in self._store.get(self._prefix + name)])
+        except ObjectNotFound:
+            return None
+
+    async def save(self, name: str, data: bytes) -> None:
+        await self._store.put(self._prefix + name, data)
+
+    async def forget(self) -> None:
+        async for stored in self._store.list(self._prefix.rstrip("/")):
+            await self._store.delete(stored.key)
+
+
+def _source_dir(directory: Path) -> Path:
+    """The two files alone, as PEFT saves them."""
+    source = directory / "source"
+    source.mkdir(exist_ok=True)
+    return source
+
+
+async def _ready(engine: EngineClient, waiting: Callable[[str], Awaitable[None]]) -> EngineInfo:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(QUIET):
+            return await engine.wait_ready()
+    await waiting("The engine does not answer. Calibration begins when it does.")
+    return await engine.wait_ready()
+
+
+def _check_base(info: EngineInfo, work: Work) -> None:
+    if info.base != work.base or info.base_digest != work.base_digest:
+        raise JobFailed(
+            "base_changed",
+            "The base model has changed since this version was made; add it again as a new version.",
+            "base_model",
+        )
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    file = await asyncio.to_thread(path.open, "rb")
+    with file:
+        while piece := await asyncio.to_thread(file.read, PIECE):
+            yield piece

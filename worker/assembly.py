@@ -1,0 +1,36 @@
+"""The parts that jobs run through, put together from settings. Imports torch: see `worker.main`."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+
+import torch
+
+from adapters.announcing import Announcer
+from adapters.inspection import Sandbox
+from adapters.pinning import Pinning
+from adapters.pipeline import AdapterPipeline
+from adapters.steps import AdapterSteps, Base
+from adapters.storage import StorageSettings, open_store
+from tokenization.codec import TextCodec
+from worker.runtime import Runtime
+from worker.settings import JobsSettings
+
+torch.set_grad_enabled(False)
+
+
+async def open_pipeline(runtime: Runtime, settings: JobsSettings, opened: AsyncExitStack) -> AdapterPipeline:
+    """What a `worker.runtime.OpenPipeline` does."""
+    store = open_store(StorageSettings())  # type: ignore[call-arg]
+    base = Base(
+        settings.base_path,
+        settings.base_name,
+        await asyncio.to_thread(TextCodec.load, settings.base_path),
+    )
+    sandbox = Sandbox()
+    await sandbox.start()
+    opened.push_async_callback(sandbox.close)
+    steps = AdapterSteps(store, sandbox, base, settings.artifacts_dir, settings.engine_endpoint)
+    announcer = Announcer(runtime.redis, Pinning(runtime.database, steps, settings.base_name))
+    return AdapterPipeline(steps, announcer, settings.base_name, settings.scratch_dir)

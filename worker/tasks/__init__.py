@@ -1,0 +1,16 @@
+"""The tasks, a module for each domain. Each is idempotent, opens what it needs, and leaves the work to a
+service.
+"""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from worker.runtime import Runtime
+from worker.tasks import jobs, metering, outbox, storage
+
+
+def register(app: Celery, runtime: Runtime) -> None:
+    """Give `app` its tasks, to run on `runtime`."""
+    for domain in (metering, outbox, jobs, storage):
+        domain.register(app, runtime)

@@ -1,0 +1,44 @@
+"""Jobs on adapters: run, and run again when a worker that had one is gone."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import Celery
+
+from adapters.jobs.sweep import requeue_overdue
+from db.errors import DatabaseUnavailable
+from db.tasks import RUN_JOB
+from worker.app import SWEEP_JOBS
+from worker.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+
+def register(app: Celery, runtime: Runtime) -> None:
+    @app.task(name=RUN_JOB)
+    def run_job(job_id: str) -> None:
+        """Work on a job, if nobody does and it is to be done. What goes wrong is written into its row; a
+        message too many finds nothing to do.
+        """
+        try:
+            runtime.run(runtime.run_job(job_id))
+        except DatabaseUnavailable as error:
+            logger.warning("job %s is left to the next sweep: %s", job_id, error)
+
+    @app.task(name=SWEEP_JOBS, time_limit=300)
+    def sweep_jobs() -> None:
+        """Put jobs whose worker or message is lost into the queue again."""
+        try:
+            found = runtime.run(_sweep(runtime))
+        except DatabaseUnavailable as error:
+            logger.warning("lost jobs wait for the next sweep: %s", error)
+        else:
+            if found:
+                logger.info("lost jobs put into the queue again: %d", found)
+
+
+async def _sweep(runtime: Runtime) -> int:
+    found = await requeue_overdue(runtime.database, runtime.outbox)
+    await runtime.outbox.settle()
+    return found

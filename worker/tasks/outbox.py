@@ -1,0 +1,43 @@
+"""Messages that their writers did not get into the queue."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import Celery
+
+from db.errors import DatabaseUnavailable
+from db.tasks import TaskQueueUnavailable
+from worker.app import PRUNE_OUTBOX, RELAY_OUTBOX
+from worker.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+
+def register(app: Celery, runtime: Runtime) -> None:
+    @app.task(name=RELAY_OUTBOX, time_limit=300)
+    def relay_outbox() -> None:
+        """Send what waits in the outbox. What fails waits on, for the next time."""
+        try:
+            sent = runtime.run(_relay(runtime))
+        except (DatabaseUnavailable, TaskQueueUnavailable) as error:
+            logger.warning("messages stay in the outbox: %s", error)
+        else:
+            if sent:
+                logger.info("messages relayed from the outbox: %d", sent)
+
+    @app.task(name=PRUNE_OUTBOX, time_limit=300)
+    def prune_outbox() -> None:
+        """Forget messages sent long ago."""
+        try:
+            runtime.run(_prune(runtime))
+        except DatabaseUnavailable as error:
+            logger.warning("old messages stay in the outbox: %s", error)
+
+
+async def _relay(runtime: Runtime) -> int:
+    return await runtime.outbox.relay()
+
+
+async def _prune(runtime: Runtime) -> int:
+    return await runtime.outbox.prune()
