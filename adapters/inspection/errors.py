@@ -18,7 +18,7 @@ class InspectionRefused(AdapterError, ValueError):
     """The adapter cannot be served. `field` is a field of the config, a tensor's key or a file's name."""
 
     def __init__(self, field: str, reason: str) -> None:
-        self.field = printable(field, MAX_FIELD)
+        self.field = printable(field, MAX_FIELD) or "(empty)"
         self.reason = printable(reason, MAX_REASON)
         super().__init__(f"{self.field}: {self.reason}")
 

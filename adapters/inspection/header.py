@@ -21,6 +21,8 @@ from adapters.inspection.strict_json import decode_object
 
 MAX_HEADER_BYTES = 1 << 20
 """Seven modules in each of a hundred layers take 0.2 MB."""
+MAX_TENSORS = 4096
+"""Seven modules in each of 256 layers take 3584."""
 MAX_NAME = 256
 MAX_DIMENSIONS = 8
 PREFIX_BYTES = 8
@@ -72,6 +74,8 @@ def read_header(descriptor: int) -> Header:
     text = _read_text(descriptor, size)
     fields = decode_object(WEIGHTS_FILE, text)
     metadata = _metadata(fields.pop(_METADATA, {}))
+    if len(fields) > MAX_TENSORS:
+        raise InspectionRefused(WEIGHTS_FILE, f"has {len(fields)} tensors, at most {MAX_TENSORS} may be")
     first = PREFIX_BYTES + len(text)
     end = first
     tensors = {}

@@ -11,24 +11,22 @@ from typing import Any
 from adapters.inspection.errors import InspectionRefused
 
 
-class _Literal(ValueError):
-    """NaN or Infinity, which JSON does not have."""
-
-
-class _Twice(ValueError):
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.key = key
-
-
 def decode_object(file: str, text: bytes) -> dict[str, Any]:
     """The object that `text` is. Raises InspectionRefused naming `file`, or the key that is there twice."""
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise InspectionRefused(_first_twice(pairs), f"given twice in {file}")
+        return found
+
+    def refuse_literal(literal: str) -> Any:
+        raise InspectionRefused(file, f"not valid JSON: {literal} is no JSON number")
+
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_refuse_literal)
-    except _Twice as error:
-        raise InspectionRefused(error.key, f"given twice in {file}") from None
-    except _Literal as error:
-        raise InspectionRefused(file, f"not valid JSON: {error} is no JSON number") from None
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=distinct, parse_constant=refuse_literal)
+    except InspectionRefused:
+        raise
     except RecursionError:
         raise InspectionRefused(file, "not valid JSON: nested too deeply") from None
     except UnicodeDecodeError:
@@ -42,19 +40,13 @@ def decode_object(file: str, text: bytes) -> dict[str, Any]:
     return value
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _Twice(key)
-            seen.add(key)
-    return found
-
-
-def _refuse_literal(literal: str) -> Any:
-    raise _Literal(literal)
+def _first_twice(pairs: list[tuple[str, Any]]) -> str:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            return key
+        seen.add(key)
+    raise AssertionError("fewer keys than pairs")
 
 
 def _is_text(value: object) -> bool:
