@@ -1,0 +1,88 @@
+"""What the routes of adapters and their jobs use, built together over one object store, sandbox and outbox.
+
+Owns that construction and its end. Refuses to know routes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import redis.asyncio
+
+from adapters.announcing import Announcer
+from adapters.catalogue import AdapterCatalogue
+from adapters.deletion import AdapterDeletion
+from adapters.files.service import FileService
+from adapters.files.uploads import UploadService
+from adapters.inspection import Sandbox
+from adapters.jobs.service import JobService
+from adapters.pinning import Engine, Pinning
+from adapters.service import AdapterService
+from adapters.storage import ObjectStore
+from adapters.submission import AdapterSubmission
+from db.outbox import Outbox
+from db.session import Database
+from db.tasks import TaskSender
+
+
+@dataclass(frozen=True, slots=True)
+class Onboarding:
+    """The way of an adapter from its files into service, and out of it."""
+
+    store: ObjectStore
+    submission: AdapterSubmission
+    catalogue: AdapterCatalogue
+    adapters: AdapterService
+    deletion: AdapterDeletion
+    jobs: JobService
+    outbox: Outbox
+
+
+@asynccontextmanager
+async def open_onboarding(
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    store: ObjectStore,
+    files: FileService,
+    uploads: UploadService,
+    sandbox: Sandbox,
+    engine: Engine,
+    *,
+    redis_url: str,
+    base: str,
+    base_config: Path,
+) -> AsyncIterator[Onboarding]:
+    """All of it, started; closed at the end of the block. What it is given is the caller's.
+
+    `base_config`: the base's `config.json`.
+    """
+    async with AsyncExitStack() as opened:
+        sender = TaskSender(redis_url)
+        opened.callback(sender.close)
+        outbox = Outbox(database, sender)
+        opened.push_async_callback(outbox.close)
+        pinning = Pinning(database, engine, base)
+        await pinning.start()
+        opened.push_async_callback(pinning.close)
+        yield Onboarding(
+            store=store,
+            submission=AdapterSubmission(
+                database,
+                Announcer(redis_client, pinning),
+                store,
+                files,
+                uploads,
+                sandbox,
+                outbox,
+                base,
+                base_config,
+            ),
+            catalogue=AdapterCatalogue(database, base),
+            adapters=AdapterService(database, redis_client, base, pinning),
+            deletion=AdapterDeletion(database, redis_client, base, pinning),
+            jobs=JobService(database, outbox),
+            outbox=outbox,
+        )

@@ -1,0 +1,229 @@
+"""`/v1/adapters`: a tenant's adapters and their versions, made, shown, changed and deleted.
+
+Owns the paths and the order of things in a request. An adapter is named by its id or its name. What an
+adapter is, and what may become of it, is `adapters`' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from adapters.errors import InvalidAdapter
+from adapters.models import AdapterEvent
+from adapters.service import Changes
+from adapters.submission import Caller, Submitted
+from api.deps import (
+    READ_ADAPTERS,
+    WRITE_ADAPTERS,
+    authenticate,
+    onboarding_of,
+    read_json,
+    services_of,
+    serving_engine,
+)
+from api.event_feed import event_feed
+from api.openapi import ERROR_RESPONSES, json_body
+from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
+from api.v1.adapter_bodies import (
+    adapter_object,
+    decode_create,
+    decode_update,
+    decode_version,
+    event_object,
+    version_object,
+)
+from tenants.context import TenantContext
+
+router = APIRouter(prefix="/v1/adapters", responses=ERROR_RESPONSES, tags=["Adapters"])
+
+
+@router.post(
+    "",
+    operation_id="createAdapter",
+    openapi_extra=json_body("CreateAdapterRequest"),
+    status_code=201,
+)
+async def create_adapter(request: Request) -> dict[str, Any]:
+    """A new adapter from two uploaded files. It serves once it is inspected, packed and calibrated."""
+    caller = await authenticate(request, WRITE_ADAPTERS)
+    body = decode_create(await read_json(request))
+    engine = serving_engine(request)
+    if body.base_model != services_of(request).models.base:
+        raise InvalidAdapter("base_model", f"the base served here is '{services_of(request).models.base}'")
+    made = await onboarding_of(request).submission.create(
+        _on_behalf_of(caller),
+        body.name,
+        body.submission(),
+        base_digest=engine.base_digest,
+        description=body.description,
+    )
+    return _submitted(made)
+
+
+@router.get("", operation_id="listAdapters")
+async def list_adapters(request: Request, query: Paged, name: str | None = None) -> dict[str, Any]:
+    """The tenant's adapters; with `name`, the one that is called so."""
+    caller = await authenticate(request, READ_ADAPTERS)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS | {"name"})
+    shown = await onboarding_of(request).catalogue.adapters(
+        caller.tenant_id,
+        after=query.after,
+        limit=query.limit + 1,
+        newest_first=query.newest_first,
+        name=name,
+    )
+    return page([adapter_object(one.adapter, one.version) for one in shown], query.limit)
+
+
+@router.get("/{adapter}", operation_id="retrieveAdapter")
+async def retrieve_adapter(request: Request, adapter: str) -> dict[str, Any]:
+    caller = await authenticate(request, READ_ADAPTERS)
+    shown = await onboarding_of(request).catalogue.get(caller.tenant_id, adapter)
+    return adapter_object(shown.adapter, shown.version)
+
+
+@router.post("/{adapter}", operation_id="updateAdapter", openapi_extra=json_body("UpdateAdapterRequest"))
+async def update_adapter(request: Request, adapter: str) -> dict[str, Any]:
+    """Rename, describe, disable or enable it."""
+    caller = await authenticate(request, WRITE_ADAPTERS)
+    body = decode_update(await read_json(request))
+    changes = Changes(body.name, body.description, body.disabled)
+    shown = await onboarding_of(request).adapters.update(caller.tenant_id, adapter, changes)
+    return adapter_object(shown.adapter, shown.version)
+
+
+@router.delete("/{adapter}", operation_id="deleteAdapter")
+async def delete_adapter(request: Request, adapter: str) -> dict[str, Any]:
+    """Gone at once, with every version; answers that are being generated finish."""
+    caller = await authenticate(request, WRITE_ADAPTERS)
+    deleted = await onboarding_of(request).deletion.delete(caller.tenant_id, adapter)
+    return {"id": deleted.id, "object": "adapter.deleted", "deleted": True}
+
+
+@router.post(
+    "/{adapter}/versions",
+    operation_id="createAdapterVersion",
+    openapi_extra=json_body("CreateVersionRequest"),
+    status_code=201,
+    responses={200: {"description": "The adapter has a version of these very files already."}},
+)
+async def create_version(request: Request, response: Response, adapter: str) -> dict[str, Any]:
+    """The adapter's next version, from two uploaded files."""
+    caller = await authenticate(request, WRITE_ADAPTERS)
+    body = decode_version(await read_json(request))
+    engine = serving_engine(request)
+    made = await onboarding_of(request).submission.add_version(
+        _on_behalf_of(caller), adapter, body.submission(), base_digest=engine.base_digest
+    )
+    if not made.created:
+        response.status_code = 200
+    return version_object(made.adapter, made.version) | {
+        "created": made.created,
+        "calibration_job": made.job_id,
+    }
+
+
+@router.get("/{adapter}/versions", operation_id="listAdapterVersions")
+async def list_versions(request: Request, query: Paged, adapter: str) -> dict[str, Any]:
+    caller = await authenticate(request, READ_ADAPTERS)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS)
+    shown, versions = await onboarding_of(request).catalogue.versions(
+        caller.tenant_id,
+        adapter,
+        after=None if query.after is None else _number(query.after),
+        limit=query.limit + 1,
+        newest_first=query.newest_first,
+    )
+    return page([version_object(shown.adapter, version) for version in versions], query.limit)
+
+
+@router.get("/{adapter}/versions/{version}", operation_id="retrieveAdapterVersion")
+async def retrieve_version(request: Request, adapter: str, version: int) -> dict[str, Any]:
+    caller = await authenticate(request, READ_ADAPTERS)
+    return version_object(*await onboarding_of(request).catalogue.version(caller.tenant_id, adapter, version))
+
+
+@router.post("/{adapter}/versions/{version}/activate", operation_id="activateAdapterVersion")
+async def activate_version(request: Request, adapter: str, version: int) -> dict[str, Any]:
+    """Serve it under the adapter's name. Answers that are being generated finish on the version they began
+    with.
+    """
+    caller = await authenticate(request, WRITE_ADAPTERS)
+    shown = await onboarding_of(request).adapters.activate(caller.tenant_id, adapter, version)
+    return adapter_object(shown.adapter, shown.version)
+
+
+@router.post("/{adapter}/versions/{version}/disable", operation_id="disableAdapterVersion")
+async def disable_version(request: Request, adapter: str, version: int) -> dict[str, Any]:
+    return await _set_version_disabled(request, adapter, version, True)
+
+
+@router.post("/{adapter}/versions/{version}/enable", operation_id="enableAdapterVersion")
+async def enable_version(request: Request, adapter: str, version: int) -> dict[str, Any]:
+    return await _set_version_disabled(request, adapter, version, False)
+
+
+@router.post("/{adapter}/rollback", operation_id="rollbackAdapter")
+async def rollback(request: Request, adapter: str) -> dict[str, Any]:
+    """Serve what the name served before."""
+    caller = await authenticate(request, WRITE_ADAPTERS)
+    shown = await onboarding_of(request).adapters.rollback(caller.tenant_id, adapter)
+    return adapter_object(shown.adapter, shown.version)
+
+
+@router.get("/{adapter}/events", operation_id="listAdapterEvents", response_model=None)
+async def list_events(
+    request: Request, query: Paged, adapter: str, stream: bool = False
+) -> dict[str, Any] | Response:
+    """What happened to it. With `stream`, from the beginning or the event `after` on, as server-sent events
+    that end when no version is on its way any more.
+    """
+    caller = await authenticate(request, READ_ADAPTERS)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS | {"stream"})
+    catalogue = onboarding_of(request).catalogue
+    if stream:
+        shown = await catalogue.get(caller.tenant_id, adapter)
+        source = _objects(catalogue.follow(caller.tenant_id, shown.adapter.id, query.after))
+        return event_feed(source, services_of(request).limits.ping_interval)
+    events = await catalogue.events(
+        caller.tenant_id,
+        adapter,
+        after=query.after,
+        limit=query.limit + 1,
+        newest_first=query.newest_first,
+    )
+    return page([event_object(event) for event in events], query.limit)
+
+
+async def _set_version_disabled(
+    request: Request, adapter: str, version: int, disabled: bool
+) -> dict[str, Any]:
+    caller = await authenticate(request, WRITE_ADAPTERS)
+    changed = await onboarding_of(request).adapters.set_version_disabled(
+        caller.tenant_id, adapter, version, disabled
+    )
+    return version_object(*changed)
+
+
+async def _objects(source: AsyncIterator[list[AdapterEvent]]) -> AsyncIterator[list[dict[str, Any]]]:
+    async for events in source:
+        yield [event_object(event) for event in events]
+
+
+def _on_behalf_of(caller: TenantContext) -> Caller:
+    return Caller(caller.tenant_id, caller.key_id, caller.plan)
+
+
+def _submitted(made: Submitted) -> dict[str, Any]:
+    return adapter_object(made.adapter, made.version) | {"calibration_job": made.job_id}
+
+
+def _number(after: str) -> int:
+    """Of a version, from its id or as it is."""
+    number = after.rpartition("@")[2]
+    if not (number.isascii() and number.isdigit() and len(number) < 10):
+        raise InvalidAdapter("after", "not the id of a version")
+    return int(number)
