@@ -36,6 +36,8 @@ class Limits:
     """Running requests (choices)."""
     max_waiting: int = 1024
     """Waiting requests (choices). The last part of the queue is kept for the higher classes."""
+    max_flex_tokens: int | None = None
+    """Tokens of FLEX prompts computed in one step while a higher class has requests. None: no bound."""
     slot_patience_s: float = 2.0
     """How long an adapter waits for a slot before it claims one in use."""
 
@@ -48,6 +50,8 @@ class Limits:
                 f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_rows ({self.max_rows}): "
                 "every running row may decode one token in a step"
             )
+        if self.max_flex_tokens is not None and self.max_flex_tokens < 1:
+            raise ValueError(f"max_flex_tokens must be at least 1, not {self.max_flex_tokens}")
         if not self.slot_patience_s >= 0:
             raise ValueError(f"slot_patience_s must not be negative, not {self.slot_patience_s}")
 
@@ -62,7 +66,7 @@ def refusal(submit: Submit, limits: Limits, max_tokens_held: int) -> Rejected | 
 
     `max_tokens_held`: tokens whose keys and values fit into all blocks together.
     """
-    problem = _invalid(submit, limits.vocab_size)
+    problem = _invalid(submit, limits.vocab_size) or _invalid_scoring(submit)
     if problem is not None:
         return Rejected(submit.request_id, "invalid", problem)
     prompt_len = len(submit.prompt_ids)
@@ -72,7 +76,7 @@ def refusal(submit: Submit, limits: Limits, max_tokens_held: int) -> Rejected | 
             "of which at least one is for the completion"
         )
         return Rejected(submit.request_id, "context_length_exceeded", message)
-    limit = min(prompt_len + submit.sampling.max_tokens, limits.context_length)
+    limit = length_limit(submit, limits)
     # Keys and values of the last token are never needed.
     if limit - 1 > max_tokens_held:
         message = (
@@ -80,6 +84,26 @@ def refusal(submit: Submit, limits: Limits, max_tokens_held: int) -> Rejected | 
             f"this engine has memory for {max_tokens_held} tokens of one request"
         )
         return Rejected(submit.request_id, "context_length_exceeded", message)
+    return None
+
+
+def length_limit(submit: Submit, limits: Limits) -> int:
+    """Prompt and completion of a choice at its longest.
+
+    A prompt that is only scored draws one token, for nobody: then every request ends in the same way.
+    """
+    return min(len(submit.prompt_ids) + max(submit.sampling.max_tokens, 1), limits.context_length)
+
+
+def _invalid_scoring(submit: Submit) -> str | None:
+    """What is wrong with how the prompt is to be scored."""
+    sampling = submit.sampling
+    if sampling.prompt_logprobs is None:
+        return None if sampling.score_from == 1 else "score_from needs prompt_logprobs"
+    if not 0 <= sampling.prompt_logprobs <= MAX_LOGPROBS:
+        return f"prompt_logprobs must be from 0 to {MAX_LOGPROBS}, not {sampling.prompt_logprobs}"
+    if not 1 <= sampling.score_from <= len(submit.prompt_ids):
+        return f"score_from must be from 1 to {len(submit.prompt_ids)}, not {sampling.score_from}"
     return None
 
 
@@ -104,8 +128,9 @@ def _invalid(submit: Submit, vocab_size: int) -> str | None:
 
 def _invalid_lengths(sampling: SamplingParams, vocab_size: int) -> str | None:
     """What decides when a choice ends."""
-    if sampling.max_tokens < 1:
-        return f"max_tokens must be at least 1, not {sampling.max_tokens}"
+    fewest = 1 if sampling.prompt_logprobs is None else 0
+    if sampling.max_tokens < fewest:
+        return f"max_tokens must be at least {fewest}, not {sampling.max_tokens}"
     if not 0 <= sampling.min_tokens <= sampling.max_tokens:
         return f"min_tokens must be from 0 to max_tokens, not {sampling.min_tokens}"
     if len(sampling.stop) > MAX_STOPS:

@@ -47,6 +47,17 @@ class Scheduled(NamedTuple):
     """True when the share ends at the row's last token (known, or just being drawn): a next one is drawn."""
 
 
+class Scored(NamedTuple):
+    """Known tokens of a row that a step scores, each by what the step computes of the token before it."""
+
+    row: int
+    first: int
+    """Position of the first; the step's share of the row begins before it."""
+    num_tokens: int
+    num_tops: int
+    """How many of the likeliest are wanted beside each."""
+
+
 @dataclass(slots=True)
 class Batch:
     """The plan of one step. Apply in order: freed rows, new rows, grown tables; then run `scheduled`."""
@@ -58,6 +69,7 @@ class Batch:
     """(row, block ids appended to its table), for rows that are not new."""
     scheduled: list[Scheduled] = field(default_factory=list)
     """In token order of the flattened batch; decoding rows (one token) first."""
+    scored: list[Scored] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -73,6 +85,8 @@ class StepResult:
     """By position in `token_ids`; only for rows that asked."""
     failed: list[int] = field(default_factory=list)
     """Positions in `token_ids` whose logits were not finite: the request ends with "error", alone."""
+    scores: list[list[TokenLogprob] | None] = field(default_factory=list)
+    """Parallel to `Batch.scored`. None where logits were not finite: that request ends with "error" too."""
 
 
 class Launched(Protocol):

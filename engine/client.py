@@ -22,8 +22,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import structlog
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
+from engine.connection import Connection
 from engine.protocol import (
     Abort,
     AdapterRef,
@@ -38,6 +38,7 @@ from engine.protocol import (
     RejectCode,
     Submit,
     TokenChunk,
+    TokenLogprob,
     Usage,
 )
 
@@ -48,20 +49,10 @@ SILENCE_LIMIT = 3.0
 CONNECT_LIMIT = 2.0
 """Seconds for a connection to be made before another is tried."""
 TICK = 0.1
-NEVER = 7 * 24 * 3600 * 1000
-"""Milliseconds."""
 MAX_UNREAD_TOKENS = 65_536
 
 _decoder = msgspec.msgpack.Decoder(EngineMessage)
 _encoder = msgspec.msgpack.Encoder()
-
-_LOST_EVENTS = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-)
 
 
 class EngineError(Exception):
@@ -94,12 +85,24 @@ class Generation:
     `abort` (it may then read on, to the usage).
     """
 
-    __slots__ = ("_client", "_closed", "_error", "_num_unread", "_unread", "_waiter", "request_id", "usage")
+    __slots__ = (
+        "_client",
+        "_closed",
+        "_error",
+        "_num_unread",
+        "_unread",
+        "_waiter",
+        "request_id",
+        "scores",
+        "usage",
+    )
 
     def __init__(self, client: EngineClient, request_id: str) -> None:
         self.request_id = request_id
         self.usage: Usage | None = None
         """Set once the engine has spoken its last word."""
+        self.scores: list[TokenLogprob] = []
+        """Of the prompt's tokens from `score_from` on, where asked for; complete before the first chunk."""
         self._client = client
         self._unread: list[TokenChunk] = []
         self._num_unread = 0
@@ -151,42 +154,6 @@ class Generation:
         self._wake()
 
 
-class _Connection:
-    """One DEALER socket from connect to its first fault, and the monitor that reports the fault."""
-
-    def __init__(self, context: zmq.Context, endpoint: str, now: float) -> None:
-        self.socket = context.socket(zmq.DEALER)
-        # A connection that breaks stays broken: see the module's docstring. Not -1, which means never, but
-        # also has libzmq discard what the peer sent last and nobody has read yet. Sends are never refused for
-        # a full queue; the silence limit bounds what can gather for an engine that does not read.
-        self.socket.setsockopt(zmq.RECONNECT_IVL, NEVER)
-        self.socket.setsockopt(zmq.SNDHWM, 0)
-        self.socket.setsockopt(zmq.RCVHWM, 1000)  # this process blocked: let the engine's side fill, and know
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
-        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
-        self.monitor = self.socket.get_monitor_socket(_LOST_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self.opened_at = now
-        self.last_heard = now
-        self.connected = False
-        self.lost = False
-        self.socket.connect(endpoint)
-
-    def poll_monitor(self) -> None:
-        """Take in all that the monitor has to say."""
-        while self.monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            event = recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.connected = True
-            else:
-                self.lost = True
-
-    def close(self, linger: int = 0) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
-        self.socket.close(linger=linger)
-
-
 class EngineClient:
     """A process's door to one engine. All methods belong to the event loop that called `start`."""
 
@@ -205,7 +172,7 @@ class EngineClient:
         self._ready = asyncio.Event()
         self._generations: dict[str, Generation] = {}
         self._context: zmq.Context | None = None
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -286,7 +253,7 @@ class EngineClient:
 
     def _connect(self) -> None:
         assert self._context is not None
-        connection = self._connection = _Connection(self._context, self.endpoint, self._loop.time())
+        connection = self._connection = Connection(self._context, self.endpoint, self._loop.time())
         self._loop.add_reader(connection.socket.FD, self._on_readable)
         self._loop.add_reader(connection.monitor.FD, self._on_monitor)
         self._send(Hello(self._name))
@@ -356,6 +323,10 @@ class EngineClient:
 
     def _on_outputs(self, outputs: Outputs) -> None:
         generations = self._generations
+        for scores in outputs.scores:
+            generation = generations.get(scores.request_id)
+            if generation is not None:
+                generation.scores += scores.logprobs
         gained: set[Generation] = set()
         for chunk in outputs.chunks:
             generation = generations.get(chunk.request_id)

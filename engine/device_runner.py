@@ -1,9 +1,9 @@
 """Runs batches on a GPU, one step ahead of the host: no launch waits for the step before it.
 
 Owns the KV cache, the block tables on the device, what the host tells the device each step, and the order in
-which a step is queued: changes, inputs, model (a captured graph where there is one), draws. Tokens that were
-drawn stay on the device as the next step's input; the host reads them later. Refuses to know requests, queues
-and block accounting: a plan is complete.
+which a step is queued: changes, inputs, model (a captured graph where there is one), draws, scores. Tokens
+that were drawn stay on the device as the next step's input; the host reads them later. Refuses to know
+requests, queues and block accounting: a plan is complete.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import NO_SLOT, Batch, Done, Launched, NewRow, StepResult
+from engine.batch import NO_SLOT, Batch, Done, Launched, NewRow, Scored, StepResult
 from engine.batch_state import BatchState, Shares
 from engine.device_sampler import DeviceSampler
+from engine.device_scoring import DeviceScorer
 from engine.graphs import Bucket, StepGraphs, row_buckets, token_buckets
 from engine.lora.device_pool import DevicePool
 from engine.model.cache import KVCache
 from engine.model.config import ModelConfig
 from engine.model.model import Model
+from engine.scoring import asked_of
 from kernels.attention import DevicePlan
 from kernels.lora.device import DeviceLora
 from kernels.step_inputs import StepInputs
@@ -102,6 +104,8 @@ class DeviceRunner:
             )
         )
         self._sampler = DeviceSampler(inputs, rows[-1], config.vocab_size, config.eos_ids, device)
+        # Pieces of as many rows as the largest step draws for: the logits' memory is at least that large.
+        self._scorer = DeviceScorer(model.logits, max_tokens, rows[-1], device)
         inputs.freeze()
         self._row_slots = np.full(max_tokens, NO_SLOT, np.int64)
         self._changed: list[tuple[int, int, list[int]]] = []
@@ -142,7 +146,7 @@ class DeviceRunner:
         self._apply(batch)
         shares = self._state.shares(batch)
         with nullcontext() if self._pool is None else self._pool.launching():
-            launched = self._queue(shares)
+            launched = self._queue(shares, batch.scored)
         self._state.advance(shares)
         return launched
 
@@ -188,7 +192,7 @@ class DeviceRunner:
 
     # ---- one step
 
-    def _queue(self, shares: Shares) -> Launched:
+    def _queue(self, shares: Shares, scored: list[Scored]) -> Launched:
         rows, query_lens, samples = shares
         state, inputs = self._state, self._inputs
         num_tokens = int(query_lens.sum())
@@ -215,9 +219,11 @@ class DeviceRunner:
         if num_changes:
             self._write_tables(*self._changes.device[:, :num_changes])
         logits_SV = self._graphs.run(bucket)
-        if not drawing.size:
-            return Done(StepResult([]))
-        return self._sampler.launch(logits_SV)
+        draws: Launched = self._sampler.launch(logits_SV) if drawing.size else Done(StepResult([]))
+        if not scored:
+            return draws
+        asked = asked_of(scored, state, rows, query_lens)
+        return self._scorer.launch(asked, self._model.hidden(bucket.num_tokens), draws)
 
     def _assign_slots(self, slots: np.ndarray, bucket: Bucket) -> None:
         """The step's work for adapters: of its tokens, and none of what fills the bucket."""

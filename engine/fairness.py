@@ -203,12 +203,12 @@ class FairQueue:
         """
         self._join(request).returning.appendleft(request)
 
-    def pick(self, admits: Admits) -> Request | None:
-        """The next request whose adapter `admits` lets in; it stays queued until taken.
+    def pick(self, admits: Admits, closed: PriorityClass | None = None) -> Request | None:
+        """The next request whose adapter `admits` lets in, not of class `closed`. Queued until taken.
 
         Tenants with no such request are set aside until `unpark`, so that they are looked at once per pass.
         """
-        waiting = [lane for lane in self._lanes.values() if lane.num_waiting]
+        waiting = [lane for name, lane in self._lanes.items() if lane.num_waiting and name is not closed]
         waiting.sort(key=lambda lane: lane.served)  # stable: of equals, the higher class
         for lane in waiting:
             request = lane.pick(admits)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from engine.admission import Limits, refusal
+from engine.admission import Limits, length_limit, refusal
 from engine.kv_cache import BlockPool, BlockTable, prefix_root
 from engine.protocol import PriorityClass, Rejected, Submit
 from engine.request import Request, RequestGroup
@@ -47,7 +47,7 @@ class Intake:
         A request without a seed is given one, so that a preemption changes nothing.
         """
         sampling = submit.sampling
-        limit = min(len(submit.prompt_ids) + sampling.max_tokens, self._limits.context_length)
+        limit = length_limit(submit, self._limits)
         seed = self._draw_seed() if sampling.seed is None else sampling.seed
         self._num_groups += 1
         return RequestGroup(submit, self._num_groups, limit, seed)

@@ -150,10 +150,13 @@ class BlockTable:
         self.named_len = 0
         """Tokens in blocks that are findable, or whose contents another findable block has."""
 
-    def match(self, token_ids: list[int]) -> list[int]:
-        """Cached blocks this (empty) table could begin with, leaving at least the last token to compute."""
+    def match(self, token_ids: list[int], num_reusable: int | None = None) -> list[int]:
+        """Cached blocks this (empty) table could begin with.
+
+        `num_reusable`: of how many tokens at most; of all but the last unless told.
+        """
         assert not self.block_ids
-        num_useful = (len(token_ids) - 1) // self._pool.block_size
+        num_useful = (len(token_ids) - 1 if num_reusable is None else num_reusable) // self._pool.block_size
         self._extend_names(token_ids, num_useful)
         return self._pool.find(self._names[:num_useful])
 

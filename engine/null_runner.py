@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from engine.admission import Limits
-from engine.batch import NO_SLOT, Batch, Launched, NewRow, StepResult
+from engine.batch import NO_SLOT, Batch, Launched, NewRow, Scored, StepResult
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
@@ -42,10 +42,13 @@ _DEFAULT_NUM_SLOTS = 64
 class RowState:
     """What a runner must remember of a row between steps."""
 
-    __slots__ = ("history", "num_logprobs", "salt")
+    __slots__ = ("begin", "history", "num_logprobs", "salt", "token_ids")
 
     def __init__(self, new: NewRow, digest: str) -> None:
-        self.history = extend_history(begin_history(digest), new.token_ids)
+        self.begin = begin_history(digest)
+        self.token_ids = new.token_ids
+        """As it came in: the prompt is among them."""
+        self.history = extend_history(self.begin, new.token_ids)
         self.salt = 0 if new.sampling.temperature == 0 else new.seed
         self.num_logprobs = new.sampling.logprobs
 
@@ -126,7 +129,7 @@ class NullRunner:
             rows[row] = None
         for new in batch.new_rows:
             rows[new.row] = RowState(new, self._digests[new.slot])
-        result = StepResult([])
+        result = StepResult([], scores=[self._score(share) for share in batch.scored])
         token_ids = result.token_ids
         for row, _, samples in batch.scheduled:
             if samples:
@@ -138,6 +141,25 @@ class NullRunner:
                 state.history = crc32(token_id.to_bytes(4, "little"), state.history)
                 token_ids.append(token_id)
         return result
+
+    def _score(self, share: Scored) -> list[TokenLogprob]:
+        state = self._rows[share.row]
+        assert state is not None
+        history = extend_history(state.begin, state.token_ids[: share.first])
+        scores = []
+        for token_id in state.token_ids[share.first : share.first + share.num_tokens]:
+            scores.append(self.score(history, token_id, share.num_tops))
+            history = extend_history(history, (token_id,))
+        return scores
+
+    def score(self, history: int, token_id: int, num_top: int) -> TokenLogprob:
+        """A prompt token's: the likeliest is the one that would be drawn, others are less by chance."""
+        drawn = self.draw(history, 0)
+        top = self.logprob(drawn, num_top).top
+        if token_id == drawn:
+            return TokenLogprob(token_id, -_LOG_2, top)
+        chance = crc32(token_id.to_bytes(4, "little"), history) / 2**32
+        return TokenLogprob(token_id, -_LOG_2 - 8 * chance, top)
 
     def draw(self, history: int, salt: int) -> int:
         """The next token after a history."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.protocol import Finished, Rejected, TokenChunk, UsageEvent
+from engine.protocol import Finished, PromptScores, Rejected, TokenChunk, UsageEvent
 
 
 @dataclass(slots=True)
@@ -21,9 +21,12 @@ class StepOutputs:
     """Requests whose first token is among the chunks, with what admission found: cached tokens, the wait."""
     checkpoints: list[UsageEvent] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
+    scores: list[PromptScores] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.finished or self.started or self.checkpoints or self.rejected)
+        return bool(
+            self.chunks or self.finished or self.started or self.checkpoints or self.rejected or self.scores
+        )
 
 
 @dataclass(slots=True)

@@ -57,6 +57,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: none. k: the chosen token's and those of the k likeliest, of the unmodified distribution."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, of the prompt's tokens: each given those before it. With it `max_tokens` may be 0."""
+    score_from: int = 1
+    """Position of the first prompt token that is scored: what precedes it may come from the prefix cache."""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -130,6 +134,15 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
     """The stop string or token that matched. A matched string is still in the tokens: the reader cuts it."""
 
 
+class PromptScores(msgspec.Struct, frozen=True, array_like=True):
+    """What a step has scored of a request's prompt. Each token once, in order, before the first chunk."""
+
+    request_id: str
+    start: int
+    """Position in the prompt of the first of them."""
+    logprobs: list[TokenLogprob]
+
+
 class Usage(msgspec.Struct, frozen=True):
     """What a request is billed for. The prompt counts once, however many choices."""
 
@@ -171,6 +184,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     chunks: list[TokenChunk] = []
     finished: list[Finished] = []
     rejected: list[Rejected] = []
+    scores: list[PromptScores] = []
 
 
 class EngineInfo(msgspec.Struct, frozen=True, tag="info"):

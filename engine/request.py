@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from engine.batch import NO_SLOT, NewRow, Scheduled
+from engine.batch import NO_SLOT, NewRow, Scheduled, Scored
 from engine.kv_cache import BlockTable
 from engine.protocol import FinishReason, PriorityClass, Submit, Usage, UsageEvent
 from engine.stops import StopMatcher
@@ -65,7 +65,7 @@ class RequestGroup:
 
         `limit` is the total length at which a choice ends; `seed` is choice 0's.
         """
-        assert len(submit.prompt_ids) < limit
+        assert len(submit.prompt_ids) < limit, "every choice draws a token"
         self.submit = submit
         self.arrival = arrival
         self.limit = limit
@@ -80,6 +80,11 @@ class RequestGroup:
         self.scheduled_at: float | None = None
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
+
+    @property
+    def scores_only(self) -> bool:
+        """Nothing is generated: it ends with its prompt."""
+        return self.submit.sampling.max_tokens == 0
 
     @property
     def usage(self) -> Usage:
@@ -136,6 +141,7 @@ class Request:
         "rank",
         "request_id",
         "row",
+        "scored_len",
         "slot",
         "state",
         "stop_ids",
@@ -171,6 +177,10 @@ class Request:
         """Tokens of this stay in the batch whose keys and values came from the prefix cache."""
         self.computed_len = 0
         """Tokens whose keys and values a launched step has computed, or will have before any later step."""
+        self.scored_len = len(self.token_ids)
+        """Prompt tokens that need no scoring, or whose scores a launched step computes; it outlives stays."""
+        if submit.sampling.prompt_logprobs is not None and index == 0:
+            self.scored_len = submit.sampling.score_from
         self.limit = group.limit
         self.min_len = len(submit.prompt_ids) + submit.sampling.min_tokens
         """Total length below which nothing stops it."""
@@ -188,6 +198,25 @@ class Request:
     @property
     def num_pending(self) -> int:
         return self.total_len - len(self.token_ids)
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens whose keys and values may come from the prefix cache: those before any that are computed.
+
+        Computed is the last, for what follows it; and the one before the first that is still to be scored.
+        """
+        all_scored = self.scored_len >= len(self.group.submit.prompt_ids)
+        return (self.total_len if all_scored else self.scored_len) - 1
+
+    def take_scored(self, begin: int) -> Scored | None:
+        """Prompt tokens that a step scores which computes the tokens from `begin` to `computed_len`."""
+        prompt_len = len(self.group.submit.prompt_ids)
+        first, end = self.scored_len, min(self.computed_len + 1, prompt_len)
+        if first >= end:
+            return None
+        assert begin < first, "the token before the first that is scored was computed before"
+        self.scored_len = end
+        return Scored(self.row, first, end - first, self.group.submit.sampling.prompt_logprobs or 0)
 
     @property
     def seed(self) -> int:

@@ -15,6 +15,7 @@ from engine.outputs import Counters, StepOutputs
 from engine.protocol import (
     Finished,
     FinishReason,
+    PromptScores,
     RejectCode,
     Rejected,
     Submit,
@@ -96,7 +97,7 @@ class Roster:
     def queue_siblings(self, group: RequestGroup) -> None:
         """The first choice's prompt is computed: the other choices will find it in the prefix cache."""
         num_missing = group.submit.n - len(group.choices)
-        if num_missing:
+        if num_missing and not group.scores_only:
             # Before later requests of the same tenant, in their own order.
             for request in reversed(self._intake.add_choices(group, num_missing)):
                 self._enqueue(request, first=True)
@@ -142,6 +143,14 @@ class Roster:
             self._outputs.checkpoints.append(group.event(self._engine_id, self._incarnation, now))
         return False
 
+    def tell_scores(self, request: Request, start: int, logprobs: list[TokenLogprob]) -> None:
+        """Tell of prompt tokens just scored."""
+        self._outputs.scores.append(PromptScores(request.request_id, start, logprobs))
+
+    def end_scored(self, request: Request) -> None:
+        """Its prompt is computed and scored, which was all: every choice is over before it began."""
+        self._end_group(request.group, "length")
+
     def _stop(self, request: Request, token_id: int) -> tuple[FinishReason | None, int | str | None]:
         """Whether the token just appended ends the choice, and what it matched."""
         match = None
@@ -165,9 +174,12 @@ class Roster:
         request.table.forget()
         self.counters.errors += 1
         group = request.group
+        if group.scores_only:
+            return self._end_group(group, "error")
         self._outputs.chunks.append(TokenChunk(request.request_id, request.index, [], None, "error"))
         self.queue_siblings(group)
         self._end(request, "error")
+        return None
 
     def abort(self, request_id: str) -> None:
         """End all choices of a request and free what they hold. Unknown ids are ignored."""

@@ -10,13 +10,15 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.batch import NO_SLOT, Batch, Done, NewRow, StepResult
+from engine.batch import NO_SLOT, Batch, Done, NewRow, Scored, StepResult
 from engine.batch_state import BatchState, Shares
 from engine.lora.pool import AdapterPool
 from engine.model.cache import KVCache
 from engine.model.model import Model
 from engine.outputs import RunnerCounters
+from engine.protocol import TokenLogprob
 from engine.sampler import Sampler
+from engine.scoring import asked_of, read, rows_per_piece, score
 from kernels.attention import AttentionMetadata
 from kernels.lora import LoraContext
 
@@ -63,15 +65,15 @@ class ModelRunner:
         for row, block_ids in batch.grown:
             state.append_blocks(row, block_ids)
         shares = state.shares(batch)
-        logits_SV = self._forward(shares)
+        logits_SV, scores = self._forward(shares, batch.scored)
         drawing = shares.rows[shares.samples]
         output_lens = state.total_len[drawing] - state.prompt_len[drawing]
         state.advance(shares)
         if not drawing.size:
-            return StepResult([])
+            return StepResult([], scores=scores)
         sampled = self._sampler.sample(logits_SV, drawing, output_lens)
         state.learn(drawing, sampled.token_ids)
-        return StepResult(sampled.token_ids.tolist(), sampled.logprobs, sampled.failed)
+        return StepResult(sampled.token_ids.tolist(), sampled.logprobs, sampled.failed, scores)
 
     def _enter(self, new: NewRow) -> None:
         assert self._lora is not None or new.slot == NO_SLOT, f"row {new.row}: slot {new.slot} without a pool"
@@ -79,8 +81,10 @@ class ModelRunner:
         prompt_ids, output_ids = new.token_ids[: new.prompt_len], new.token_ids[new.prompt_len :]
         self._sampler.admit(new.row, new.sampling, new.seed, prompt_ids, output_ids)
 
-    def _forward(self, shares: Shares) -> torch.Tensor:
-        """Logits [S, V] of the rows that sample, in their order."""
+    def _forward(
+        self, shares: Shares, scored: list[Scored]
+    ) -> tuple[torch.Tensor, list[list[TokenLogprob] | None]]:
+        """(logits [S, V] of the rows that sample, in their order; what is scored)."""
         rows, query_lens, samples = shares
         state = self._state
         places = np.flatnonzero(samples)
@@ -101,12 +105,24 @@ class ModelRunner:
         hidden_TH = self._model.forward(
             input_ids_T.to(self._device), positions_T.to(self._device), attention, self._kv, self._lora
         )
+        scores = self._score(scored, hidden_TH, rows, query_lens) if scored else []
         if not places.size:
-            return hidden_TH.new_empty(0, self._model.config.vocab_size)
+            return hidden_TH.new_empty(0, self._model.config.vocab_size), scores
         if places.size < attention.num_tokens:
             last = (attention.query_starts + query_lens - 1)[places]
             hidden_TH = hidden_TH.index_select(0, torch.from_numpy(last).to(self._device))
-        return self._model.logits(hidden_TH)
+        return self._model.logits(hidden_TH), scores
+
+    def _score(
+        self, scored: list[Scored], hidden_TH: torch.Tensor, rows: np.ndarray, query_lens: np.ndarray
+    ) -> list[list[TokenLogprob] | None]:
+        asked = asked_of(scored, self._state, rows, query_lens)
+        at_N, targets_N = (
+            torch.from_numpy(array).to(self._device) for array in (asked.at_N, asked.targets_N)
+        )
+        piece_rows = rows_per_piece(self._model.config.vocab_size)
+        logits_of = self._model.logits
+        return read(score(logits_of, hidden_TH, at_N, targets_N, asked.most_tops, piece_rows), asked)
 
     def _by_slot(self, rows: np.ndarray, query_lens: np.ndarray) -> np.ndarray:
         """The order that puts tokens of one slot side by side, slots with few tokens first, the base last.

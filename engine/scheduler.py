@@ -29,6 +29,9 @@ write it until the end of the last step launched so far. No harm comes of that: 
 launched later, and steps run in order. Only copies that are no steps have to wait for that end: adapters
 loaded into a slot. Likewise the prefix cache names blocks of a prompt when the step that computes them is
 planned: whoever finds them runs in a later step.
+
+Scores of prompt tokens belong to a step as draws do: a token counts as scored when the step that scores it is
+planned, so that it is scored once, whatever is preempted and computed again.
 """
 
 from __future__ import annotations
@@ -39,20 +42,22 @@ from collections.abc import Callable, Iterable
 from secrets import randbits
 
 from engine.admission import Limits
-from engine.batch import Batch, Scheduled, StepResult
+from engine.batch import Batch, Scheduled, Scored, StepResult
 from engine.fairness import FairQueue
 from engine.intake import Intake
 from engine.kv_cache import BlockPool
 from engine.lora.residency import Residency
 from engine.lora.slots import SlotTable
 from engine.outputs import Counters, StepOutputs
-from engine.protocol import AdapterRef, Rejected, Submit
+from engine.protocol import AdapterRef, PriorityClass, Rejected, Submit, TokenLogprob
 from engine.request import Request, RequestState
 from engine.roster import Roster
 from engine.running import Running
 
 MAX_UNCOMMITTED = 2
 """Batches planned and not committed: one that runs, and one behind it."""
+
+FLEX = PriorityClass.FLEX
 
 _Shares = list[tuple[Request, Scheduled]]
 
@@ -95,9 +100,11 @@ class Scheduler:
             incarnation,
             clock,
         )
-        # Uncommitted batches, with the requests parallel to their shares.
-        self._uncommitted: deque[tuple[Batch, list[Request]]] = deque()
+        # Uncommitted batches, with the requests parallel to their shares and to what they score.
+        self._uncommitted: deque[tuple[Batch, list[Request], list[Request]]] = deque()
         self._planned: list[Request] = []  # parallel to the shares of the batch being planned
+        self._scoring: list[Request] = []  # parallel to what it scores
+        self._flex_left = 0  # tokens of FLEX prompts that it may still compute
         self._at_limit: list[Request] = []  # planned to draw the last token their limit allows
         self._step = 0
 
@@ -130,8 +137,9 @@ class Scheduler:
         assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
         batch = Batch(self._step)
         prefill: _Shares = []
-        self._planned = []
+        self._planned, self._scoring = [], []
         self._retire()
+        self._flex_left = self._flex_tokens()
         num_running = self.num_running
         self.residency.take_turns()
         budget = self._serve_running(batch, prefill)
@@ -146,18 +154,18 @@ class Scheduler:
         self._share_prefixes(prefill)
         self._step += 1
         batch.freed_rows = self._running.take_freed_rows()
-        self._uncommitted.append((batch, self._planned))
+        self._uncommitted.append((batch, self._planned, self._scoring))
         return batch
 
     def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
         """Take in what the oldest batch drew. Returns all there is to tell since the last commit."""
-        planned_batch, planned = self._uncommitted.popleft()
+        planned_batch, planned, scoring = self._uncommitted.popleft()
         assert planned_batch is batch, "another batch was to be committed first"
         now = self._clock()
+        any_ended = bool(scoring) and self._commit_scores(batch.scored, scoring, result.scores)
         block_size, emit, finished = self.pool.block_size, self._roster.emit, RequestState.FINISHED
         token_ids, logprobs, failed = result.token_ids, result.logprobs, result.failed
         drawn: list[Request] = []
-        any_ended = False
         position = -1
         for request, share in zip(planned, batch.scheduled, strict=True):
             if not share.samples:
@@ -168,6 +176,9 @@ class Scheduler:
             if failed and position in failed:
                 self._roster.fail(request)
                 any_ended = True
+                continue
+            if request.group.scores_only:
+                self._roster.end_scored(request)
                 continue
             # The step has computed what was known before it; the block of the token drawn is not full yet.
             known_len = len(request.token_ids)
@@ -184,6 +195,21 @@ class Scheduler:
         if any_ended:
             self._running.sweep()
         return self.collect()
+
+    def _commit_scores(
+        self, scored: list[Scored], scoring: list[Request], scores: list[list[TokenLogprob] | None]
+    ) -> bool:
+        """Tell of the scores of requests that go on. Whether any ended, for want of finite numbers."""
+        any_ended = False
+        for request, share, logprobs in zip(scoring, scored, scores, strict=True):
+            if request.state is RequestState.FINISHED:
+                continue
+            if logprobs is None:
+                self._roster.fail(request)
+                any_ended = True
+            else:
+                self._roster.tell_scores(request, share.first, logprobs)
+        return any_ended
 
     def collect(self) -> StepOutputs:
         """What has happened since the last commit or collect."""
@@ -225,7 +251,7 @@ class Scheduler:
     def _check_in_flight(self, alive: list[Request]) -> None:
         """Exactly the tokens that uncommitted batches draw are pending, one per batch at most."""
         pending: dict[Request, int] = {}
-        for batch, planned in self._uncommitted:
+        for batch, planned, _ in self._uncommitted:
             for request, share in zip(planned, batch.scheduled, strict=True):
                 pending[request] = pending.get(request, 0) + share.samples
         assert all(request.num_pending == pending.get(request, 0) for request in alive)
@@ -266,14 +292,29 @@ class Scheduler:
                 budget -= self._plan(batch, prefill, request, budget - (len(running) - index))
         return budget
 
+    def _flex_tokens(self) -> int:
+        """Tokens of FLEX prompts that a step may compute: not all, where that would make others wait."""
+        bound, running, queue = self.limits.max_flex_tokens, self._running.requests, self.queue
+        others = (running and running[0].priority is not FLEX) or len(queue) > queue.num_waiting(FLEX)
+        return self.limits.max_batch_tokens if bound is None or not others else bound
+
     def _plan(self, batch: Batch, prefill: _Shares, request: Request, budget: int) -> int:
         """Compute as many of a request's known tokens as the budget allows. Returns how many."""
-        num_left = request.total_len - request.computed_len
+        begin = request.computed_len
+        num_left = request.total_len - begin
+        if request.priority is FLEX:
+            budget = max(1, min(budget, self._flex_left))
         num_tokens = min(num_left, budget)
+        if request.priority is FLEX:
+            self._flex_left -= num_tokens
         share = Scheduled(request.row, num_tokens, num_tokens == num_left)
         prefill.append((request, share))
         request.computed_len += num_tokens
         request.total_len += share.samples
+        scored = request.take_scored(begin)
+        if scored is not None:
+            batch.scored.append(scored)
+            self._scoring.append(request)
         if num_tokens == 1:  # wider shares come last
             self._add(batch, request, share)
         return num_tokens
@@ -310,11 +351,12 @@ class Scheduler:
     def _admit(self, batch: Batch, prefill: _Shares, budget: int) -> None:
         """Let waiting requests in while there are tokens, rows and blocks for them."""
         while budget > 0 and not self._running.is_full:
-            request = self.queue.pick(self.residency.admits)
+            closed = None if self._flex_left > 0 else FLEX
+            request = self.queue.pick(self.residency.admits, closed)
             if request is None:
                 break
             total_len = request.total_len
-            matched = request.table.match(request.token_ids)
+            matched = request.table.match(request.token_ids, request.num_reusable)
             num_needed = -(-total_len // self.pool.block_size) - len(matched)
             # One block is left for each running request to grow: else the next step would preempt.
             if self.pool.num_free_besides(matched) < num_needed + self.num_running:

@@ -36,6 +36,7 @@ from engine.protocol import (
     Finished,
     Outputs,
     Prefetch,
+    PromptScores,
     RejectCode,
     Rejected,
     Submit,
@@ -197,8 +198,8 @@ class EngineServer:
             self._take_stats()
 
     def _publish(self, outputs: StepOutputs) -> None:
-        if outputs.chunks:
-            self._send_chunks(outputs.chunks)
+        if outputs.chunks or outputs.scores:
+            self._send_chunks(outputs.chunks, outputs.scores)
         for event in outputs.started:
             self._meter.started(self._routes[event.request_id].row, event)
         for event in outputs.checkpoints:
@@ -214,16 +215,22 @@ class EngineServer:
             if route.client is not None:
                 self._transport.send(route.client, Outputs(rejected=[rejected]))
 
-    def _send_chunks(self, chunks: Iterable[TokenChunk]) -> None:
+    def _send_chunks(self, chunks: Iterable[TokenChunk], scores: Iterable[PromptScores]) -> None:
         by_client: dict[bytes, list[TokenChunk]] = {}
+        scores_by_client: dict[bytes, list[PromptScores]] = {}
         routes, count = self._routes, self._meter.begin_step()
         for chunk in chunks:
             route = routes[chunk.request_id]
             count(route.row, len(chunk.token_ids))
             if route.client is not None:
                 by_client.setdefault(route.client, []).append(chunk)
+        for found in scores:
+            reader = routes[found.request_id].client
+            if reader is not None:
+                scores_by_client.setdefault(reader, []).append(found)
+                by_client.setdefault(reader, [])
         for client, theirs in by_client.items():
-            self._transport.send(client, Outputs(chunks=theirs))
+            self._transport.send(client, Outputs(chunks=theirs, scores=scores_by_client.get(client, [])))
 
     def _say_last_words(self, receipts: list[object]) -> None:
         """On the journal's thread: these requests' usage is safe."""

@@ -162,6 +162,10 @@ class Model:
         )
         return self._decode(step, residual)
 
+    def hidden(self, num_tokens: int) -> Tensor:
+        """[T, H] of the last `forward_on_device`, of that many tokens. A replay of it leaves them too."""
+        return self._take("x", (num_tokens, self.config.hidden_size))
+
     @torch.no_grad()
     def logits(self, hidden_SH: Tensor) -> Tensor:
         """[S, V] fp32 for hidden states of a forward pass; on a GPU the next call overwrites them."""

@@ -21,6 +21,7 @@ from engine.protocol import (
     SamplingParams,
     Submit,
     TokenChunk,
+    TokenLogprob,
     UsageEvent,
 )
 from engine.scheduler import Scheduler
@@ -111,6 +112,7 @@ class Engine:
         self.scheduler = self.core.scheduler
         self.slots = slots
         self.submitted: dict[str, Submit] = {}
+        self.scores: dict[str, list[TokenLogprob]] = defaultdict(list)
         self.chunks: dict[str, dict[int, list[TokenChunk]]] = defaultdict(lambda: defaultdict(list))
         self.finished: dict[str, tuple[Finished, UsageEvent]] = {}
         self.checkpoints: list[UsageEvent] = []
@@ -144,6 +146,11 @@ class Engine:
         return outputs
 
     def record(self, outputs: StepOutputs) -> None:
+        for scores in outputs.scores:
+            submit = self.submitted[scores.request_id]
+            assert scores.request_id not in self.chunks, "scores after a chunk"
+            assert scores.start == submit.sampling.score_from + len(self.scores[scores.request_id])
+            self.scores[scores.request_id] += scores.logprobs
         for chunk in outputs.chunks:
             assert chunk.request_id not in self.finished, "a chunk after the last word"
             self.chunks[chunk.request_id][chunk.index].append(chunk)
@@ -200,8 +207,24 @@ class Engine:
             ran = event.scheduled_at is not None
             assert finished.usage.prompt_tokens == (len(submit.prompt_ids) if ran else 0)
             assert 0 <= finished.usage.cached_tokens < len(submit.prompt_ids)
+            if submit.sampling.prompt_logprobs is not None:
+                assert finished.usage.cached_tokens < submit.sampling.score_from or not scored_of(submit)
             assert event.finish_reason is not None
             assert event.finished_at is not None
+
+
+def scored_of(submit: Submit) -> list[TokenLogprob]:
+    """What a prompt's scores must be, by definition."""
+    sampling = submit.sampling
+    if sampling.prompt_logprobs is None:
+        return []
+    scorer = StrictRunner(list(range(VOCAB_SIZE)), 1, 2, 1, 1)
+    history = begin_history(submit.adapter.digest if submit.adapter else "")
+    scores = []
+    for token_id in submit.prompt_ids:
+        scores.append(scorer.score(history, token_id, sampling.prompt_logprobs))
+        history = extend_history(history, [token_id])
+    return scores[sampling.score_from :]
 
 
 def alone(submit: Submit, index: int = 0) -> tuple[list[int], FinishReason, int | str | None]:
@@ -215,6 +238,8 @@ def alone(submit: Submit, index: int = 0) -> tuple[list[int], FinishReason, int 
     salt = 0 if sampling.temperature == 0 else seed & (2**63 - 1)
     token_ids: list[int] = []
     text = b""
+    if sampling.max_tokens == 0:
+        return [], "length", None
     while True:
         token_id = drawer.draw(history, salt)
         history = extend_history(history, [token_id])

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from engine.batch import NO_SLOT, Batch, Launched, NewRow, StepResult
+from engine.batch import NO_SLOT, Batch, Launched, NewRow, Scored, StepResult
 from engine.null_runner import NullRunner, begin_history, extend_history
+from engine.protocol import TokenLogprob
 
 
 class StrictRow:
@@ -57,6 +58,8 @@ class StrictRunner(NullRunner):
         """Request ids, in the order in which they were given rows."""
         self.fail_prompts: set[tuple[int, ...]] = set()
         """Requests whose logits are not finite."""
+        self.fail_scores: set[tuple[int, ...]] = set()
+        """Those whose prompt's logits are not."""
         self.distinct_slots = 0
         """Most adapters seen in one batch."""
 
@@ -84,7 +87,7 @@ class StrictRunner(NullRunner):
         self.distinct_slots = max(
             self.distinct_slots, len({row.new.slot for row in self.live.values()} - {NO_SLOT})
         )
-        result = StepResult([])
+        result = StepResult([], scores=[self._check_and_score(share, batch) for share in batch.scored])
         for share in batch.scheduled:
             state = self.live[share.row]
             self._compute(state, share.num_tokens)
@@ -136,6 +139,25 @@ class StrictRunner(NullRunner):
             _, block, offset = self._cell(state, position)
             block[offset] = extend_history(history, state.token_ids[position : position + 1])
         state.computed_len += num_tokens
+
+    def _check_and_score(self, share: Scored, batch: Batch) -> list[TokenLogprob] | None:
+        """Before the step: what it computes must be what its scores rest on."""
+        state = self.live[share.row]
+        (mine,) = (other for other in batch.scheduled if other.row == share.row)
+        first_hidden, num_hidden = share.first - 1, share.num_tokens
+        assert num_hidden > 0
+        assert state.computed_len <= first_hidden, "scored by a token that was computed before"
+        assert first_hidden + num_hidden <= state.computed_len + mine.num_tokens, "scored by one yet to come"
+        assert share.first + share.num_tokens <= state.new.prompt_len, "a generated token is scored"
+        prompt_ids = state.new.token_ids[: state.new.prompt_len]
+        if tuple(prompt_ids) in self.fail_scores:
+            return None
+        history = extend_history(begin_history(state.digest), prompt_ids[: share.first])
+        scores = []
+        for token_id in prompt_ids[share.first : share.first + share.num_tokens]:
+            scores.append(self.score(history, token_id, share.num_tops))
+            history = extend_history(history, [token_id])
+        return scores
 
     def _sample(self, state: StrictRow, result: StepResult) -> None:
         history, _, _ = self._cell(state, state.computed_len - 1)

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from engine.protocol import PriorityClass, Submit
-from tests.engine.plain.harness import VOCAB_SIZE, Engine, adapter, alone, submission
+from tests.engine.plain.harness import VOCAB_SIZE, Engine, adapter, alone, scored_of, submission
 
 ADAPTERS = [adapter(name) for name in "abcde"]
 # Few distinct beginnings, so that prefixes are shared (or would be, were they not another tenant's).
@@ -22,7 +22,8 @@ def submissions(draw: st.DrawFn, request_id: str) -> Submit:
     prompt_ids = draw(st.sampled_from(BEGINNINGS)) + draw(
         st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=10)
     )
-    max_tokens = draw(st.integers(1, 24))
+    scores = draw(st.sampled_from([None, None, 0, 2]))
+    max_tokens = draw(st.integers(1 if scores is None else 0, 24))
     return submission(
         request_id,
         prompt_ids,
@@ -38,6 +39,8 @@ def submissions(draw: st.DrawFn, request_id: str) -> Submit:
         stop=tuple(draw(st.lists(st.text("abc", min_size=1, max_size=2), max_size=2))),
         stop_token_ids=tuple(draw(st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=2))),
         logprobs=draw(st.sampled_from([None, 0, 2])),
+        prompt_logprobs=scores,
+        score_from=1 if scores is None else draw(st.integers(1, len(prompt_ids))),
     )
 
 
@@ -64,6 +67,7 @@ def test_any_load_is_served_as_if_each_were_alone(
         auto_load=False,
         max_rows=max_rows,
         max_batch_tokens=max_batch_tokens,
+        max_flex_tokens=max_batch_tokens // 4,
         max_waiting=1000,
     )
     coming = [
@@ -94,6 +98,11 @@ def test_any_load_is_served_as_if_each_were_alone(
 
 
 def check_answer(engine: Engine, submit: Submit, aborted: set[str]) -> None:
+    scores = engine.scores[submit.request_id]
+    if submit.request_id in aborted:
+        assert scores == scored_of(submit)[: len(scores)]
+    else:
+        assert scores == scored_of(submit)
     for index in range(submit.n):
         tokens, reason, stop = alone(submit, index)
         given_tokens = engine.tokens(submit.request_id, index)

@@ -1,0 +1,57 @@
+"""One connection of a client to an engine, from connect to its first fault.
+
+Owns a socket that never reconnects, and the monitor that reports when it broke. Refuses to know messages, and
+what is open on it.
+"""
+
+from __future__ import annotations
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+NEVER = 7 * 24 * 3600 * 1000
+"""Milliseconds."""
+
+_LOST_EVENTS = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class Connection:
+    """One DEALER socket from connect to its first fault, and the monitor that reports the fault."""
+
+    def __init__(self, context: zmq.Context, endpoint: str, now: float) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        # A connection that breaks stays broken: see the module's docstring. Not -1, which means never, but
+        # also has libzmq discard what the peer sent last and nobody has read yet. Sends are never refused for
+        # a full queue; the silence limit bounds what can gather for an engine that does not read.
+        self.socket.setsockopt(zmq.RECONNECT_IVL, NEVER)
+        self.socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket.setsockopt(zmq.RCVHWM, 1000)  # this process blocked: let the engine's side fill, and know
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.HEARTBEAT_IVL, 1000)
+        self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
+        self.monitor = self.socket.get_monitor_socket(_LOST_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.opened_at = now
+        self.last_heard = now
+        self.connected = False
+        self.lost = False
+        self.socket.connect(endpoint)
+
+    def poll_monitor(self) -> None:
+        """Take in all that the monitor has to say."""
+        while self.monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            event = recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self.connected = True
+            else:
+                self.lost = True
+
+    def close(self, linger: int = 0) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close(linger=0)
+        self.socket.close(linger=linger)
