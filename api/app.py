@@ -5,14 +5,17 @@ Owns nothing but the composition. `create_app(services)` is all that a process m
 
 from __future__ import annotations
 
+import re
+
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from adapters.files.uploads import MAX_PART_BYTES
 from api import health, openapi
-from api.deps import Services
-from api.edge import AsgiApp, Edge
+from api.deps import Limits, Services
+from api.edge import AsgiApp, BodyLimit, BodyLimits, Edge
 from api.engine_metrics import EngineCollector
 from api.errors import (
     FACES,
@@ -26,9 +29,14 @@ from api.errors import (
 )
 from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
+from api.v1 import adapter_bodies
+from api.v1 import adapters as adapter_routes
+from api.v1 import files as file_routes
+from api.v1 import uploads as upload_routes
 from api.v1 import usage as usage_routes
 
 VERSION = "0.1.0"
+BODIES = (ChatCompletionRequest, CompletionRequest)
 log = structlog.get_logger(__name__)
 
 
@@ -49,11 +57,16 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     app.state.services = services
     app.include_router(health.router)
     app.include_router(openai_routes.router)
+    app.include_router(file_routes.router)
+    app.include_router(upload_routes.router)
+    app.include_router(adapter_routes.router)
     app.include_router(usage_routes.router)
     if console is not None:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)
-    openapi.install(app, (ChatCompletionRequest, CompletionRequest))
+    openapi.install(
+        app, (ChatCompletionRequest, CompletionRequest, *upload_routes.BODIES, *adapter_bodies.BODIES)
+    )
     for error_class in FACES:
         app.add_exception_handler(error_class, _show)
     app.add_exception_handler(HTTPException, _show_http)
@@ -62,10 +75,22 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     services.metrics.registry.register(
         EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready)
     )
-    limits = services.limits
-    edge = Edge(app, services.metrics, limits.max_body_bytes, limits.body_timeout)
+    edge = Edge(app, services.metrics, _body_limits(services.limits))
     edge.openapi = app.openapi  # type: ignore[attr-defined]
     return edge
+
+
+def _body_limits(limits: Limits) -> BodyLimits:
+    """Large bodies are taken by the two routes that hand them on as they come."""
+    timeout, rate = limits.body_timeout, limits.min_file_rate
+    part = MAX_PART_BYTES + file_routes.FORM_OVERHEAD
+    return BodyLimits(
+        BodyLimit(limits.max_body_bytes, timeout),
+        (
+            ("POST", re.compile(r"/v1/files"), BodyLimit(limits.max_file_bytes, timeout, rate)),
+            ("POST", re.compile(r"/v1/uploads/[^/]+/parts"), BodyLimit(part, timeout, rate)),
+        ),
+    )
 
 
 async def _to_console() -> Response:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 from fastapi import Request
 
+from adapters.files.service import FileService, UploadService
 from adapters.resolver import ModelResolver
 from api.errors import ClientGone, InsufficientPermissions, MissingApiKey, NotServing, UnsupportedMediaType
+from api.onboarding import Onboarding
 from billing.service import UsageReports
 from engine.client import EngineClient
 from engine.protocol import EngineInfo
@@ -33,6 +35,10 @@ class Permission:
 
 GENERATE = Permission("inference", "model.request")
 READ_MODELS = Permission("inference", "models.read")
+READ_FILES = Permission("inference", "files.read")
+WRITE_FILES = Permission("inference", "files.write")
+READ_ADAPTERS = Permission("inference", "adapters.read")
+WRITE_ADAPTERS = Permission("inference", "adapters.write")
 READ_USAGE = Permission("admin", "usage.read")
 
 Check = Callable[[], Awaitable[None]]
@@ -45,7 +51,11 @@ class Limits:
 
     max_body_bytes: int = 4 * 1024 * 1024
     body_timeout: float = 30.0
-    """Seconds for a request's body to arrive."""
+    """Seconds for a request's body to arrive; of a file, that may pass without a byte of it."""
+    max_file_bytes: int = 8 * 1024 * 1024 * 1024
+    """Of a body with a file, whatever the caller's plan allows."""
+    min_file_rate: float = 16 * 1024
+    """Bytes per second at which a file must come on average."""
     ping_interval: float = 15.0
     """Seconds of silence on a stream after which a comment is sent, so that proxies keep it open."""
 
@@ -59,15 +69,27 @@ class Services:
     keys: KeyResolver
     models: ModelResolver
     usage: UsageReports
+    files: FileService
+    uploads: UploadService
     metrics: ServingMetrics = field(default_factory=ServingMetrics)
     checks: Mapping[str, Check] = field(default_factory=dict)
     """By the name /readyz shows: postgres, redis, schema. The engine is asked directly."""
     limits: Limits = field(default_factory=Limits)
+    onboarding: Onboarding | None = None
+    """None in a process that only answers requests on adapters that are there."""
 
 
 def services_of(request: Request) -> Services:
     services: Services = request.app.state.services
     return services
+
+
+def onboarding_of(request: Request) -> Onboarding:
+    """Raises NotServing where there is none."""
+    onboarding = services_of(request).onboarding
+    if onboarding is None:
+        raise NotServing("Files and adapters are not served here.")
+    return onboarding
 
 
 async def authenticate(request: Request, needed: Permission) -> TenantContext:

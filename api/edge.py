@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
@@ -29,9 +30,38 @@ _SANE_ID = re.compile(rb"[A-Za-z0-9_.\-]{8,64}")
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 HANG_UP_BEYOND = 64 * 1024 * 1024
-"""A declared body of more than this is not even drained: the connection is closed."""
+"""When a body is refused and more of it than this is to come, it is not drained: the connection is closed."""
 
 log = structlog.get_logger("api.access")
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimit:
+    """What is read of a body."""
+
+    max_bytes: int
+    """Larger ones get 413, by Content-Length before a byte is read, else by counting."""
+    timeout: float
+    """Seconds for the whole body to arrive, else 408."""
+    min_rate: float = 0.0
+    """Bytes per second. When given, `timeout` is how long nothing may come, and what the body may be behind
+    this rate. Only time spent waiting for the client counts.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """Of each route."""
+
+    default: BodyLimit
+    special: Sequence[tuple[str, re.Pattern[str], BodyLimit]] = ()
+    """Method and whole path, the first that fits."""
+
+    def of(self, scope: Scope) -> BodyLimit:
+        for method, path, limit in self.special:
+            if scope["method"] == method and path.fullmatch(scope["path"]):
+                return limit
+        return self.default
 
 
 class Edge:
@@ -40,17 +70,13 @@ class Edge:
     Args:
         app: what serves the request.
         metrics: where requests are counted.
-        max_body_bytes: larger bodies get 413, by Content-Length before a byte is read, else by counting.
-        body_timeout: seconds for the whole body to arrive, else 408.
+        limits: of bodies.
     """
 
-    def __init__(
-        self, app: AsgiApp, metrics: ServingMetrics, max_body_bytes: int, body_timeout: float
-    ) -> None:
+    def __init__(self, app: AsgiApp, metrics: ServingMetrics, limits: BodyLimits) -> None:
         self._app = app
         self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
-        self._body_timeout = body_timeout
+        self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -71,13 +97,15 @@ class Edge:
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, exchange: _Exchange
     ) -> None:
         declared = int(headers.get(b"content-length", b"0"))  # the server has refused one that is no number
-        if declared > self._max_body_bytes:
-            error = _too_large(self._max_body_bytes)
-            self._metrics.failed(face_of(error).code)
-            await exchange.refuse(error, hang_up=declared > HANG_UP_BEYOND)
-            return
         if declared or b"transfer-encoding" in headers:
-            receive = _BoundedBody(receive, self._max_body_bytes, self._body_timeout)
+            limit = self._limits.of(scope)
+            body = _BoundedBody(receive, limit, declared)
+            exchange.body = receive = body
+            if declared > limit.max_bytes:
+                error = _too_large(limit.max_bytes)
+                self._metrics.failed(face_of(error).code)
+                await exchange.refuse(error)
+                return
         try:
             await self._app(scope, receive, exchange.send)
         except Exception as error:
@@ -107,7 +135,7 @@ class Edge:
 class _Exchange:
     """One request's answer as it goes out: stamps the id on it and remembers what was sent."""
 
-    __slots__ = ("_send", "complete", "request_id", "started", "status")
+    __slots__ = ("_send", "body", "complete", "request_id", "started", "status")
 
     def __init__(self, send: Send, request_id: bytes) -> None:
         self._send = send
@@ -115,22 +143,24 @@ class _Exchange:
         self.started = time.perf_counter()
         self.status: int | None = None
         self.complete = False
+        self.body: _BoundedBody | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.request_id)]
+            headers = [*message.get("headers", ()), (b"x-request-id", self.request_id)]
+            if self.body is not None and self.body.is_far_from_over:
+                headers.append((b"connection", b"close"))
+            message["headers"] = headers
         elif message["type"] == "http.response.body":
             self.complete = not message.get("more_body", False)
         await self._send(message)
 
-    async def refuse(self, error: Exception, hang_up: bool = False) -> None:
+    async def refuse(self, error: Exception) -> None:
         """Answer with the error's envelope."""
         body = body_of(error)
         headers = [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
         headers.append((b"content-length", str(len(body)).encode()))
-        if hang_up:
-            headers.append((b"connection", b"close"))
         await self.send({"type": "http.response.start", "status": face_of(error).status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
 
@@ -138,29 +168,47 @@ class _Exchange:
 class _BoundedBody:
     """`receive`, as long as the body is neither too long nor too late."""
 
-    __slots__ = ("_deadline", "_done", "_left", "_limit", "_receive")
+    __slots__ = ("_declared", "_done", "_limit", "_receive", "_received", "_waited")
 
-    def __init__(self, receive: Receive, limit: int, timeout: float) -> None:
+    def __init__(self, receive: Receive, limit: BodyLimit, declared: int) -> None:
         self._receive = receive
         self._limit = limit
-        self._left = limit
-        self._deadline = asyncio.get_running_loop().time() + timeout
+        self._declared = declared
+        self._received = 0
+        self._waited = 0.0
         self._done = False
+
+    @property
+    def is_far_from_over(self) -> bool:
+        """So much is still to come that reading past it makes no sense. Without a declared length nobody
+        knows.
+        """
+        return not self._done and self._declared - self._received > HANG_UP_BEYOND
 
     async def __call__(self) -> Message:
         if self._done:
             return await self._receive()
+        began = time.perf_counter()
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout(self._patience()):
                 message = await self._receive()
         except TimeoutError:
             raise SlowBody("The request's body did not arrive in time.") from None
+        self._waited += time.perf_counter() - began
         if message["type"] == "http.request":
-            self._left -= len(message.get("body", b""))
-            if self._left < 0:
-                raise _too_large(self._limit)
+            self._received += len(message.get("body", b""))
+            if self._received > self._limit.max_bytes:
+                raise _too_large(self._limit.max_bytes)
             self._done = not message.get("more_body", False)
         return message
+
+    def _patience(self) -> float:
+        """Seconds that the next piece may take."""
+        limit = self._limit
+        left = limit.timeout - self._waited
+        if limit.min_rate:
+            left = min(left + self._received / limit.min_rate, limit.timeout)
+        return max(0.0, left)
 
 
 def _request_id(offered: bytes | None) -> bytes:

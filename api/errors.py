@@ -29,8 +29,19 @@ from adapters.errors import (
     VersionNotFound,
     VersionNotReady,
 )
+from adapters.files.errors import (
+    FileError,
+    FileNotFound,
+    FileTooLarge,
+    InvalidFile,
+    TooManyUploads,
+    UnsupportedFile,
+    UploadNotFound,
+    UploadNotPending,
+)
 from adapters.inspection import InspectionRefused, SandboxUnavailable
 from adapters.names import InvalidModelName
+from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from billing.errors import InvalidReportQuery, MalformedEvent
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
@@ -80,7 +91,7 @@ class BodyTooLarge(ApiError):
 
 
 class UnsupportedMediaType(ApiError):
-    """The body is declared to be something else than JSON."""
+    """The body is declared to be something else than what the route takes."""
 
 
 class SlowBody(ApiError):
@@ -214,6 +225,24 @@ FACES: dict[type[Exception], Face] = {
         retry_after=2,
         message="Adapters cannot be inspected at the moment. Try again.",
     ),
+    InvalidFile: Face(400, INVALID, "invalid_value", retry=False),
+    FileNotFound: NOT_FOUND,
+    UploadNotFound: NOT_FOUND,
+    UploadNotPending: Face(409, "conflict_error", "upload_not_pending", retry=False),
+    FileTooLarge: Face(413, INVALID, "file_too_large", retry=False),
+    UnsupportedFile: Face(415, INVALID, "unsupported_media_type", retry=False),
+    TooManyUploads: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
+    StorageUnavailable: Face(
+        503,
+        UNAVAILABLE,
+        "server_is_overloaded",
+        retry=True,
+        retry_after=2,
+        message="The server cannot reach its stored files at the moment. Try again.",
+    ),
+    # A row's object is not there, or not what it was: ours to repair.
+    ObjectNotFound: INTERNAL,
+    DigestMismatch: INTERNAL,
 }
 """Every domain error class, and how it is shown. A subclass not named here is shown as its nearest parent
 that is.
@@ -255,7 +284,11 @@ def face_of(error: BaseException) -> Face:
 def _param_of(error: BaseException) -> str | None:
     if isinstance(error, ApiError):
         return error.param
-    return error.field if isinstance(error, InvalidReportQuery | InspectionRefused | InvalidAdapter) else None
+    return (
+        error.field
+        if isinstance(error, InvalidReportQuery | InspectionRefused | InvalidAdapter | FileError)
+        else None
+    )
 
 
 def envelope(error: BaseException) -> dict[str, dict[str, str | None]]:

@@ -19,12 +19,16 @@ import structlog
 import uvicorn
 import uvloop
 
+from adapters.files.service import FileService, UploadService
+from adapters.inspection import Sandbox, SandboxUnavailable
 from adapters.resolver import ModelResolver
+from adapters.storage import StorageSettings, open_store
 from admin.app import ConsoleServices, create_console
 from admin.pages.overview import OverviewPage
 from api.app import create_app
 from api.deps import Limits, Services
 from api.edge import AsgiApp
+from api.onboarding import open_onboarding
 from api.settings import ApiSettings
 from billing.service import UsageReports
 from db.schema import assert_schema_current
@@ -48,17 +52,20 @@ def run(settings: ApiSettings) -> int:
     """
     logs.configure(settings.name, settings.log_level, settings.log_format)
     database, tenants = DatabaseSettings(), TenantSettings()  # type: ignore[call-arg]
+    storage = StorageSettings()  # type: ignore[call-arg]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(_serve(settings, database, tenants))
+            runner.run(_serve(settings, database, tenants, storage))
         except (OSError, ValueError) as error:
             log.critical("api cannot start", reason=str(error))
             return 1
     return 0
 
 
-async def _serve(settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings) -> None:
-    async with open_services(settings, database, tenants) as (services, console):
+async def _serve(
+    settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings, storage: StorageSettings
+) -> None:
+    async with open_services(settings, database, tenants, storage) as (services, console):
         config = uvicorn.Config(
             create_app(services, console),
             host=settings.host,
@@ -82,7 +89,7 @@ async def _serve(settings: ApiSettings, database: DatabaseSettings, tenants: Ten
 
 @contextlib.asynccontextmanager
 async def open_services(
-    settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings
+    settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings, storage: StorageSettings
 ) -> AsyncIterator[tuple[Services, AsgiApp]]:
     """All that routes use, started, and the console over the same; closed at the end of the block."""
     text = await asyncio.to_thread(TextCodec.load, settings.base_path)
@@ -98,29 +105,66 @@ async def open_services(
     keys = KeyResolver(rows, cache, secret, ttl=tenants.cache_seconds)
     models = ModelResolver(rows, cache, settings.base_name, ttl=tenants.cache_seconds)
     engine = EngineClient(settings.engine_endpoint, settings.name)
+    store, sandbox = open_store(storage), Sandbox()
     async with contextlib.AsyncExitStack() as opened:
         opened.push_async_callback(rows.close)
         opened.push_async_callback(cache.aclose)
         for part in (keys, models, engine):
             await part.start()
             opened.push_async_callback(part.close)
+        opened.push_async_callback(sandbox.close)
+        await _start_ahead(sandbox)
         usage = UsageReports(rows)
         overview = OverviewPage(TenantService(rows, cache, secret), models, usage)
+        files, uploads = FileService(rows, store, sandbox), UploadService(rows, store, sandbox)
+        onboarding = await opened.enter_async_context(
+            open_onboarding(
+                rows,
+                cache,
+                store,
+                files,
+                uploads,
+                sandbox,
+                engine,
+                redis_url=settings.redis_url,
+                base=settings.base_name,
+                base_config=settings.base_path / "config.json",
+            )
+        )
         services = Services(
             engine=engine,
             text=text,
             keys=keys,
             models=models,
             usage=usage,
+            files=files,
+            uploads=uploads,
             checks={
                 "postgres": rows.ping,
                 "redis": _Pinging(cache).check,
                 "schema": _SchemaCheck(rows).check,
                 "base": _SameBase(engine, settings.base_name).check,
             },
-            limits=Limits(settings.max_body_bytes, settings.body_timeout, settings.ping_interval),
+            limits=Limits(
+                settings.max_body_bytes,
+                settings.body_timeout,
+                settings.max_file_bytes,
+                settings.min_file_rate,
+                settings.ping_interval,
+            ),
+            onboarding=onboarding,
         )
         yield services, create_console(ConsoleServices(cache, UserAccounts(rows), overview))
+
+
+async def _start_ahead(sandbox: Sandbox) -> None:
+    """The first file does not wait for it. Where it cannot be started it is tried again with each file: all
+    else is served meanwhile.
+    """
+    try:
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        log.error("no files of adapters are taken", reason=str(error))
 
 
 class _Pinging:

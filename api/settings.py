@@ -29,7 +29,11 @@ class ApiSettings(BaseSettings):
     """How this process calls itself to the engine and in logs."""
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
     body_timeout: float = Field(default=30.0, gt=0)
-    """Seconds for a request's body to arrive."""
+    """Seconds for a request's body to arrive; of a file, that may pass without a byte of it."""
+    max_file_bytes: int = Field(default=8 * 1024**3, ge=1024)
+    """Of a body with a file, whatever the caller's plan allows."""
+    min_file_rate: float = Field(default=16 * 1024, gt=0)
+    """Bytes per second at which a file must come on average."""
     ping_interval: float = Field(default=15.0, gt=0)
     """Seconds of silence on a stream before a comment is sent."""
     drain_timeout: int = Field(default=30, ge=1)

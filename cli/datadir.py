@@ -72,6 +72,11 @@ class DataDir:
         return self.path / "artifacts"
 
     @property
+    def objects(self) -> Path:
+        """The object store: what tenants upload, and what is made of it."""
+        return self.path / "objects"
+
+    @property
     def serving_file(self) -> Path:
         """There while an `up` serves: where, and its processes' settings for the operator's commands."""
         return self.path / "serving.json"
@@ -82,7 +87,7 @@ class DataDir:
 
     def __enter__(self) -> DataDir:
         try:
-            for folder in (self.path, self.logs, self.artifacts):
+            for folder in (self.path, self.logs, self.artifacts, self.objects):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise CliError(f"cannot use {self.path} as --data: {error.strerror}") from error

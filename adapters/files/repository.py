@@ -105,7 +105,7 @@ class FileInventory:
     async def delete_parts(self, part_ids: Collection[str]) -> None:
         await self.session.execute(delete(UploadPart).where(UploadPart.id.in_(part_ids)))
 
-    async def without_row(self, keys: Sequence[str]) -> set[str]:
+    async def without_file(self, keys: Sequence[str]) -> set[str]:
         """Those of `keys` that no file and no part has as its object."""
         known: set[str] = set()
         for column in (StoredFile.object_key, UploadPart.object_key):

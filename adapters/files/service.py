@@ -13,9 +13,12 @@ from adapters.files.errors import FileNotFound, InvalidFile
 from adapters.files.intake import FileInspector, Intake, now
 from adapters.files.models import Purpose, StoredFile
 from adapters.files.repository import FileRepository
+from adapters.files.uploads import UploadService, UploadState
 from adapters.storage.objects import ObjectStore
 from adapters.storage.receiving import Received
 from db.session import Database
+
+__all__ = ["FilePage", "FileService", "UploadService", "UploadState"]
 
 MAX_PAGE = 10_000
 

@@ -68,10 +68,10 @@ async def _dead_parts(database: Database, store: ObjectStore, report: SweepRepor
 
 
 async def _orphans(database: Database, store: ObjectStore, before: datetime, report: SweepReport) -> None:
+    """Of `tenants/{tenant}/files` and `uploads`; what else tenants have is looked after by its owners."""
     old: list[str] = []
     async for stored in store.list("tenants"):
-        area = stored.key.split("/")[2:3]
-        if area in (["files"], ["uploads"]) and stored.modified_at < before:
+        if stored.modified_at < before and stored.key.split("/")[2] in ("files", "uploads"):
             old.append(stored.key)
         if len(old) == _BATCH:
             report.orphans += await _remove_without_row(database, store, old)
@@ -81,7 +81,7 @@ async def _orphans(database: Database, store: ObjectStore, before: datetime, rep
 
 async def _remove_without_row(database: Database, store: ObjectStore, keys: list[str]) -> int:
     async with database.read() as session:
-        orphans = await FileInventory(session).without_row(keys)
+        orphans = await FileInventory(session).without_file(keys)
     for key in orphans:
         await store.delete(key)
     return len(orphans)

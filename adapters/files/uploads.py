@@ -44,6 +44,14 @@ class UploadState:
     file: StoredFile | None
     """Once completed, until it is deleted."""
 
+    @property
+    def status(self) -> str:
+        return self.upload.status
+
+    @property
+    def file_id(self) -> str | None:
+        return self.upload.file_id
+
 
 class UploadService:
     """Uploads on one object store.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -40,7 +42,8 @@ class World:
     services: Services
 
 
-def build(text: TextCodec, limits: Limits | None = None) -> World:
+def build(text: TextCodec, limits: Limits | None = None, **parts: Any) -> World:
+    """`parts`: services that are not stand-ins."""
     engine, keys, models, usage = FakeEngine(text), FakeKeys(), FakeModels(), FakeUsage()
     services = Services(
         engine=engine,  # type: ignore[arg-type]
@@ -48,6 +51,7 @@ def build(text: TextCodec, limits: Limits | None = None) -> World:
         keys=keys,  # type: ignore[arg-type]
         models=models,  # type: ignore[arg-type]
         usage=usage,  # type: ignore[arg-type]
+        **{"files": None, "uploads": None, **parts},
         limits=limits or Limits(max_body_bytes=1024 * 1024, body_timeout=0.5, ping_interval=0.1),
     )
     return World(engine, keys, models, usage, services)
@@ -83,7 +87,13 @@ class Served:
 @pytest.fixture
 def served(codec: TextCodec) -> Iterator[Served]:
     """The same over real sockets, on an event loop of its own thread."""
-    world = build(codec)
+    with serving(build(codec)) as running:
+        yield running
+
+
+@contextmanager
+def serving(world: World) -> Iterator[Served]:
+    """The application behind uvicorn, as the process's main runs it, in a thread."""
     config = uvicorn.Config(
         create_app(world.services),
         host="127.0.0.1",
@@ -100,9 +110,11 @@ def served(codec: TextCodec) -> Iterator[Served]:
     thread.start()
     wait_until(lambda: server.started)
     host, port = server.servers[0].sockets[0].getsockname()[:2]
-    yield Served(world, host, port)
-    server.should_exit = True
-    thread.join(10)
+    try:
+        yield Served(world, host, port)
+    finally:
+        server.should_exit = True
+        thread.join(10)
 
 
 def wait_until(condition: object, timeout: float = 5.0) -> None:

@@ -21,7 +21,15 @@ from engine.client import EngineError, EngineGone, RequestRejected
 from engine.protocol import RejectCode
 from tenants.errors import InvalidApiKey
 
-BASES = {"ApiError", "AdapterError", "TenantError", "EngineError", "BillingError"}
+BASES = {
+    "ApiError",
+    "AdapterError",
+    "TenantError",
+    "EngineError",
+    "BillingError",
+    "FileError",
+    "StorageError",
+}
 """Never raised themselves."""
 
 

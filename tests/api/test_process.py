@@ -63,6 +63,7 @@ class Processes:
             "ROOTSTOCK_API_REDIS_URL": self.redis_url,
             "ROOTSTOCK_API_PORT": str(self.port),
             "ROOTSTOCK_DB_URL": self.database_url,
+            "ROOTSTOCK_STORAGE_URL": f"file://{self.folder}/objects",
             "ROOTSTOCK_TENANTS_KEY_SECRET": SECRET,
         }
         with (self.folder / "log").open("ab") as log:

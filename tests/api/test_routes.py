@@ -405,7 +405,7 @@ async def test_the_openapi_document_describes_the_routes(client: httpx.AsyncClie
     assert {"messages", "model", "top_k", "logit_bias"} <= set(chat_schema["properties"])
     operations = [operation for path in document["paths"].values() for operation in path.values()]
     assert len({operation["operationId"] for operation in operations}) == len(operations)
-    assert all("422" not in operation["responses"] for operation in operations)
+    assert "ValidationError" not in json.dumps(document)  # the framework's own form of errors is never sent
     assert document["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
     text = json.dumps(document)
     for name in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:

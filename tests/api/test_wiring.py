@@ -45,6 +45,8 @@ async def test_no_connection_is_held_while_the_engine_works_and_a_revoked_key_is
         keys=keys,
         models=models,
         usage=UsageReports(database),
+        files=None,  # type: ignore[arg-type]
+        uploads=None,  # type: ignore[arg-type]
     )
     await keys.start()
     await models.start()

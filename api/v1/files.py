@@ -1,0 +1,169 @@
+"""`/v1/files`: files of adapters and of calibration, in OpenAI's shapes.
+
+Owns the form of requests and answers. What a file may be, and where it goes, is `adapters.files`'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.responses import StreamingResponse
+
+from adapters.files.description import FileDescription, describe
+from adapters.files.errors import FileTooLarge
+from adapters.files.models import StoredFile
+from adapters.files.service import MAX_PAGE
+from adapters.storage.receiving import Received
+from api.deps import READ_FILES, WRITE_FILES, authenticate, services_of
+from api.errors import InvalidValue
+from api.forms import read_form
+from api.openapi import ERROR_RESPONSES, form_body
+from api.pages import PAGE_PARAMETERS, page, refuse_unknown
+
+router = APIRouter(prefix="/v1/files", responses=ERROR_RESPONSES, tags=["Files"])
+
+_ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+FORM_OVERHEAD = 64 * 1024
+"""Bytes of a form around its file."""
+
+CREATE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "additionalProperties": False,
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["adapter", "calibration"]},
+        _ANCHOR: {"type": "string", "enum": ["created_at"]},
+        _SECONDS: {"type": "integer", "minimum": 3600, "maximum": 2592000},
+    },
+}
+
+
+def file_object(file: StoredFile) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.size,
+        "created_at": int(file.created_at.timestamp()),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "expires_at": None if file.expires_at is None else int(file.expires_at.timestamp()),
+        "sha256": file.sha256,
+    }
+
+
+@router.post("", operation_id="createFile", openapi_extra=form_body(CREATE_SCHEMA))
+async def create_file(request: Request) -> dict[str, Any]:
+    """Store a file: `purpose` is `adapter` for `adapter_model.safetensors` and `adapter_config.json`, or
+    `calibration` for JSON lines.
+    """
+    caller = await authenticate(request, WRITE_FILES)
+    files = services_of(request).files
+    limit = caller.plan.max_file_bytes
+    refuse_declared(request, "file", limit)
+
+    async def take(fields: Mapping[str, str], filename: str | None, data: AsyncIterator[bytes]) -> Received:
+        if "purpose" in fields:  # what is known already is refused before the file is read
+            _description(fields, filename)
+        return await files.receive(data, max_bytes=limit)
+
+    form = await read_form(request, "file", {"purpose", _ANCHOR, _SECONDS}, take, files.discard)
+    try:
+        said = _description(form.fields, form.filename)
+    except BaseException:
+        await files.discard(form.file)
+        raise
+    return file_object(await files.keep(caller.tenant_id, caller.key_id, said, form.file))
+
+
+@router.get("", operation_id="listFiles")
+async def list_files(
+    request: Request,
+    purpose: Annotated[str | None, Query(max_length=100)] = None,
+    after: Annotated[str | None, Query(max_length=100)] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    order: Literal["asc", "desc"] = "desc",
+) -> dict[str, Any]:
+    """The tenant's files, the newest first unless `order` says otherwise."""
+    caller = await authenticate(request, READ_FILES)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS | {"purpose"})
+    found = await services_of(request).files.list(
+        caller.tenant_id, purpose=purpose, after=after, limit=limit, newest_first=order == "desc"
+    )
+    return {**page([file_object(file) for file in found.files], limit), "has_more": found.has_more}
+
+
+@router.get("/{file_id}", operation_id="retrieveFile")
+async def retrieve_file(request: Request, file_id: str) -> dict[str, Any]:
+    """One file, without its bytes."""
+    caller = await authenticate(request, READ_FILES)
+    return file_object(await services_of(request).files.get(caller.tenant_id, file_id))
+
+
+@router.delete("/{file_id}", operation_id="deleteFile")
+async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
+    """Delete a file. Adapters made of it have copies of their own."""
+    caller = await authenticate(request, WRITE_FILES)
+    await services_of(request).files.delete(caller.tenant_id, file_id)
+    return {"id": file_id, "object": "file", "deleted": True}
+
+
+@router.get(
+    "/{file_id}/content",
+    operation_id="downloadFile",
+    response_class=Response,
+    responses={
+        200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+    },
+)
+async def download_file(request: Request, file_id: str) -> Response:
+    """The file's bytes. Bytes that were damaged in the store break the connection off before their end."""
+    caller = await authenticate(request, READ_FILES)
+    file, pieces = await services_of(request).files.content(caller.tenant_id, file_id)
+    first = await anext(pieces, b"")  # a store that is away is told before the 200
+    return StreamingResponse(
+        _beginning_with(first, pieces),
+        media_type="application/octet-stream",
+        headers={
+            "content-length": str(file.size),
+            "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename, safe='')}",
+            "etag": f'"{file.sha256}"',
+            "x-content-type-options": "nosniff",
+        },
+    )
+
+
+async def _beginning_with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+def refuse_declared(request: Request, field: str, limit: int) -> None:
+    """Raise FileTooLarge where the length of the body tells it before any of it is read."""
+    declared = request.headers.get("content-length")
+    if declared is not None and int(declared) > limit + FORM_OVERHEAD:
+        raise FileTooLarge(field, limit)
+
+
+def _description(fields: Mapping[str, str], filename: str | None) -> FileDescription:
+    if "purpose" not in fields:
+        raise InvalidValue("Missing required parameter: 'purpose'.", "purpose")
+    if filename is None:
+        raise InvalidValue("'file' must be a file, with a name.", "file")
+    return describe(fields["purpose"], filename, _lifetime(fields), filename_field="file")
+
+
+def _lifetime(fields: Mapping[str, str]) -> int | None:
+    anchor, seconds = fields.get(_ANCHOR), fields.get(_SECONDS)
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise InvalidValue("'expires_after[anchor]' must be 'created_at'.", _ANCHOR)
+    if seconds is None or not seconds.isascii() or not seconds.isdigit() or len(seconds) > 12:
+        raise InvalidValue("'expires_after[seconds]' must be a number of seconds.", _SECONDS)
+    return int(seconds)
