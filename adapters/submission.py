@@ -19,6 +19,7 @@ import structlog
 
 from adapters import events
 from adapters.announcing import Announcer
+from adapters.catalogue import name_of
 from adapters.errors import AdapterLimitReached, AdapterNotFound, InvalidAdapter
 from adapters.files.models import Purpose, StoredFile
 from adapters.files.service import FileService
@@ -159,15 +160,17 @@ class AdapterSubmission:
         return Submitted(adapter, version, job_id, created=True)
 
     async def add_version(
-        self, caller: Caller, adapter_id: str, submission: Submission, *, base_digest: str
+        self, caller: Caller, adapter: str, submission: Submission, *, base_digest: str
     ) -> Submitted:
         """The adapter's next version; the one it has already when that is made of the same files and has not
         failed. Raises AdapterNotFound, and what `create` does of the rest.
         """
         async with self._database.read() as session:
-            named = ModelName(adapter_id=adapter_id)
-            if await AdapterRepository(session, caller.tenant_id).find(self._base, named) is None:
-                raise AdapterNotFound(adapter_id)
+            repository = AdapterRepository(session, caller.tenant_id)
+            found = await repository.find(self._base, name_of(self._base, adapter))
+        if found is None:
+            raise AdapterNotFound(adapter)
+        adapter_id = found.id
         files = await self._files_of(caller.tenant_id, submission)
         wanted = {name: files[name].sha256 for name in SOURCE_FILES}
         known = await self._known(caller, adapter_id, wanted, submission.activate)
@@ -176,18 +179,16 @@ class AdapterSubmission:
         async with self._copied(caller.tenant_id, adapter_id, files) as copies:
             async with self._database.write() as session:
                 repository = AdapterRepository(session, caller.tenant_id)
-                adapter = await repository.lock(ModelName(adapter_id=adapter_id))
-                if adapter is None:
-                    raise AdapterNotFound(adapter_id)
+                row = await repository.lock(ModelName(adapter_id=adapter_id))
+                if row is None:
+                    raise AdapterNotFound(adapter)
                 if await repository.version_from(adapter_id, wanted) is None:
-                    version, job_id = await self._add(
-                        session, caller, adapter, copies, submission, base_digest
-                    )
-                    return Submitted(adapter, version, job_id, created=True)
+                    version, job_id = await self._add(session, caller, row, copies, submission, base_digest)
+                    return Submitted(row, version, job_id, created=True)
             await self._discard(copies)  # somebody was faster with the very same files
         known = await self._known(caller, adapter_id, wanted, submission.activate)
         if known is None:
-            raise AdapterNotFound(adapter_id)
+            raise AdapterNotFound(adapter)
         return known
 
     # The request ------------------------------------------------------------------------------------------

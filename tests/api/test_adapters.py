@@ -1,0 +1,353 @@
+"""`/v1/adapters` over real rows, objects and a real sandbox; only the engine is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis.asyncio
+
+from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
+from adapters.resolver import ModelResolver
+from api.app import create_app
+from api.deps import Services
+from billing.service import UsageReports
+from db.session import Database
+from tenants.plans import PlanChanges, PlanService
+from tenants.resolver import KeyResolver
+from tenants.service import TenantService
+from tests.api.fakes import FakeEngine
+from tests.support.onboarding import SAPLING, SECRET, Scene, scene
+from tests.support.waiting import eventually
+from tokenization.codec import TextCodec
+
+
+@dataclass
+class Site:
+    """The application, a client of each of two tenants, and what is behind it."""
+
+    place: Scene
+    ours: httpx.AsyncClient
+    theirs: httpx.AsyncClient
+    models: ModelResolver
+    app: Any
+
+    async def create(self, name: str = "pirate", adapter: str = "pirate", **fields: Any) -> httpx.Response:
+        body = {"name": name, "base_model": "sapling", "file_ids": await self.place.upload(adapter), **fields}
+        return await self.ours.post("/v1/adapters", json=body)
+
+    async def ready(self, answer: httpx.Response, digit: str) -> None:
+        """Have the worker's part done."""
+        assert answer.status_code == 201, answer.text
+        lease = await self.place.lease(answer.json()["calibration_job"])
+        await self.place.pack(lease, digit)
+        await self.place.finish(lease)
+
+
+@pytest.fixture
+async def site(
+    codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+) -> AsyncIterator[Site]:
+    async with scene(database, redis_client, redis_url, tmp_path) as place:
+        keys = KeyResolver(database, redis_client, SECRET)
+        models = ModelResolver(database, redis_client, "sapling")
+        await keys.start()
+        await models.start()
+        await eventually(lambda: keys.listening and models.listening)
+        app = create_app(
+            Services(
+                engine=FakeEngine(codec),  # type: ignore[arg-type]
+                text=codec,
+                keys=keys,
+                models=models,
+                usage=UsageReports(database),
+                files=place.files,
+                uploads=place.uploads,
+                onboarding=place.onboarding,
+            )
+        )
+        tenants = TenantService(database, redis_client, SECRET)
+        made = [(await tenants.create_key(tenant, "main")).plaintext for tenant in place.tenants]
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        ours, theirs = (
+            httpx.AsyncClient(
+                transport=transport, base_url="http://test", headers={"authorization": f"Bearer {key}"}
+            )
+            for key in made
+        )
+        async with ours, theirs:
+            yield Site(place, ours, theirs, models, app)
+        await keys.close()
+        await models.close()
+
+
+async def test_from_files_to_a_version_in_service(site: Site) -> None:
+    answer = await site.create(description="Talks like one.")
+    assert answer.status_code == 201
+    made = answer.json()
+    version = made.pop("version")
+    job_id = made.pop("calibration_job")
+    assert made | {"id": "", "created_at": 0, "created_by": ""} == {
+        "id": "",
+        "object": "adapter",
+        "created_at": 0,
+        "name": "pirate",
+        "base_model": "sapling",
+        "model": "sapling:pirate",
+        "description": "Talks like one.",
+        "state": "validating",
+        "disabled": False,
+        "active_version": None,
+        "previous_version": None,
+        "created_by": "",
+    }
+    assert made["id"].startswith("adp_")
+    assert (version["object"], version["version"], version["model"]) == (
+        "adapter.version",
+        1,
+        "sapling:pirate@1",
+    )
+    assert [file["filename"] for file in version["files"]] == [CONFIG_FILE, WEIGHTS_FILE]
+    waiting = await site.ours.post("/v1/chat/completions", json=chat("sapling:pirate"))
+    assert (waiting.status_code, waiting.json()["error"]["code"]) == (409, "not_ready")
+    lease = await site.place.lease(job_id)
+    await site.place.pack(lease, "1")
+    shown = (await site.ours.get(f"/v1/adapters/{made['id']}")).json()
+    assert (shown["state"], shown["version"]["inspection"]) == ("calibrating", {"rank": 8})
+    await site.place.finish(lease)
+    shown = (await site.ours.get("/v1/adapters/pirate")).json()
+    assert (shown["id"], shown["state"], shown["active_version"]) == (made["id"], "ready", 1)
+    assert shown["version"]["digest"] == "1b" * 32
+    assert (shown["version"]["dtype"], shown["version"]["calibration"]) == ("bfloat16", {"samples": 3})
+    await eventually(lambda: answers(site.ours, "sapling:pirate"), seconds=1)
+    listed = (await site.ours.get("/v1/models")).json()["data"]
+    assert [model["id"] for model in listed] == ["sapling", "sapling:pirate"]
+
+
+def chat(model: str) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def answers(client: httpx.AsyncClient, model: str) -> bool:
+    return (await client.post("/v1/chat/completions", json=chat(model))).status_code == 200
+
+
+async def test_versions_are_added_activated_rolled_back_and_disabled(site: Site) -> None:
+    first = await site.create()
+    await site.ready(first, "1")
+    path = f"/v1/adapters/{first.json()['id']}"
+    second = await site.ours.post(
+        f"{path}/versions", json={"file_ids": await site.place.upload("sql"), "activate": False}
+    )
+    assert (second.status_code, second.json()["version"], second.json()["created"]) == (201, 2, True)
+    early = await site.ours.post(f"{path}/versions/2/activate")
+    assert (early.status_code, early.json()["error"]["code"]) == (409, "not_ready")
+    await site.ready(second, "2")
+    assert (await site.ours.get(path)).json()["active_version"] == 1
+    again = await site.ours.post(f"{path}/versions", json={"file_ids": await site.place.upload("pirate")})
+    assert (again.status_code, again.json()["version"], again.json()["created"]) == (200, 1, False)
+    activated = (await site.ours.post(f"{path}/versions/2/activate")).json()
+    assert (activated["active_version"], activated["previous_version"]) == (2, 1)
+    back = (await site.ours.post(f"{path}/rollback")).json()
+    assert (back["active_version"], back["previous_version"]) == (1, 2)
+    disabled = (await site.ours.post(f"{path}/versions/2/disable")).json()
+    assert (disabled["state"], disabled["active"]) == ("disabled", False)
+    refused = await site.ours.post(f"{path}/rollback")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "not_ready")
+    absent = await site.ours.post("/v1/chat/completions", json=chat("sapling:pirate@2"))
+    assert (absent.status_code, absent.json()["error"]["code"]) == (404, "model_not_found")
+    assert (await site.ours.post(f"{path}/versions/2/enable")).json()["state"] == "ready"
+    listed = (await site.ours.get(f"{path}/versions", params={"limit": 1})).json()
+    assert ([one["version"] for one in listed["data"]], listed["has_more"]) == ([2], True)
+    rest = (await site.ours.get(f"{path}/versions", params={"after": listed["last_id"]})).json()
+    assert ([one["version"] for one in rest["data"]], rest["has_more"]) == ([1], False)
+    assert (await site.ours.get(f"{path}/versions/1")).json()["active"]
+
+
+async def test_update_and_delete(site: Site) -> None:
+    made = (await site.create()).json()
+    await site.create("other", "sql")
+    path = f"/v1/adapters/{made['id']}"
+    changed = await site.ours.post(path, json={"name": "captain", "description": "Ahoy", "disabled": True})
+    shown = changed.json()
+    assert (shown["name"], shown["description"], shown["state"]) == ("captain", "Ahoy", "disabled")
+    taken = await site.ours.post(path, json={"name": "other"})
+    assert (taken.status_code, taken.json()["error"]["param"]) == (409, "name")
+    for body, param in (
+        ({"disabled": "yes"}, "disabled"),
+        ({"colour": "red"}, "colour"),
+        ({"name": "A b"}, "name"),
+    ):
+        wrong = await site.ours.post(path, json=body)
+        assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, param)
+    deleted = await site.ours.delete(path)
+    assert deleted.json() == {"id": made["id"], "object": "adapter.deleted", "deleted": True}
+    for gone in (path, "/v1/adapters/captain"):
+        assert (await site.ours.get(gone)).status_code == 404
+    assert (await site.ours.delete(path)).status_code == 404
+    assert (await site.ours.get(f"/v1/calibration/jobs/{made['calibration_job']}")).status_code in (200, 404)
+    again = await site.create("captain")
+    assert again.status_code == 201
+    assert again.json()["id"] != made["id"]
+
+
+async def test_pages_of_adapters(site: Site) -> None:
+    names = [f"adapter-{number}" for number in range(5)]
+    for name in names:
+        await site.create(name)
+    first = (await site.ours.get("/v1/adapters", params={"limit": 2})).json()
+    assert ([one["name"] for one in first["data"]], first["has_more"]) == (["adapter-4", "adapter-3"], True)
+    rest = (await site.ours.get("/v1/adapters", params={"after": first["last_id"]})).json()
+    assert ([one["name"] for one in rest["data"]], rest["has_more"]) == (names[2::-1], False)
+    oldest = (await site.ours.get("/v1/adapters", params={"order": "asc", "limit": 1})).json()
+    assert [one["name"] for one in oldest["data"]] == ["adapter-0"]
+    named = (await site.ours.get("/v1/adapters", params={"name": "adapter-3"})).json()
+    assert [one["name"] for one in named["data"]] == ["adapter-3"]
+    assert (await site.theirs.get("/v1/adapters")).json()["data"] == []
+    for query in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"colour": "red"}):
+        assert (await site.ours.get("/v1/adapters", params=query)).status_code == 400
+
+
+async def test_events_in_pages_and_as_they_happen(site: Site) -> None:
+    made = await site.create()
+    path = f"/v1/adapters/{made.json()['id']}/events"
+    page = (await site.ours.get(path, params={"order": "asc"})).json()
+    assert [one["type"] for one in page["data"]] == ["adapter.created", "version.created", "job.created"]
+    assert {one["object"] for one in page["data"]} == {"adapter.event"}
+
+    async def follow() -> list[str]:
+        seen = []
+        async with site.ours.stream("GET", path, params={"stream": "true"}) as stream:
+            assert stream.headers["content-type"].startswith("text/event-stream")
+            async for line in stream.aiter_lines():
+                if line.startswith("data: "):
+                    seen.append(line.removeprefix("data: "))
+        return seen
+
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0.3)
+    await site.ready(made, "1")
+    seen = await asyncio.wait_for(following, 10)
+    assert seen.pop() == "[DONE]"
+    assert [json.loads(one)["type"] for one in seen] == [
+        "adapter.created",
+        "version.created",
+        "job.created",
+        "job.started",
+        "version.inspected",
+        "version.packed",
+        "version.calibrated",
+        "version.ready",
+        "version.activated",
+    ]
+    assert len(await asyncio.wait_for(follow(), 2)) == 10, "what is over is told at once"
+    assert site.place.database.checked_out == 0
+
+
+async def test_what_is_wrong_is_named(site: Site, tmp_path: Path) -> None:
+    file_ids = await site.place.upload()
+    good = {"name": "x", "base_model": "sapling", "file_ids": file_ids}
+    for changes, status, code, param in (
+        ({"base_model": "oak"}, 400, "invalid_value", "base_model"),
+        ({"name": "Not so"}, 400, "invalid_value", "name"),
+        ({"file_ids": [file_ids[0]]}, 400, "invalid_value", "file_ids"),
+        ({"file_ids": [file_ids[0]] * 2}, 400, "invalid_value", "file_ids"),
+        ({"file_ids": ["file_absent", file_ids[1]]}, 404, "not_found", None),
+        ({"upload_ids": file_ids}, 400, "invalid_value", "file_ids"),
+        ({"calibration": {"dtype": "int2"}}, 400, "invalid_value", "calibration.dtype"),
+        ({"calibration": {"skip": True}}, 400, "unsupported_parameter", "calibration.skip"),
+        ({"calibration": {"file_id": file_ids[0]}}, 400, "invalid_value", "calibration.file_id"),
+    ):
+        answer = await site.ours.post("/v1/adapters", json=good | changes)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+        assert answer.json()["error"]["param"] == param
+    fields = json.loads((SAPLING / "adapters" / "pirate" / CONFIG_FILE).read_text()) | {"r": 3}
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(fields))
+    (tmp_path / WEIGHTS_FILE).write_bytes((SAPLING / "adapters" / "pirate" / WEIGHTS_FILE).read_bytes())
+    refused = await site.ours.post(
+        "/v1/adapters", json=good | {"file_ids": await site.place.upload(tmp_path)}
+    )
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "adapter_invalid")
+    assert refused.json()["error"]["param"]
+    assert (await site.ours.get("/v1/adapters")).json()["data"] == []
+    assert (await site.ours.post("/v1/adapters", json=good)).status_code == 201, "the files stayed"
+    assert (await site.ours.post("/v1/adapters", json=good)).json()["error"]["code"] == "name_taken"
+
+
+async def test_the_plan_of_the_caller_counts(site: Site) -> None:
+    plans = PlanService(site.place.database, site.place.redis)
+    await plans.create("tiny", PlanChanges(max_adapters=1))
+    await plans.set_tenant_plan(site.place.tenants[0], "tiny")
+    assert (await site.create("one")).status_code == 201
+
+    async def refused() -> bool:
+        answer = await site.create("two")
+        return answer.status_code == 429 and answer.json()["error"]["code"] == "insufficient_quota"
+
+    await eventually(refused, seconds=2)
+
+
+async def test_scopes(site: Site) -> None:
+    tenants = TenantService(site.place.database, site.place.redis, SECRET)
+    made = await site.create()
+    for scope, status in (("adapters.read", 403), ("adapters.write", 200)):
+        key = await tenants.create_key(site.place.tenants[0], scope, scopes=frozenset({scope}))
+        headers = {"authorization": f"Bearer {key.plaintext}"}
+        path = f"/v1/adapters/{made.json()['id']}"
+        answer = await site.ours.post(path, json={"description": "new"}, headers=headers)
+        assert answer.status_code == status
+        read = await site.ours.get(path, headers=headers)
+        assert read.status_code == (200 if status == 403 else 403)
+    admin = await tenants.create_key(site.place.tenants[0], "admin", kind="admin")
+    refused = await site.ours.get("/v1/adapters", headers={"authorization": f"Bearer {admin.plaintext}"})
+    assert refused.status_code == 403
+
+
+async def test_every_route_treats_anothers_adapter_as_absent(site: Site) -> None:
+    """Generated from the OpenAPI document: each route, with an id, a name and a version of another tenant."""
+    made = await site.create("pirate")
+    await site.ready(made, "1")
+    adapter_id = made.json()["id"]
+    absent_id = "adp_" + "0" * 26
+    before = await site.place.column("SELECT row_to_json(adapters)::text FROM adapters")
+    bodies = {"updateAdapter": {"description": "mine"}, "createAdapterVersion": None}
+    num_asked = 0
+    for path, operations in site.app.openapi()["paths"].items():
+        if not path.startswith("/v1/adapters/{adapter}"):
+            continue
+        for method, operation in operations.items():
+            body = bodies.get(operation["operationId"])
+            if operation["operationId"] == "createAdapterVersion":
+                body = {"file_ids": await site.place.upload("sql", tenant=1)}
+            answers = []
+            for name in (adapter_id, absent_id):
+                url = path.replace("{adapter}", name).replace("{version}", "1")
+                answer = await site.theirs.request(method, url, json=body)
+                assert answer.status_code == 404, (method, url, answer.text)
+                assert answer.json()["error"]["code"] == "not_found"
+                answers.append(answer.text.replace(name, "ID"))
+            assert answers[0] == answers[1]
+            named = path.replace("{adapter}", "pirate").replace("{version}", "1")
+            assert (await site.theirs.request(method, named, json=body)).status_code == 404
+            num_asked += 1
+    assert num_asked >= 11
+    files = await site.place.upload("sql")
+    stolen = {"name": "mine", "base_model": "sapling", "file_ids": files}
+    assert (await site.theirs.post("/v1/adapters", json=stolen)).status_code == 404
+    assert (await site.theirs.get("/v1/adapters")).json()["data"] == []
+    assert await site.place.column("SELECT row_to_json(adapters)::text FROM adapters") == before
+
+
+async def test_the_document_knows_bodies_and_refusals(site: Site) -> None:
+    document = site.app.openapi()
+    for name in ("CreateAdapterRequest", "CreateVersionRequest", "UpdateAdapterRequest"):
+        schema = document["components"]["schemas"][name]
+        assert schema["additionalProperties"] is False
+    create = document["paths"]["/v1/adapters"]["post"]
+    assert {"201", "400", "404", "409", "422", "429"} <= set(create["responses"])
