@@ -92,7 +92,7 @@ def up(
     ] = False,
     once: Annotated[bool, typer.Option("--once", help="With --showcase: stop after it.")] = False,
 ) -> None:
-    """Run everything on this machine: PostgreSQL, Redis, engine, API, worker.
+    """Run everything on this machine: PostgreSQL, Redis, engine, API, workers.
 
     ROOTSTOCK_DB_URL and ROOTSTOCK_REDIS_URL name servers to use instead of private ones.
     """
@@ -123,11 +123,24 @@ def serve_engine() -> None:
 
 
 @app.command()
-def work() -> None:
-    """Run the background worker: metering and jobs."""
+def work(
+    queues: Annotated[
+        str | None,
+        typer.Option(
+            help="rootstock (metering, schedule), rootstock.jobs (jobs on adapters); else settings."
+        ),
+    ] = None,
+    beat: Annotated[
+        bool | None, typer.Option("--beat/--no-beat", help="Send the periodic tasks too; else settings.")
+    ] = None,
+    nice: Annotated[
+        int | None, typer.Option(min=0, max=19, help="Give way to others on the same cores; else settings.")
+    ] = None,
+) -> None:
+    """Run a background worker (settings: ROOTSTOCK_WORKER_*, ROOTSTOCK_JOBS_*, ROOTSTOCK_DB_*, ...)."""
     from cli.processes import work
 
-    work()
+    work(queues, beat, nice)
 
 
 @app.command()

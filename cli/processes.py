@@ -1,10 +1,11 @@
-"""Mains of the three processes: settings from the environment in, an exit out.
+"""Mains of the processes: settings from the environment in, an exit out.
 
 Each imports only its own world: the API never loads torch. Refuses to know in which order they start.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, TypeVar
 
@@ -47,12 +48,23 @@ def serve_engine() -> None:
     sys.exit(run(settings_from_environment(EngineSettings), settings_from_environment(DeviceSettings)))
 
 
-def work() -> None:
+def work(queues: str | None, beat: bool | None, nice: int | None) -> None:
+    """None: as the environment says."""
     from db.settings import DatabaseSettings
+    from db.tasks import JOBS_QUEUE
     from worker.main import run
-    from worker.settings import WorkerSettings
+    from worker.settings import JobsSettings, WorkerSettings
 
+    given = {"QUEUES": queues, "BEAT": beat, "NICE": nice}
+    os.environ |= {
+        f"ROOTSTOCK_WORKER_{name}": str(value) for name, value in given.items() if value is not None
+    }
+    settings = settings_from_environment(WorkerSettings)
     # Checked here for a clear message; the worker builds its own.
-    for kind in (WorkerSettings, DatabaseSettings):
-        settings_from_environment(kind)
-    sys.exit(run())
+    settings_from_environment(DatabaseSettings)
+    if JOBS_QUEUE in settings.queue_names:
+        from adapters.storage import StorageSettings
+
+        settings_from_environment(JobsSettings)
+        settings_from_environment(StorageSettings)
+    sys.exit(run(settings))

@@ -1,4 +1,4 @@
-"""The three processes of a service: their command lines and the settings they are told through the
+"""The processes of a service: their command lines and the settings they are told through the
 environment.
 
 The one place that knows every package's settings prefix. Refuses to know how processes are started and
@@ -11,13 +11,16 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from cli.datadir import DataDir
 from cli.local.server import socket_directory
 from cli.supervisor import Program
+from db.tasks import JOBS_QUEUE, QUEUE
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 _ENGINE_DRAIN_S = 20.0
+_JOBS_NICE = 10
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class Service:
             "ROOTSTOCK_API_BASE_NAME": self.base_name,
             "ROOTSTOCK_API_ENGINE_ENDPOINT": self.engine_endpoint,
             "ROOTSTOCK_WORKER_REDIS_URL": self.redis_url,
+            "ROOTSTOCK_JOBS_BASE_PATH": str(self.base),
+            "ROOTSTOCK_JOBS_BASE_NAME": self.base_name,
+            "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": self.engine_endpoint,
+            "ROOTSTOCK_JOBS_ARTIFACTS_DIR": str(self.data.artifacts),
+            "ROOTSTOCK_STORAGE_URL": f"file://{quote(str(self.data.objects))}",
             "ROOTSTOCK_ENGINE_BASE": str(self.base),
             "ROOTSTOCK_ENGINE_BASE_NAME": self.base_name,
             "ROOTSTOCK_DEVICE_QUANTIZATION": self.quantization,
@@ -68,16 +76,22 @@ class Service:
         return self._program("api", "serve-api", grace_s=30, pass_fds=(listener_fd,))
 
     def worker(self) -> Program:
-        return self._program("worker", "work", grace_s=30)
+        """Metering, the schedule, and whatever else is short."""
+        return self._program("worker", "work", "--queues", QUEUE, grace_s=30)
 
-    def _program(self, name: str, command: str, grace_s: float, pass_fds: tuple[int, ...] = ()) -> Program:
+    def jobs(self) -> Program:
+        """Inspection, packing, calibration: behind everything else on the same cores."""
+        options = ("--queues", JOBS_QUEUE, "--no-beat", "--nice", str(_JOBS_NICE))
+        return self._program("jobs", "work", *options, grace_s=30)
+
+    def _program(self, name: str, *command: str, grace_s: float, pass_fds: tuple[int, ...] = ()) -> Program:
         # One thread of arithmetic unless the operator says otherwise: more only slows small matrices down.
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **self.environment()}
         if pass_fds:
             environment["ROOTSTOCK_API_LISTEN_FD"] = str(pass_fds[0])
         return Program(
             name=name,
-            argv=(sys.executable, "-m", "cli.main", command),
+            argv=(sys.executable, "-m", "cli.main", *command),
             env=environment,
             log=self.data.logs / f"{name}.log",
             grace_s=grace_s,

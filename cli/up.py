@@ -227,9 +227,10 @@ class _Up:
             step.detail(await asyncio.to_thread(upgrade_schema, service.db_url))
         assert self._listener is not None
         worker = await self._launch(service.worker())
+        jobs = await self._launch(service.jobs())
         with self._display.step("API") as step:
             api = await self._launch(service.api(self._listener.fileno()))
-            await self._bounded(health.wait_until_alive(self._url), api, worker)
+            await self._bounded(health.wait_until_alive(self._url), api, worker, jobs)
             step.detail(self._url)
 
     async def _launch(self, program: Program) -> Child:
@@ -302,14 +303,14 @@ class _Up:
     # Stop ---------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """API first, so that nothing new comes in; the worker after the engine, so that it meters the last
-        word.
+        """API first, so that nothing new comes in; jobs before the engine they measure on; the worker after,
+        so that it meters the last word.
         """
         await _cancel(*self._watching)
         self._data.serving_file.unlink(missing_ok=True)
         if self._listener is not None:
             self._listener.close()
-        for name in ("api", "engine", "worker"):
+        for name in ("api", "jobs", "engine", "worker"):
             if name in self._supervisor.children:
                 with self._display.step(f"stopping {name}", done="stopped") as step:
                     if name == "worker":

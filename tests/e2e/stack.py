@@ -29,7 +29,8 @@ from cli.programs import CHECKOUT
 from engine.protocol import JOURNAL_STREAM
 
 ROOTSTOCK = (sys.executable, "-m", "cli.main")
-COMMANDS = {"api": "serve-api", "engine": "serve-engine", "worker": "work"}
+COMMANDS = {"api": "serve-api", "engine": "serve-engine", "worker": "rootstock", "jobs": "rootstock.jobs"}
+"""A word that only this process has on its command line."""
 STORES = {"Redis": ("redis-server", "valkey-server"), "PostgreSQL": ("postgres",)}
 """Program names of the private servers."""
 START_S = 120.0
