@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from api.detokenizer import Detokenizer
 from api.errors import GenerationAborted, GenerationFailed
-from api.openai.logprobs import LogprobTrail
+from api.openai.logprobs import LogprobTrail, joined
 from api.openai.submission import Submission
 from engine.client import EngineClient, EngineError, Generation
-from engine.protocol import FinishReason, TokenChunk, Usage
+from engine.protocol import FinishReason, Submit, TokenChunk, Usage
 from engine.stops import StopMatcher
 from telemetry.metrics import ServingMetrics
 from tokenization.codec import TextCodec
@@ -42,12 +42,17 @@ class Piece(NamedTuple):
 class _Choice:
     """One choice's state between chunks."""
 
-    __slots__ = ("_chat", "detokenizer", "trail")
+    __slots__ = ("_chat", "_prompt", "detokenizer", "trail")
 
     def __init__(self, detokenizer: Detokenizer, trail: LogprobTrail | None, chat: bool) -> None:
         self.detokenizer = detokenizer
         self.trail = trail
         self._chat = chat
+        self._prompt: tuple[Submit, Generation, str] | None = None
+
+    def begin_with(self, submit: Submit, generation: Generation, echo: str) -> None:
+        """Its first piece tells the prompt's log probabilities, which are there before its first chunk."""
+        self._prompt = submit, generation, echo
 
     def read(self, choice: int, chunks: list[TokenChunk]) -> Piece:
         """All of one wakeup's chunks as one piece."""
@@ -60,7 +65,17 @@ class _Choice:
         logprobs = None
         if self.trail is not None and entries:
             logprobs = self.trail.chat(entries) if self._chat else self.trail.completion(entries)
-        return Piece(choice, "".join(texts), logprobs, chunks[-1].finish_reason)
+        reason = chunks[-1].finish_reason
+        if self._prompt is not None and reason not in _NO_ANSWER:
+            logprobs = joined(self._scored(*self._prompt), logprobs)
+            self._prompt = None
+        return Piece(choice, "".join(texts), logprobs, reason)
+
+    def _scored(self, submit: Submit, generation: Generation, echo: str) -> dict[str, Any]:
+        assert self.trail is not None
+        if len(generation.scores) != len(submit.prompt_ids) - 1:
+            raise GenerationFailed("The engine left tokens of the prompt without a log probability.")
+        return self.trail.prompt(submit.prompt_ids, generation.scores, echo)
 
 
 class Answer:
@@ -111,6 +126,8 @@ class Answer:
         try:
             for submit in self.submission.submits:
                 self._generations.append(engine.submit(submit))
+            if self.echo is not None and self.submission.logprobs is not None:
+                self._begin_with_prompts(self.echo)
             for generation in self._generations:
                 self._heads.append(await anext(generation, []))
         except BaseException:
@@ -118,6 +135,12 @@ class Answer:
             raise
         self._first_at = time.perf_counter()
         self._metrics.first_token(self.submission.tier, self._first_at - self._arrived)
+
+    def _begin_with_prompts(self, echo: list[str]) -> None:
+        submits, n = self.submission.submits, self.submission.n
+        for number, choice in enumerate(self._choices):
+            prompt = number // n
+            choice.begin_with(submits[prompt], self._generations[prompt], echo[prompt])
 
     def abort(self) -> None:
         """Have the engine stop. Harmless when it has."""

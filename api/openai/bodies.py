@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from api.openai.answer import Answer, Piece
+from api.openai.logprobs import joined
 from api.openai.submission import Submission
 from engine.protocol import Usage
 
@@ -39,7 +40,7 @@ async def whole(answer: Answer, chat: bool) -> bytes:
         for piece in pieces:
             texts[piece.choice].append(piece.text)
             if piece.logprobs is not None:
-                logprobs[piece.choice] = _joined(logprobs[piece.choice], piece.logprobs)
+                logprobs[piece.choice] = joined(logprobs[piece.choice], piece.logprobs)
             reasons[piece.choice] = piece.finish_reason
     choices: list[dict[str, Any]] = []
     for number, pieces_of_text in enumerate(texts):
@@ -72,13 +73,6 @@ async def whole(answer: Answer, chat: bool) -> bytes:
             "system_fingerprint": submission.fingerprint,
         }
     )
-
-
-def _joined(before: dict[str, Any] | None, more: dict[str, Any]) -> dict[str, Any]:
-    """Log probabilities in sequence: every list in either form grows, the rest is the same in both."""
-    if before is None:
-        return more
-    return {name: value + more[name] if isinstance(value, list) else value for name, value in before.items()}
 
 
 class ChunkFormat:

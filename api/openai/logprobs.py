@@ -1,11 +1,12 @@
 """Log probabilities in OpenAI's two forms, given out with the text they belong to.
 
 Owns one choice's log probabilities from the engine's chunks to the wire. A token's entry waits until its
-bytes are shown, and vanishes when a stop string cuts them off.
+bytes are shown, and vanishes when a stop string cuts them off. A repeated prompt's stand before them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,7 @@ class LogprobTrail:
             end = self._num_bytes + len(data)
             self._waiting.append(_Entry(self._num_bytes, end, self._num_characters, logprob))
             self._num_bytes = end
-            self._num_characters += sum((byte & 0xC0) != 0x80 for byte in data)
+            self._num_characters += _num_begun(data)
         if chunk.finish_reason is None:
             shown = [entry for entry in self._waiting if entry.end <= num_shown]
             self._waiting = self._waiting[len(shown) :]
@@ -80,11 +81,29 @@ class LogprobTrail:
         return {
             "tokens": [self._name(entry.logprob.token_id) for entry in entries],
             "token_logprobs": [entry.logprob.logprob for entry in entries],
-            "top_logprobs": [
-                {self._name(top.token_id): top.logprob for top in entry.logprob.top} for entry in entries
-            ],
+            "top_logprobs": [self._tops(entry.logprob) for entry in entries],
             "text_offset": [entry.character for entry in entries],
         }
+
+    def prompt(self, prompt_ids: Sequence[int], scores: Sequence[TokenLogprob], echo: str) -> dict[str, Any]:
+        """The older endpoint's form, of a prompt repeated as `echo`: nothing precedes its first token, so
+        that has no log probability.
+        """
+        table = self._text.vocabulary.token_bytes
+        data = [table[token_id] if token_id < len(table) else b"" for token_id in prompt_ids]
+        return {
+            "tokens": [self._name(token_id) for token_id in prompt_ids],
+            "token_logprobs": [None, *(score.logprob for score in scores)],
+            "top_logprobs": [None, *(self._tops(score) for score in scores)],
+            "text_offset": _offsets(data, echo),
+        }
+
+    def _tops(self, logprob: TokenLogprob) -> dict[str, float]:
+        """Of tokens that read alike, such as parts of characters, the likeliest speaks for all."""
+        tops: dict[str, float] = {}
+        for top in logprob.top:
+            tops.setdefault(self._name(top.token_id), top.logprob)
+        return tops
 
     def _chat_token(self, token_id: int, logprob: float) -> dict[str, Any]:
         special = self._text.special_token(token_id)
@@ -100,3 +119,26 @@ class LogprobTrail:
             if special is None
             else special
         )
+
+
+def joined(before: dict[str, Any] | None, more: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Log probabilities in sequence: every list in either form grows, the rest is the same in both."""
+    if before is None or more is None:
+        return more if before is None else before
+    return {name: value + more[name] if isinstance(value, list) else value for name, value in before.items()}
+
+
+def _offsets(tokens: Sequence[bytes], text: str) -> list[int]:
+    """Where each token begins in a text of these tokens, but perhaps for a space that encoding put before."""
+    first = next((data for data in tokens if data), b"")
+    num_characters = -1 if first.startswith(b" ") and not text.startswith(" ") else 0
+    found = []
+    for data in tokens:
+        found.append(min(max(num_characters, 0), len(text)))
+        num_characters += _num_begun(data)
+    return found
+
+
+def _num_begun(data: Iterable[int]) -> int:
+    """Characters that begin in these bytes."""
+    return sum((byte & 0xC0) != 0x80 for byte in data)

@@ -137,6 +137,8 @@ class CompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields=Tru
         | Annotated[list[Text | TokenId | Annotated[list[TokenId], Meta(min_length=1)]], Meta(min_length=1)]
     )
     """A text, its token ids, or a list of either: one prompt each."""
+    max_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    """0, with `echo` and `logprobs`: the prompt's log probabilities and nothing more."""
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -193,11 +195,8 @@ def decode_completion(body: bytes) -> CompletionRequest:
     request = decode(_completion_decoder, body, NOT_OFFERED)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise UnsupportedParameter("'best_of' is supported only when it equals 'n'.", "best_of")
-    if request.echo and request.logprobs is not None:
-        raise UnsupportedParameter(
-            "'echo' together with 'logprobs' is not supported: prompt tokens have no log probabilities.",
-            "echo",
-        )
+    if request.max_tokens == 0 and not (request.echo and request.logprobs is not None):
+        raise InvalidValue("'max_tokens' of 0 needs 'echo' and 'logprobs'.", "max_tokens")
     _check_common(request)
     return request
 

@@ -208,6 +208,7 @@ def _sampling(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
+        prompt_logprobs=logprobs if isinstance(body, CompletionRequest) and body.echo else None,
     )
 
 

@@ -57,6 +57,8 @@ class Script:
     hang_after: int | None = None
     """Number of steps after which nothing more comes, until an abort."""
     cached_tokens: int = 0
+    scores: list[TokenLogprob] | None = None
+    """Of the prompt; as it asks for unless told."""
 
 
 class FakeEngine:
@@ -132,6 +134,9 @@ class FakeEngine:
         per_step: int = 1,
         **options: Any,
     ) -> Script:
+        if submit.sampling.max_tokens == 0:
+            ends = [TokenChunk(submit.request_id, index, [], None, "length") for index in range(submit.n)]
+            return Script([Step(ends)], **options)
         steps = []
         for begin in range(0, len(token_ids), per_step):
             last = begin + per_step >= len(token_ids)
@@ -163,6 +168,9 @@ class FakeEngine:
             if script.reject is not None:
                 generation._close(None, RequestRejected(*script.reject))
                 return
+            asked = request.sampling
+            scored = _logprobs(request.prompt_ids[asked.score_from :], asked.prompt_logprobs) or []
+            generation.scores += scored if script.scores is None else script.scores
             for number, step in enumerate(script.steps):
                 if number == script.gone_after:
                     generation._close(None, EngineGone("engine at ipc:///secret/path is gone"))

@@ -156,7 +156,11 @@ def test_wrong_values_are_named(fields: dict[str, Any], param: str) -> None:
         ({"suffix": "x"}, "suffix", UnsupportedParameter),
         ({"best_of": 2}, "best_of", UnsupportedParameter),
         ({"best_of": "x"}, "best_of", UnsupportedParameter),
-        ({"echo": True, "logprobs": 1}, "echo", UnsupportedParameter),
+        ({"max_tokens": 0}, "max_tokens", InvalidValue),
+        ({"max_tokens": 0, "echo": True}, "max_tokens", InvalidValue),
+        ({"max_tokens": 0, "logprobs": 1}, "max_tokens", InvalidValue),
+        ({"max_tokens": -1, "echo": True, "logprobs": 1}, "max_tokens", InvalidValue),
+        ({"max_tokens": 0, "echo": True, "logprobs": 21}, "logprobs", InvalidValue),
         ({"messages": []}, "messages", UnsupportedParameter),
     ],
 )
@@ -164,6 +168,11 @@ def test_completions_refuse_by_name(fields: dict[str, Any], param: str, kind: ty
     error = refusal(decode_completion, completion(**fields))
     assert type(error) is kind
     assert error.param == param
+
+
+def test_a_prompt_may_be_scored_and_nothing_be_generated() -> None:
+    request = decode_completion(completion(max_tokens=0, echo=True, logprobs=0))
+    assert request.max_tokens == 0
 
 
 def test_best_of_as_a_synonym() -> None:
