@@ -9,6 +9,7 @@ Owns the calls to the kernel. Refuses to know what is inspected.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -54,15 +55,15 @@ def isolate() -> dict[str, bool]:
     """For the process that waits, once it has loaded all it needs: no network, nobody's rights. Returns which
     measures hold, for it and for its children.
     """
-    privileged = os.geteuid() == 0
-    network = _unshare(_CLONE_NEWNET | _CLONE_NEWIPC | (0 if privileged else _CLONE_NEWUSER))
-    if privileged:
-        _become_nobody()
+    network = _unshare(_CLONE_NEWNET | _CLONE_NEWIPC)
+    harmless = _become_nobody() if os.geteuid() == 0 else True
+    # Without privileges, a namespace of users has to come first; where those are permitted.
+    network = network or _unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC)
     _drop_capabilities()
     no_new_privileges = _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
     return {
         "network": network,
-        "user": os.geteuid() != 0,
+        "user": harmless,
         "seccomp": no_new_privileges and confining_filter() is not None and _has_seccomp(),
         "landlock": no_new_privileges and _landlock_version() > 0,
     }
@@ -108,13 +109,14 @@ def _unshare(what: int) -> bool:
     return bool(_libc.unshare(what) == 0)
 
 
-def _become_nobody() -> None:
+def _become_nobody() -> bool:
     try:
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     except PermissionError:
-        pass  # root of a container that may not change users
+        return False  # root of a container that may not change users
+    return True
 
 
 def _drop_capabilities() -> None:
@@ -125,7 +127,7 @@ def _drop_capabilities() -> None:
 def _has_seccomp() -> bool:
     # Without a program the kernel fails with EFAULT; without seccomp, with EINVAL.
     _libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, None, 0, 0)
-    return ctypes.get_errno() == 14
+    return ctypes.get_errno() == errno.EFAULT
 
 
 def _install(program: bytes | None) -> None:

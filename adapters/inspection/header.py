@@ -21,8 +21,8 @@ from adapters.inspection.strict_json import decode_object
 
 MAX_HEADER_BYTES = 1 << 20
 """Seven modules in each of a hundred layers take 0.2 MB."""
-MAX_TENSORS = 4096
-"""Seven modules in each of 256 layers take 3584."""
+MAX_TENSORS = 2048
+"""Seven modules in each of 128 layers take 1792."""
 MAX_NAME = 256
 MAX_DIMENSIONS = 8
 PREFIX_BYTES = 8
@@ -74,8 +74,7 @@ def read_header(descriptor: int) -> Header:
     text = _read_text(descriptor, size)
     fields = decode_object(WEIGHTS_FILE, text)
     metadata = _metadata(fields.pop(_METADATA, {}))
-    if len(fields) > MAX_TENSORS:
-        raise InspectionRefused(WEIGHTS_FILE, f"has {len(fields)} tensors, at most {MAX_TENSORS} may be")
+    _check_count(len(fields))
     first = PREFIX_BYTES + len(text)
     end = first
     tensors = {}
@@ -129,7 +128,14 @@ def _read_text(descriptor: int, size: int) -> bytes:
     text = read_exactly(descriptor, PREFIX_BYTES, header_length(descriptor, size))
     if not text.startswith(b"{"):
         raise InspectionRefused(WEIGHTS_FILE, "its header does not begin with '{'")
+    # Counted again once it is understood; most of what has far too many need not be.
+    _check_count(text.count(b'"data_offsets"'))
     return text
+
+
+def _check_count(tensors: int) -> None:
+    if tensors > MAX_TENSORS:
+        raise InspectionRefused(WEIGHTS_FILE, f"has {tensors} tensors, at most {MAX_TENSORS} may be")
 
 
 def _metadata(value: Any) -> dict[str, str]:

@@ -31,13 +31,9 @@ def check_config(config: int) -> None:
     read_config(config)
 
 
-def check_weights(weights: int, shadow: int | None, seal: Seal) -> Header:
+def check_weights(weights: int, shadow: int | None, seal: Seal) -> None:
     """The form of an open `adapter_model.safetensors`. Raises InspectionRefused."""
-    header = read_header(weights)
-    assert shadow is not None, "only headers that are refused have no shadow"
-    check_agreement(header, shadow)
-    seal()
-    return header
+    _ask_library(read_header(weights), shadow, seal)
 
 
 def inspect(
@@ -45,8 +41,9 @@ def inspect(
 ) -> Inspection:
     """Everything there is to check; the values where `values`. Raises InspectionRefused."""
     lora, fields = read_config(config)
-    header = check_weights(weights, shadow, seal)
+    header = read_header(weights)
     pairs = match_tensors(header, lora, _base_shape(base_config))
+    _ask_library(header, shadow, seal)
     norms = [measure(weights, pair) if values else None for pair in pairs]
     for pair, found in zip(pairs, norms, strict=True):
         if found is not None and found.delta > _LARGEST_DELTA:
@@ -59,6 +56,12 @@ def inspect(
         modules=[_facts(pair, found) for pair, found in zip(pairs, norms, strict=True)],
         warnings=_warnings(norms),
     )
+
+
+def _ask_library(header: Header, shadow: int | None, seal: Seal) -> None:
+    assert shadow is not None, "only headers that are refused have no shadow"
+    check_agreement(header, shadow)
+    seal()
 
 
 def _base_shape(descriptor: int) -> BaseShape:

@@ -170,10 +170,7 @@ class Sandbox:
         if outcome.timed_out:
             reason = f"took longer than {self.limits.wall_s:g} seconds"
         else:
-            try:
-                answer: Answer = msgspec.json.decode(outcome.answer, type=Answer)
-            except msgspec.DecodeError:
-                answer = Failed(_cause_of_death(outcome.status))
+            answer = _understood(outcome)
             if isinstance(answer, Accepted):
                 return answer.result
             if isinstance(answer, Refused):
@@ -181,6 +178,16 @@ class Sandbox:
             reason = answer.reason
         log.warning("sandbox.failed", file=name, reason=reason, status=outcome.status)
         raise InspectionRefused(name, f"could not be inspected: {reason}")
+
+
+def _understood(outcome: _Outcome) -> Answer:
+    if not outcome.answer:
+        return Failed(_cause_of_death(outcome.status))
+    try:
+        answer: Answer = msgspec.json.decode(outcome.answer, type=Answer)
+    except msgspec.DecodeError:
+        return Failed("no valid answer")
+    return answer
 
 
 def _cause_of_death(status: int | None) -> str:

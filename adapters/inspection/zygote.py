@@ -56,7 +56,7 @@ class Task:
 TASKS: dict[str, Task] = {
     "config": Task(lambda files, _, order: inspector.check_config(files[0])),
     "weights": Task(
-        lambda files, shadow, order: inspector.check_weights(files[0], shadow, seal) and None,
+        lambda files, shadow, order: inspector.check_weights(files[0], shadow, seal),
         lambda files: make_shadow(files[0]),
     ),
     "inspect": Task(

@@ -108,12 +108,18 @@ def _counts() -> Iterator[HostileCase]:
 
     def small(upload: Upload) -> None:
         upload.header, upload.data = {}, b""
-        for index in range(4096):
+        for index in range(2048):
             upload.add(f"t{index}", "BF16", (1,))
+
+    def spelt_otherwise(upload: Upload) -> None:
+        many(upload, 3000)
+        assert isinstance(upload.header, bytes)
+        upload.header = upload.header.replace(b"data_offsets", b"data\\u005foffsets")
 
     yield HostileCase("a-million-tensors", WEIGHTS, lambda u: many(u, 1_000_000))
     yield HostileCase("ten-thousand-tensors", WEIGHTS, lambda u: many(u, 10_000))
     yield HostileCase("as-many-tensors-as-may-be", "t0", small)
+    yield HostileCase("three-thousand-spelt-otherwise", WEIGHTS, spelt_otherwise)
     yield HostileCase("four-tensors-in-one-place", "t1", lambda u: many(u, 4))
     yield HostileCase("no-tensors", A, setting(header=b"{}", data=b""))
 
