@@ -40,6 +40,8 @@ class Limits:
     """Tokens of FLEX prompts computed in one step while a higher class has requests. None: no bound."""
     slot_patience_s: float = 2.0
     """How long an adapter waits for a slot before it claims one in use."""
+    adapter_wait_s: float = 30.0
+    """How long a request waits for its adapter before it is turned away as `adapter_loading`."""
 
     def __post_init__(self) -> None:
         for name in ("context_length", "vocab_size", "max_batch_tokens", "max_rows", "max_waiting"):
@@ -54,6 +56,8 @@ class Limits:
             raise ValueError(f"max_flex_tokens must be at least 1, not {self.max_flex_tokens}")
         if not self.slot_patience_s >= 0:
             raise ValueError(f"slot_patience_s must not be negative, not {self.slot_patience_s}")
+        if not self.adapter_wait_s > 0:
+            raise ValueError(f"adapter_wait_s must be positive, not {self.adapter_wait_s}")
 
 
 def is_digest(text: str) -> bool:

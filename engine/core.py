@@ -97,10 +97,12 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything. When not, sleep until a message or a load report comes."""
+        """Whether a step would do anything. When not, sleep until a message or a load report comes, or a
+        little while: requests that wait for an adapter do not wait for ever.
+        """
         if self._in_flight or self._load_reports or self.scheduler.has_outputs:
             return True
-        return self.scheduler.has_requests and not self._stuck
+        return self.scheduler.has_requests and (not self._stuck or self.scheduler.is_overdue)
 
     def step(self) -> StepOutputs:
         """Launch a step if there is one to run, and commit the oldest when `depth` are in flight behind it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from engine.adapter_waits import AdapterWaits
 from engine.fairness import FairQueue
 from engine.intake import Intake
 from engine.lora.residency import Residency
@@ -42,6 +43,7 @@ class Roster:
         engine_id: str,
         incarnation: str,
         clock: Callable[[], float],
+        waits: AdapterWaits,
     ) -> None:
         """`token_bytes` is the vocabulary's, for stop strings. `clock` gives Unix seconds."""
         self.counters = Counters()
@@ -53,6 +55,7 @@ class Roster:
         self._engine_id = engine_id
         self._incarnation = incarnation
         self._clock = clock
+        self._waits = waits
         self._groups: dict[str, RequestGroup] = {}
         self._outputs = StepOutputs()
 
@@ -92,6 +95,8 @@ class Roster:
         group = self._groups[request_id] = self._intake.group(submit)
         (leader,) = self._intake.add_choices(group, 1)
         self._enqueue(leader)
+        if submit.adapter is not None:
+            self._waits.begin(group)
         return None
 
     def queue_siblings(self, group: RequestGroup) -> None:
@@ -171,15 +176,21 @@ class Roster:
 
     def fail(self, request: Request) -> None:
         """A choice whose logits were not finite ends alone, and leaves nothing in the prefix cache."""
-        request.table.forget()
-        self.counters.errors += 1
         group = request.group
         if group.scores_only:
-            return self._end_group(group, "error")
+            return self.fail_scores(request)
+        request.table.forget()
+        self.counters.errors += 1
         self._outputs.chunks.append(TokenChunk(request.request_id, request.index, [], None, "error"))
         self.queue_siblings(group)
         self._end(request, "error")
         return None
+
+    def fail_scores(self, request: Request) -> None:
+        """A prompt whose logits were not finite: it is every choice's."""
+        request.table.forget()
+        self.counters.errors += 1
+        self._end_group(request.group, "error")
 
     def abort(self, request_id: str) -> None:
         """End all choices of a request and free what they hold. Unknown ids are ignored."""
@@ -198,6 +209,18 @@ class Roster:
             else:
                 self.counters.errors += 1
                 self._end_group(group, "error")
+
+    def turn_away_overdue(self) -> None:
+        """Requests that have never run and still lack their adapter when they have waited long enough end."""
+        for wait in self._waits.take_over():
+            group = self._groups.get(wait.request_id)
+            if group is None or group.arrival != wait.arrival or group.scheduled_at is not None:
+                continue
+            if self._residency.admits(wait.adapter):
+                self._waits.begin(group)  # it waits for something else; the adapter may leave meanwhile
+                continue
+            message = f"this model's adapter was not loaded within {self._waits.limit_s:g} s: try again"
+            self._reject_group(group, "adapter_loading", message)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """One choice is over; with the last one, the request. The caller takes it off the running list."""

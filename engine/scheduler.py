@@ -41,6 +41,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from secrets import randbits
 
+from engine.adapter_waits import AdapterWaits
 from engine.admission import Limits
 from engine.batch import Batch, Scheduled, Scored, StepResult
 from engine.fairness import FairQueue
@@ -89,6 +90,7 @@ class Scheduler:
         self.engine_id = engine_id
         self.incarnation = incarnation
         self._clock = clock
+        self._waits = AdapterWaits(monotonic, limits.adapter_wait_s)
         self._running = Running(limits.max_rows, self.residency)
         self._roster = Roster(
             Intake(limits, pool, eos_ids, draw_seed),
@@ -99,6 +101,7 @@ class Scheduler:
             engine_id,
             incarnation,
             clock,
+            self._waits,
         )
         # Uncommitted batches, with the requests parallel to their shares and to what they score.
         self._uncommitted: deque[tuple[Batch, list[Request], list[Request]]] = deque()
@@ -141,6 +144,7 @@ class Scheduler:
         self._retire()
         self._flex_left = self._flex_tokens()
         num_running = self.num_running
+        self._roster.turn_away_overdue()
         self.residency.take_turns()
         budget = self._serve_running(batch, prefill)
         if budget > 0 and self.num_running == num_running and self.queue:
@@ -205,7 +209,7 @@ class Scheduler:
             if request.state is RequestState.FINISHED:
                 continue
             if logprobs is None:
-                self._roster.fail(request)
+                self._roster.fail_scores(request)
                 any_ended = True
             else:
                 self._roster.tell_scores(request, share.first, logprobs)
@@ -228,6 +232,11 @@ class Scheduler:
     @property
     def has_requests(self) -> bool:
         return bool(self._roster)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether a request may have waited for its adapter long enough."""
+        return self._waits.any_over
 
     @property
     def has_outputs(self) -> bool:

@@ -81,6 +81,8 @@ class EngineSettings(BaseSettings):
     """Prompt and completion together. Unset: what the base was trained for."""
     queue_limit: Annotated[int, Field(ge=1)] = 1024
     """Requests that may wait; past it they are rejected as overloaded."""
+    adapter_wait_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """How long a request waits for its adapter to be loaded before it is rejected as adapter_loading."""
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     """How long running requests have to finish after SIGTERM."""
 

@@ -77,6 +77,7 @@ class Engine:
                 "max_batch_tokens": 32,
                 "max_rows": 8,
                 "slot_patience_s": 5.0,
+                "adapter_wait_s": 1e9,
                 **limits,
             }
         )
