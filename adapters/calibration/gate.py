@@ -3,9 +3,10 @@
 Owns the thresholds, their defaults and the words a tenant reads. Refuses to know how anything was measured,
 and what becomes of an adapter that fails: an operator may let it pass, with a reason.
 
-On the tenant's own samples the adapter must not be worse than the base alone: that is what catches weights in
-the wrong place, a wrong scale, another base's adapter. A default set says nothing about what the adapter is
-for, so that there only a blow-up fails; and agreement with the reference, which any text can show.
+On the tenant's own samples the adapter must be better than the base alone, beyond chance: that is what
+catches weights in the wrong place, a wrong scale, another base's adapter. A default set says nothing about
+what the adapter is for, so that there only a blow-up fails; and agreement with the reference, which any text
+can show.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Thresholds. Likelihoods are in nats per scored token."""
 
     min_gain: float = 0.0
-    """On the tenant's samples: how much better than the base alone the adapter must be."""
+    """On the tenant's samples: how much better than the base alone the adapter must be, at the low end of the
+    interval."""
     max_loss: float = 4.0
     """On a default set: how much worse than the base alone the adapter may be."""
     max_nll_rise: float = 0.1
@@ -127,16 +129,16 @@ def _likely_enough(gate: Gate, measures: Measures, dtype: str, own: bool) -> Rul
     better = "better" if gain.value >= 0 else "worse"
     shown = f"{abs(gain.value):.3f} nats per token {better} than the base alone {_interval(gain)}"
     if own:
-        passed = gain.value >= gate.min_gain
-        if passed:
-            message = f"On your samples the adapter is {shown}."
-        else:
+        passed = gain.low >= gate.min_gain
+        message = f"On your samples the adapter is {shown}."
+        if not passed:
+            chance = ", which may be chance" if gain.value >= gate.min_gain else ""
             message = (
-                f"On your samples the adapter is {shown}; it must be at least {gate.min_gain:g} better. Is "
-                "it for this base, with the alpha, rank and rsLoRA setting it was trained with, and are "
-                "these samples of its task?"
+                f"On your samples the adapter is {shown}{chance}; at the low end it must be at least "
+                f"{gate.min_gain:g} better. Is it for this base, with the alpha, rank and rsLoRA setting it was "
+                "trained with, and are these samples of its task?"
             )
-        return Rule("gain", passed, gain.value, gate.min_gain, message)
+        return Rule("gain", passed, gain.low, gate.min_gain, message)
     passed = gain.value >= -gate.max_loss
     message = f"On the default samples the adapter is {shown}."
     if not passed:

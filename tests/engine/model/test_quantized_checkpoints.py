@@ -83,6 +83,16 @@ def test_loaded_weights_are_what_the_checkpoint_means(name: str, tmp_path: Path)
         assert torch.equal(dense(source), meant), group
 
 
+@pytest.mark.parametrize("name", layouts())
+def test_one_module_alone_is_read_as_floats(name: str, tmp_path: Path) -> None:
+    model = write(reference(), tmp_path, layouts()[name])
+    config = load_config(tmp_path)
+    with open_checkpoint(tmp_path, config, torch.float32, torch.device("cpu")) as checkpoint:
+        for group, modules in GROUPS.items():
+            for name, module in zip(modules, modules_of(model, group), strict=True):
+                assert torch.equal(checkpoint.dense(0, name), module.weight), name
+
+
 @pytest.mark.parametrize("name", [name for name in layouts() if not name.startswith("fp8")])
 def test_products_are_those_of_the_floats(name: str, tmp_path: Path) -> None:
     model = write(reference(), tmp_path, layouts()[name])

@@ -1,0 +1,115 @@
+"""Sapling's adapters as a tenant has them: good ones, and broken in ways that serve without an error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from adapters.calibration.gate import StoredDtype
+from adapters.packing import pack
+from engine.model.config import ModelConfig, load_config
+from engine.model.weights import base_digest
+from engine.protocol import AdapterRef
+from examples.sapling.tasks import TASKS
+
+WEIGHTS = Path(__file__).resolve().parents[3] / "examples/sapling/weights"
+BASE = WEIGHTS / "base"
+CONFIG: ModelConfig = load_config(BASE)
+DTYPES: tuple[StoredDtype, ...] = ("bfloat16", "float8_e4m3")
+
+Files = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+def write_samples(path: Path, task: str, count: int) -> Path:
+    """Held-out conversations of a task, as a tenant would upload them."""
+    lines = [
+        {"messages": [{"role": "user", "content": e.prompt}, {"role": "assistant", "content": e.answer}]}
+        for e in TASKS[task].examples("heldout", count, seed=11)
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return path
+
+
+def write_adapter(path: Path, task: str, breakage: Callable[[Files], Files] | None = None) -> Path:
+    """A copy of a task's adapter, broken on the way if so told."""
+    source = WEIGHTS / "adapters" / task
+    config = json.loads((source / "adapter_config.json").read_text())
+    tensors = load_file(source / "adapter_model.safetensors")
+    if breakage is not None:
+        config, tensors = breakage((config, tensors))
+    path.mkdir(parents=True)
+    (path / "adapter_config.json").write_text(json.dumps(config))
+    save_file(
+        {key: tensor.contiguous() for key, tensor in tensors.items()}, path / "adapter_model.safetensors"
+    )
+    return path
+
+
+def pack_all(peft_dir: Path, out: Path) -> dict[StoredDtype, AdapterRef]:
+    digest = base_digest(BASE)
+    return {dtype: pack(peft_dir, CONFIG, digest, out, dtype) for dtype in DTYPES}
+
+
+def copy_base(path: Path) -> Path:
+    """Without the set of samples that comes with it."""
+    shutil.copytree(BASE, path, ignore=shutil.ignore_patterns("calibration.jsonl"))
+    return path
+
+
+# Breakages: each is packed and served without an error. ---------------------------------------------------
+
+
+def shuffle_layers(files: Files) -> Files:
+    """Every layer's matrices stand in another layer."""
+    config, tensors = files
+    count = CONFIG.num_layers
+    moved = {}
+    for key, tensor in tensors.items():
+        before, _, rest = key.partition(".layers.")
+        layer, _, module = rest.partition(".")
+        moved[f"{before}.layers.{(int(layer) + 3) % count}.{module}"] = tensor
+    return config, moved
+
+
+def scale_alpha(factor: float) -> Callable[[Files], Files]:
+    def scale(files: Files) -> Files:
+        config, tensors = files
+        patterns = {key: alpha * factor for key, alpha in (config["alpha_pattern"] or {}).items()}
+        return config | {"lora_alpha": config["lora_alpha"] * factor, "alpha_pattern": patterns}, tensors
+
+    return scale
+
+
+def drop_rslora(files: Files) -> Files:
+    config, tensors = files
+    assert config["use_rslora"]
+    return config | {"use_rslora": False}, tensors
+
+
+def of_another_base(files: Files) -> Files:
+    """What the same training gives on a base from another seed, whose channels stand in another order.
+
+    Both bases compute the same; the adapter of one on the other is the classic mistake that fits every shape.
+    """
+    config, tensors = files
+    generator = torch.Generator().manual_seed(5)
+    residual = torch.randperm(CONFIG.hidden_size, generator=generator)
+    inner = torch.randperm(CONFIG.intermediate_size, generator=generator)
+    moved = {}
+    for key, tensor in tensors.items():
+        module = key.split(".")[-3]
+        if ".lora_A." in key and module != "o_proj":
+            tensor = tensor[:, inner if module == "down_proj" else residual]
+        elif ".lora_B." in key and module in ("o_proj", "down_proj"):
+            tensor = tensor[residual]
+        elif ".lora_B." in key and module in ("gate_proj", "up_proj"):
+            tensor = tensor[inner]
+        moved[key] = tensor
+    return config, moved

@@ -1,0 +1,303 @@
+"""Calibrations of Sapling's adapters from end to end: good ones pass, broken ones do not; and going on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from adapters.calibration.errors import ServingUnavailable
+from adapters.calibration.gate import Gate, StoredDtype
+from adapters.calibration.report import CalibrationReport
+from adapters.calibration.run import CalibrationRequest, CalibrationStack, calibrate
+from adapters.calibration.samples import Limits
+from adapters.calibration.serving import Asker
+from engine.client import EngineGone
+from tests.adapters.calibration.engines import TorchEngine
+from tests.adapters.calibration.sapling import (
+    BASE,
+    Files,
+    copy_base,
+    drop_rslora,
+    of_another_base,
+    pack_all,
+    scale_alpha,
+    shuffle_layers,
+    write_adapter,
+    write_samples,
+)
+from tokenization.codec import TextCodec
+
+ASKER = Asker(tenant="ten_one", model="sapling:mine@1", adapter_id="adp_mine", version=1)
+TASK = "sort-numbers"
+NUM_SAMPLES = 24
+
+
+class Interrupted(Exception):
+    """What a job's progress raises when it is paused."""
+
+
+@dataclass
+class Memory:
+    """A checkpoint that forgets nothing, and a progress that can be told to interrupt."""
+
+    parts: dict[str, bytes] = field(default_factory=dict)
+    told: list[tuple[str, int, int]] = field(default_factory=list)
+    interrupt_at: tuple[str, int, int] | None = None
+
+    async def load(self, name: str) -> bytes | None:
+        return self.parts.get(name)
+
+    async def save(self, name: str, data: bytes) -> None:
+        self.parts[name] = data
+
+    async def progress(self, phase: str, done: int, total: int) -> None:
+        self.told.append((phase, done, total))
+        if self.interrupt_at == (phase, done, total):
+            raise Interrupted
+
+
+@dataclass
+class Bench:
+    """One adapter with all that calibrates it."""
+
+    request: CalibrationRequest
+    stack: CalibrationStack
+    engine: TorchEngine
+
+    async def run(self, memory: Memory | None = None) -> CalibrationReport:
+        memory = memory or Memory()
+        return await calibrate(self.request, self.stack, memory.progress, memory)
+
+
+def make_bench(
+    folder: Path,
+    codec: TextCodec,
+    *,
+    task: str = TASK,
+    breakage: Callable[[Files], Files] | None = None,
+    own: bool = True,
+    quantization: str = "int8",
+    dtype: StoredDtype | None = None,
+    gate: Gate | None = None,
+    base: Path = BASE,
+    num_samples: int = NUM_SAMPLES,
+) -> Bench:
+    folder.mkdir(parents=True, exist_ok=True)
+    peft_dir = write_adapter(folder / "adapter", task, breakage)
+    artifacts_dir = folder / "artifacts"
+    engine = TorchEngine(base, artifacts_dir, quantization)
+    request = CalibrationRequest(
+        ASKER,
+        peft_dir,
+        pack_all(peft_dir, artifacts_dir),
+        samples=write_samples(folder / "samples.jsonl", task, num_samples) if own else None,
+        gate=gate or Gate(),
+        dtype=dtype,
+    )
+    stack = CalibrationStack(engine, codec, base, artifacts_dir, patience=5.0)  # type: ignore[arg-type]
+    return Bench(request, stack, engine)
+
+
+def gain(report: CalibrationReport) -> float:
+    return report.measures.gain[report.decision.dtype].nats.value
+
+
+def found(report: CalibrationReport) -> dict[str, object]:
+    """All but what it took."""
+    value = json.loads(report.to_json())
+    value.pop("cost")
+    return dict(value)
+
+
+@pytest.mark.parametrize("task", ["sort-numbers", "add-numbers", "pirate"])
+async def test_a_good_adapter_passes_and_is_served_in_half_the_bytes(
+    task: str, tmp_path: Path, sapling_codec: TextCodec
+) -> None:
+    report = await make_bench(tmp_path, sapling_codec, task=task).run()
+    assert report.decision.ready, report.decision.why_not
+    assert report.decision.dtype == "float8_e4m3"
+    assert gain(report) > 0.5
+    assert report.measures.fidelity["float8_e4m3"].top1.value > 0.99
+    assert report.data.origin == "tenant"
+    assert report.data.num_samples == NUM_SAMPLES
+
+
+BREAKAGES: dict[str, Callable[[Files], Files]] = {
+    "shuffled layers": shuffle_layers,
+    "alpha times 8": scale_alpha(8),
+    "alpha over 8": scale_alpha(1 / 8),
+    "rsLoRA flag dropped": drop_rslora,
+    "adapter of another base": of_another_base,
+}
+FAIL = {"shuffled layers", "alpha times 8", "adapter of another base"}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory, sapling_codec: TextCodec) -> CalibrationReport:
+    """What the unbroken adapter is found to be."""
+    return asyncio.run(make_bench(tmp_path_factory.mktemp("good"), sapling_codec).run())
+
+
+@pytest.mark.parametrize("name", list(BREAKAGES))
+async def test_a_broken_adapter_fails_or_scores_worse(
+    name: str, good: CalibrationReport, tmp_path: Path, sapling_codec: TextCodec
+) -> None:
+    broken = await make_bench(tmp_path / "broken", sapling_codec, breakage=BREAKAGES[name]).run()
+    nll, nll_broken = (report.measures.fidelity["bfloat16"].nll for report in (good, broken))
+    print(f"{name}: {nll.value:.4f} -> {nll_broken.value:.4f} nats, ready {broken.decision.ready}")
+    assert nll.high < nll_broken.low, "the intervals are apart"
+    assert gain(broken) < gain(good) - 0.2
+    if name in FAIL:
+        assert not broken.decision.ready
+        assert "gain" in {rule.name for rule in broken.decision.rules if not rule.passed}
+
+
+async def test_on_a_default_set_only_a_blow_up_fails(tmp_path: Path, sapling_codec: TextCodec) -> None:
+    """reverse-words is no help with other tasks, and is not blamed for it."""
+    good = await make_bench(tmp_path / "good", sapling_codec, task="reverse-words", own=False).run()
+    assert good.data.origin == "base"
+    assert gain(good) < 0
+    assert good.decision.ready, good.decision.why_not
+    blown = await make_bench(
+        tmp_path / "blown", sapling_codec, task="reverse-words", own=False, breakage=scale_alpha(8)
+    ).run()
+    assert not blown.decision.ready
+    assert "it breaks the model" in blown.decision.why_not[0]
+
+
+async def test_a_base_without_a_set_of_its_own_is_given_the_general_one(
+    tmp_path: Path, sapling_codec: TextCodec
+) -> None:
+    bench = make_bench(tmp_path, sapling_codec, own=False, base=copy_base(tmp_path / "base"))
+    report = await bench.run()
+    assert report.data.origin == "general"
+    assert report.data.num_samples >= 64
+    assert report.decision.ready, report.decision.why_not
+
+
+async def test_a_tenant_may_have_bf16(tmp_path: Path, sapling_codec: TextCodec) -> None:
+    report = await make_bench(tmp_path, sapling_codec, dtype="bfloat16").run()
+    assert report.decision.ready
+    assert report.decision.dtype == "bfloat16"
+    assert "as asked for" in report.decision.dtype_reason
+
+
+async def test_the_engine_is_asked_as_the_tenant_behind_everybody(
+    tmp_path: Path, sapling_codec: TextCodec
+) -> None:
+    bench = make_bench(tmp_path, sapling_codec)
+    await bench.run()
+    assert len(bench.engine.submits) == 3 * NUM_SAMPLES
+    assert {submit.tenant for submit in bench.engine.submits} == {"ten_one"}
+    assert {submit.priority.value for submit in bench.engine.submits} == {"flex"}
+    adapters = {submit.adapter.digest if submit.adapter else None for submit in bench.engine.submits}
+    assert adapters == {None, *(ref.digest for ref in bench.request.artifacts.values())}
+    assert len({submit.request_id for submit in bench.engine.submits}) == 3 * NUM_SAMPLES
+
+
+async def test_the_same_calibration_gives_the_same_report(tmp_path: Path, sapling_codec: TextCodec) -> None:
+    bench = make_bench(tmp_path, sapling_codec)
+    first, second = await bench.run(), await bench.run()
+    assert found(first) == found(second)
+    assert not second.cost.resumed
+
+
+async def test_interrupted_anywhere_it_goes_on_to_the_same_report(
+    tmp_path: Path, sapling_codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every boundary of a phase, of a chunk and of a pass, and inside of a pass."""
+    monkeypatch.setattr("adapters.calibration.run.CHUNK", 4)
+    monkeypatch.setattr(
+        "adapters.calibration.run.passes", lambda samples, config: [range(0, 3), range(3, len(samples))]
+    )
+    bench = make_bench(tmp_path, sapling_codec, num_samples=6)
+    whole = Memory()
+    wanted = found(await bench.run(whole))
+    places = sorted(set(whole.told))
+    assert {phase for phase, _, _ in places} == {"samples", "serving", "reference", "report"}
+    inside = {("reference", step, 18) for step in range(1, 18)} - {("reference", 9, 18)}
+    assert inside < set(places)
+    for place in [place for place in places if place not in inside] + [
+        ("reference", 4, 18),
+        ("reference", 14, 18),
+    ]:
+        memory = Memory(interrupt_at=place)
+        with pytest.raises(Interrupted):
+            await bench.run(memory)
+        finished = dict(memory.parts)
+        memory.interrupt_at = None
+        asked = len(bench.engine.submits)
+        report = await bench.run(memory)
+        assert found(report) == wanted, place
+        assert report.cost.resumed == bool(finished)
+        served = sum(name.startswith("served") for name in finished)
+        if served:
+            assert len(bench.engine.submits) - asked < 3 * 6, "what was finished is not asked again"
+        if place[0] == "report":
+            assert len(bench.engine.submits) == asked
+
+
+async def test_what_was_saved_of_something_else_is_not_taken(
+    tmp_path: Path, sapling_codec: TextCodec
+) -> None:
+    memory = Memory()
+    one = make_bench(tmp_path / "one", sapling_codec)
+    wanted = found(await one.run(memory))
+    # Another adapter, other samples, another quantisation: nothing fits but its own.
+    for other in (
+        make_bench(tmp_path / "two", sapling_codec, breakage=scale_alpha(2)),
+        make_bench(tmp_path / "three", sapling_codec, task="add-numbers"),
+        make_bench(tmp_path / "four", sapling_codec, quantization="none"),
+    ):
+        alone = found(await other.run())
+        assert found(await other.run(memory)) == alone
+    assert found(await one.run(memory)) == wanted
+    # And what is damaged is made again.
+    memory.parts = {name: data[:-3] for name, data in memory.parts.items()}
+    assert found(await one.run(memory)) == wanted
+
+
+async def test_an_engine_that_comes_back_is_waited_for_and_one_that_does_not_is_not(
+    tmp_path: Path, sapling_codec: TextCodec
+) -> None:
+    bench = make_bench(tmp_path, sapling_codec)
+    wanted = found(await bench.run())
+    bench.engine._faults = iter([EngineGone("restarting")] * 5)
+    assert found(await bench.run()) == wanted
+    bench.engine._faults = iter([EngineGone("gone for good")] * 100_000)
+    bench = replace(bench, stack=replace(bench.stack, patience=0.2))
+    with pytest.raises(ServingUnavailable, match="gone for good"):
+        await bench.run()
+
+
+async def test_it_can_be_cancelled(tmp_path: Path, sapling_codec: TextCodec) -> None:
+    bench = make_bench(tmp_path, sapling_codec)
+    running = asyncio.create_task(bench.run())
+    while not bench.engine.submits:  # noqa: ASYNC110 - no event of ours tells
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    asked = len(bench.engine.submits)
+    await asyncio.sleep(0.1)
+    assert len(bench.engine.submits) == asked
+
+
+async def test_limits_leave_samples_out_and_say_so(tmp_path: Path, sapling_codec: TextCodec) -> None:
+    bench = make_bench(tmp_path, sapling_codec)
+    limited = CalibrationRequest(
+        ASKER,
+        bench.request.peft_dir,
+        bench.request.artifacts,
+        bench.request.samples,
+        limits=Limits(max_samples=5),
+    )
+    report = await Bench(limited, bench.stack, bench.engine).run()
+    assert report.data.num_samples == 5
+    assert report.data.num_lines == NUM_SAMPLES
+    assert report.data.left_out[0].reason == f"5 of the {NUM_SAMPLES} lines are scored, evenly spaced"
