@@ -44,6 +44,12 @@ INVALID: list[tuple[str, dict[str, Any]]] = [
     ("stop_token_ids", {"stop_token_ids": (1,) * (MAX_STOPS + 1)}),
     ("logprobs", {"logprobs": -1}),
     ("logprobs", {"logprobs": MAX_LOGPROBS + 1}),
+    ("prompt_logprobs", {"prompt_logprobs": -1}),
+    ("prompt_logprobs", {"prompt_logprobs": MAX_LOGPROBS + 1, "max_tokens": 0}),
+    ("max_tokens", {"prompt_logprobs": 0, "max_tokens": -1}),
+    ("score_from", {"prompt_logprobs": 0, "score_from": 0}),
+    ("score_from", {"prompt_logprobs": 0, "score_from": 3}),
+    ("score_from", {"score_from": 2}),
     ("n ", {"n": 0}),
     ("n ", {"n": MAX_CHOICES + 1}),
     ("n ", {"n": 10**6}),
@@ -98,6 +104,14 @@ def test_the_longest_prompt_yields_one_token() -> None:
     engine.check_idle()
     assert len(engine.tokens("r")) == 1
     assert engine.reason("r") == "length"
+
+
+def test_the_longest_prompt_can_be_scored() -> None:
+    engine = Engine(context_length=64)
+    assert engine.submit(submission("long", [1] * 64, max_tokens=0, prompt_logprobs=0)) is not None
+    assert engine.submit(submission("r", [1] * 63, max_tokens=0, prompt_logprobs=0)) is None
+    engine.run()
+    assert len(engine.scores["r"]) == 62
 
 
 def test_max_tokens_past_the_context_ends_at_the_context() -> None:
