@@ -28,6 +28,8 @@ class Run:
     answers: dict[tuple[str, int], Answer]
     usage: dict[str, UsageEvent]
     core: EngineCore
+    scores: dict[str, list[TokenLogprob]] = field(default_factory=dict)
+    """Of prompts that asked for it."""
 
     def tokens(self) -> dict[tuple[str, int], list[int]]:
         return {key: answer.token_ids for key, answer in self.answers.items()}
@@ -43,6 +45,7 @@ def make_core(
     max_batch_tokens: int = 512,
     num_slots: int = 8,
     context_length: int = 128,
+    max_flex_tokens: int | None = None,
 ) -> EngineCore:
     """Adapters load at once, on the caller's thread: no test waits."""
     pool = AdapterPool(model.config, num_slots, model.device, model.dtype)
@@ -53,7 +56,13 @@ def make_core(
         core.adapter_loaded(slot, ref.digest)
 
     scheduler = Scheduler(
-        Limits(context_length, model.config.vocab_size, max_batch_tokens, max_rows),
+        Limits(
+            context_length,
+            model.config.vocab_size,
+            max_batch_tokens,
+            max_rows,
+            max_flex_tokens=max_flex_tokens,
+        ),
         BlockPool(num_blocks, block_size),
         SlotTable(num_slots, start_load),
         model.config.eos_ids,
@@ -80,6 +89,10 @@ def run(core: EngineCore, submits: Iterable[Submit], *, every: int = 0) -> Run:
         steps += 1
         assert steps < 10_000, "no progress"
         assert not outputs.rejected
+        for found in outputs.scores:
+            scores = result.scores.setdefault(found.request_id, [])
+            assert found.request_id not in {name for name, _ in result.answers}, "scores after a chunk"
+            scores += found.logprobs
         for chunk in outputs.chunks:
             answer = result.answers.setdefault((chunk.request_id, chunk.index), Answer())
             answer.token_ids += chunk.token_ids
