@@ -252,7 +252,11 @@ class _Attempt:
                 held.job.result = dict(verdict.summary)
                 fail(held.session, held.job, version, JobFailed("gate_failed", verdict.why_not))
 
-        await self._write(write)
+        async def once() -> None:
+            async with self._lease.conclude() as held:
+                await write(held)
+
+        await patiently(once)
 
     # ------------------------------------------------------------------------------------------------------
 

@@ -29,9 +29,10 @@ from api.errors import (
 )
 from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
-from api.v1 import adapter_bodies
+from api.v1 import adapter_bodies, job_bodies
 from api.v1 import adapters as adapter_routes
 from api.v1 import files as file_routes
+from api.v1 import jobs as job_routes
 from api.v1 import uploads as upload_routes
 from api.v1 import usage as usage_routes
 
@@ -60,13 +61,13 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     app.include_router(file_routes.router)
     app.include_router(upload_routes.router)
     app.include_router(adapter_routes.router)
+    app.include_router(job_routes.router)
     app.include_router(usage_routes.router)
     if console is not None:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)
-    openapi.install(
-        app, (ChatCompletionRequest, CompletionRequest, *upload_routes.BODIES, *adapter_bodies.BODIES)
-    )
+    bodies = (*upload_routes.BODIES, *adapter_bodies.BODIES, *job_bodies.BODIES)
+    openapi.install(app, (ChatCompletionRequest, CompletionRequest, *bodies))
     for error_class in FACES:
         app.add_exception_handler(error_class, _show)
     app.add_exception_handler(HTTPException, _show_http)

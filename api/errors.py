@@ -40,6 +40,16 @@ from adapters.files.errors import (
     UploadNotPending,
 )
 from adapters.inspection import InspectionRefused, SandboxUnavailable
+from adapters.jobs.errors import (
+    JobFailed,
+    JobFinished,
+    JobNotFound,
+    JobUnfinished,
+    LeaseLost,
+    ReportNotFound,
+    VersionGone,
+)
+from adapters.jobs.lease import Interrupted
 from adapters.names import InvalidModelName
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from billing.errors import InvalidReportQuery, MalformedEvent
@@ -213,6 +223,15 @@ FACES: dict[type[Exception], Face] = {
     VersionNotFound: NOT_FOUND,
     VersionNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="version"),
     NothingToRollBackTo: Face(409, "conflict_error", "not_ready", retry=False, param="previous_version"),
+    JobNotFound: NOT_FOUND,
+    ReportNotFound: NOT_FOUND,
+    JobFinished: Face(409, "conflict_error", "job_finished", retry=False),
+    JobUnfinished: Face(409, "conflict_error", "job_unfinished", retry=False),
+    # The workers': they become a job's error, or its interruption.
+    JobFailed: INTERNAL,
+    LeaseLost: INTERNAL,
+    Interrupted: INTERNAL,
+    VersionGone: INTERNAL,
     InvalidAdapter: Face(400, INVALID, "invalid_value", retry=False),
     AdapterLimitReached: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
     # Its `field` is the param: a tensor's key, a field of the config, a file's name.

@@ -20,6 +20,8 @@ from adapters.files.uploads import UploadService
 from adapters.inspection import Sandbox
 from adapters.jobs.service import JobService
 from adapters.pinning import Engine, Pinning
+from adapters.recalibration import Recalibration
+from adapters.reports import ReportReader
 from adapters.service import AdapterService
 from adapters.storage import ObjectStore
 from adapters.submission import AdapterSubmission
@@ -38,6 +40,8 @@ class Onboarding:
     adapters: AdapterService
     deletion: AdapterDeletion
     jobs: JobService
+    recalibration: Recalibration
+    reports: ReportReader
     outbox: Outbox
 
 
@@ -67,11 +71,12 @@ async def open_onboarding(
         pinning = Pinning(database, engine, base)
         await pinning.start()
         opened.push_async_callback(pinning.close)
+        announcer = Announcer(redis_client, pinning)
         yield Onboarding(
             store=store,
             submission=AdapterSubmission(
                 database,
-                Announcer(redis_client, pinning),
+                announcer,
                 store,
                 files,
                 uploads,
@@ -84,5 +89,7 @@ async def open_onboarding(
             adapters=AdapterService(database, redis_client, base, pinning),
             deletion=AdapterDeletion(database, redis_client, base, pinning),
             jobs=JobService(database, outbox),
+            recalibration=Recalibration(database, announcer, store, files, outbox, base),
+            reports=ReportReader(store),
             outbox=outbox,
         )

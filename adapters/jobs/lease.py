@@ -75,6 +75,7 @@ class Lease:
         self._stopping = stopping
         self._tick = tick
         self._note: Beat | None = None
+        self._concluding = False
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[Held]:
@@ -88,6 +89,19 @@ class Lease:
             if job.wanted == "cancel":
                 raise Interrupted("cancel")
             yield Held(session, job)
+
+    @asynccontextmanager
+    async def conclude(self) -> AsyncIterator[Held]:
+        """As `write`, for the transaction that ends the job; what follows it in the work is not interrupted
+        for the lease, which is over with it.
+        """
+        self._concluding = True
+        try:
+            async with self.write() as held:
+                yield held
+        except BaseException:
+            self._concluding = False
+            raise
 
     @asynccontextmanager
     async def give_up(self) -> AsyncIterator[Held]:
@@ -159,6 +173,8 @@ class Lease:
         session_of = self._database.read if idle else self._database.write
         async with session_of() as session:
             answer = await JobLeases(session).beat(self.job.id, self.fence, beat)
+        if self._concluding:
+            return
         if answer is None:
             raise LeaseLost(self.job.id, self.fence)
         if answer[0] == "cancel":

@@ -6,7 +6,7 @@ latest. Instants of leases are the database's, so that workers need not agree on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.events import Level, record
 from adapters.jobs.models import Job, JobStatus
-from adapters.models import AdapterVersion
+from adapters.models import Adapter, AdapterVersion
 from db.repository import TenantRepository
 
 UNFINISHED = (JobStatus.VALIDATING_FILES, JobStatus.QUEUED, JobStatus.RUNNING)
@@ -85,6 +85,11 @@ class JobRepository(TenantRepository):
         if version is not None:
             query = query.where(Job.version == version)
         return list((await self.session.execute(query.order_by(Job.id).with_for_update())).scalars())
+
+    async def adapters(self, adapter_ids: Collection[str]) -> list[Adapter]:
+        """Those of them that are not deleted."""
+        query = self.select_own(Adapter).where(Adapter.id.in_(adapter_ids), Adapter.deleted_at.is_(None))
+        return list((await self.session.execute(query)).scalars())
 
     async def lock_version(self, adapter_id: str, version: int) -> AdapterVersion | None:
         query = self.select_own(AdapterVersion).where(

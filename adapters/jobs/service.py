@@ -7,7 +7,7 @@ worker obeys within a second. Refuses to know what a job does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from adapters.jobs.errors import JobFailed, JobFinished, JobNotFound, JobUnfinis
 from adapters.jobs.models import Job, JobStatus
 from adapters.jobs.repository import OPEN, JobRepository, later, tell
 from adapters.models import AdapterEvent, AdapterVersion, VersionState
+from adapters.names import ModelName
 from db.base import new_id
 from db.outbox import Outbox
 from db.session import Database, ReadSession, WriteSession
@@ -97,6 +98,17 @@ class JobService:
                 after=after, limit=limit + 1, ascending=order == "asc", adapter_id=adapter_id
             )
         return jobs[:limit], len(jobs) > limit
+
+    async def models_of(self, tenant_id: str, jobs: Sequence[Job]) -> dict[str, str]:
+        """By job, the pinned name of the version it is about; none of deleted ones."""
+        async with self._database.read() as session:
+            found = await JobRepository(session, tenant_id).adapters({job.adapter_id for job in jobs})
+        by_id = {adapter.id: adapter for adapter in found}
+        return {
+            job.id: str(ModelName(adapter.base, adapter.name, job.version))
+            for job in jobs
+            if (adapter := by_id.get(job.adapter_id)) is not None
+        }
 
     async def events(
         self,

@@ -1,0 +1,149 @@
+"""Measuring a version again: with other samples, another dtype, other thresholds, on another engine.
+
+Owns which versions can be, and the transaction that makes the job. A version in service stays there and keeps
+its weights, whatever is found; one that the gate refused is judged anew. Refuses to know how a job is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+
+from adapters import events
+from adapters.announcing import Announcer
+from adapters.errors import AdapterNotFound, InvalidAdapter, VersionNotFound, VersionNotReady
+from adapters.files.models import Purpose
+from adapters.files.service import FileService
+from adapters.jobs.models import Job
+from adapters.jobs.service import queue_job
+from adapters.models import AdapterVersion, VersionState
+from adapters.names import InvalidModelName, ModelName, parse
+from adapters.objects import SOURCE_FILES, source_key
+from adapters.repository import AdapterRepository
+from adapters.storage import ObjectStore, StorageUnavailable
+from adapters.submission import CALIBRATION_FILE, Calibration
+from db.base import new_id
+from db.outbox import Outbox
+from db.session import Database
+
+AGAIN = (VersionState.READY, VersionState.DISABLED, VersionState.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job that is in the queue, and what it is about."""
+
+    job: Job
+    model: str
+
+
+class Recalibration:
+    """Of versions on one base model."""
+
+    def __init__(
+        self,
+        database: Database,
+        announcer: Announcer,
+        store: ObjectStore,
+        files: FileService,
+        outbox: Outbox,
+        base: str,
+    ) -> None:
+        self._database = database
+        self._announcer = announcer
+        self._store = store
+        self._files = files
+        self._outbox = outbox
+        self._base = base
+
+    async def start(
+        self, tenant_id: str, created_by: str, model: str, version: int | None, calibration: Calibration
+    ) -> Started:
+        """Queue a job. `model`: as requests name it; without a version, there or in `version`, the one that
+        serves is meant, or else the latest.
+
+        Raises AdapterNotFound, VersionNotFound, VersionNotReady, InvalidAdapter, JobUnfinished, FileNotFound.
+        """
+        name = self._name_of(model, version)
+        async with self._database.read() as session:
+            found = await AdapterRepository(session, tenant_id).find_with_version(self._base, name)
+        if found is None:
+            raise AdapterNotFound(model)
+        adapter, meant = found
+        if meant is None:
+            raise VersionNotFound(adapter.name, name.version or 0)
+        _refuse(adapter.name, meant)
+        samples = await self._copied(tenant_id, adapter.id, calibration.file_id)
+        try:
+            async with self._database.write() as session:
+                repository = AdapterRepository(session, tenant_id)
+                if await repository.lock(ModelName(adapter_id=adapter.id)) is None:
+                    raise AdapterNotFound(model)
+                row = await repository.lock_version(adapter.id, meant.version)
+                if row is None:
+                    raise VersionNotFound(adapter.name, meant.version)
+                _refuse(adapter.name, row)
+                job = await queue_job(
+                    session,
+                    self._outbox,
+                    tenant_id=tenant_id,
+                    adapter_id=adapter.id,
+                    version=row.version,
+                    parameters={"calibration": samples, "dtype": calibration.dtype},
+                    created_by=created_by,
+                )
+                if row.state == VersionState.FAILED:
+                    row.state = VersionState.CALIBRATING
+                    row.error = row.error_field = None
+                    self._announcer.changed(session, tenant_id)
+                await session.flush()
+                await session.refresh(job)
+        except BaseException:
+            if samples is not None:
+                with contextlib.suppress(StorageUnavailable):  # then the sweep does it
+                    await self._store.delete(str(samples["key"]))
+            raise
+        return Started(job, str(ModelName(self._base, adapter.name, row.version)))
+
+    def _name_of(self, model: str, version: int | None) -> ModelName:
+        try:
+            name = parse(model)
+        except InvalidModelName:
+            raise AdapterNotFound(model) from None
+        if name.adapter_id is None and (name.base != self._base or name.adapter is None):
+            raise AdapterNotFound(model)
+        if version is None:
+            return name
+        if name.version not in (None, version):
+            raise InvalidAdapter("version", f"{version}, but the model's name says {name.version}")
+        return ModelName(name.base, name.adapter, version, name.adapter_id)
+
+    async def _copied(
+        self, tenant_id: str, adapter_id: str, file_id: str | None
+    ) -> dict[str, str | int] | None:
+        """The samples under a key of their own: the file may be deleted before they are read."""
+        if file_id is None:
+            return None
+        file = await self._files.get(tenant_id, file_id)
+        if file.purpose != Purpose.CALIBRATION:
+            raise InvalidAdapter("file_id", f"{file_id} was uploaded for the purpose '{file.purpose}'")
+        key = source_key(tenant_id, adapter_id, new_id("src"), CALIBRATION_FILE)
+        stored = await self._store.copy(file.object_key, key)
+        return {
+            "key": stored.key,
+            "size": stored.size,
+            "sha256": file.sha256,
+            "filename": file.filename,
+            "file_id": file.id,
+        }
+
+
+def _refuse(adapter: str, version: AdapterVersion) -> None:
+    if version.state in events.PENDING:
+        return  # it has a job, and which, `queue_job` tells
+    if version.state not in AGAIN or not version.artifacts:
+        if version.state == VersionState.READY:
+            raise InvalidAdapter("model", "the operator packed this version; its files are not kept")
+        raise VersionNotReady(adapter, version.version, version.state)
+    if not set(SOURCE_FILES) <= set(version.sources):
+        raise InvalidAdapter("model", "this version's files are not kept")
