@@ -135,8 +135,8 @@ def _likely_enough(gate: Gate, measures: Measures, dtype: str, own: bool) -> Rul
             chance = ", which may be chance" if gain.value >= gate.min_gain else ""
             message = (
                 f"On your samples the adapter is {shown}{chance}; at the low end it must be at least "
-                f"{gate.min_gain:g} better. Is it for this base, with the alpha, rank and rsLoRA setting it was "
-                "trained with, and are these samples of its task?"
+                f"{gate.min_gain:g} better. Is it for this base, with the alpha, rank and rsLoRA setting it "
+                "was trained with, and are these samples of its task?"
             )
         return Rule("gain", passed, gain.low, gate.min_gain, message)
     passed = gain.value >= -gate.max_loss

@@ -23,6 +23,7 @@ from tests.adapters.calibration.sapling import (
     Files,
     copy_base,
     drop_rslora,
+    lean_on_small_differences,
     of_another_base,
     pack_all,
     scale_alpha,
@@ -155,6 +156,28 @@ async def test_a_broken_adapter_fails_or_scores_worse(
     if name in FAIL:
         assert not broken.decision.ready
         assert "gain" in {rule.name for rule in broken.decision.rules if not rule.passed}
+
+
+async def test_an_adapter_that_needs_an_unquantised_base_fails_on_four_bits(
+    tmp_path: Path, sapling_codec: TextCodec
+) -> None:
+    """It passes where nothing is rounded; a plain adapter passes on four bits too."""
+    reports = {
+        (name, quantization): await make_bench(
+            tmp_path / name / quantization, sapling_codec, breakage=breakage, quantization=quantization
+        ).run()
+        for name, breakage, quantization in (
+            ("fragile", lean_on_small_differences, "none"),
+            ("fragile", lean_on_small_differences, "int4"),
+            ("plain", None, "int4"),
+        )
+    }
+    unquantised, failed, plain = (report.decision for report in reports.values())
+    assert unquantised.ready, unquantised.why_not
+    assert plain.ready, plain.why_not
+    assert not failed.ready
+    assert {rule.name for rule in failed.rules if not rule.passed} == {"gain", "nll_rise", "top1"}
+    assert gain(reports["fragile", "none"]) == pytest.approx(gain(reports["plain", "int4"]), abs=0.5)
 
 
 async def test_on_a_default_set_only_a_blow_up_fails(tmp_path: Path, sapling_codec: TextCodec) -> None:
