@@ -88,8 +88,8 @@ class AdapterDirectory:
             named.setdefault(adapter_id, set()).update(source["key"] for source in sources.values())
         jobs = select(Job.adapter_id, Job.parameters).where(Job.adapter_id.in_(adapter_ids))
         for adapter_id, parameters in (await self.session.execute(jobs)).all():
-            if adapter_id in named and parameters.get("samples"):
-                named[adapter_id].add(parameters["samples"]["key"])
+            if adapter_id in named and parameters.get("calibration"):
+                named[adapter_id].add(parameters["calibration"]["key"])
         return named
 
     async def is_needed(self, digest: str) -> bool:

@@ -369,7 +369,7 @@ def _parameters(copies: _Copies, calibration: Calibration) -> dict[str, Any]:
     """What the job is told: only what differs from the default."""
     parameters: dict[str, Any] = {}
     if copies.calibration is not None:
-        parameters["samples"] = copies.calibration
+        parameters["calibration"] = copies.calibration
     if calibration.dtype != "auto":
         parameters["dtype"] = calibration.dtype
     return parameters

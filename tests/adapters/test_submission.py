@@ -215,8 +215,8 @@ async def test_uploads_and_samples_of_ones_own(place: Scene) -> None:
     )
     (parameters,) = await place.column("SELECT parameters FROM jobs")
     assert parameters["dtype"] == "bfloat16"
-    assert parameters["samples"]["file_id"] == jsonl.id
-    stored = await place.store.head(parameters["samples"]["key"])
+    assert parameters["calibration"]["file_id"] == jsonl.id
+    stored = await place.store.head(parameters["calibration"]["key"])
     assert stored is not None
     assert stored.sha256 == jsonl.sha256
     assert set(made.version.sources) == {WEIGHTS_FILE, CONFIG_FILE}
