@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from cli.adapter_commands import adapter_app, plan_app
 from cli.errors import CliError, UsageError
+from cli.printing import Data, print_rows
 
 app = typer.Typer(
     name="rootstock",
@@ -31,11 +32,11 @@ _tenant = typer.Typer(
     help="Tenants: the customers, each alone with its adapters, keys and usage.", no_args_is_help=True
 )
 _key = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
-_adapter = typer.Typer(help="LoRA adapters of a tenant.", no_args_is_help=True)
 _user = typer.Typer(help="People who sign in to a tenant's console.", no_args_is_help=True)
 app.add_typer(_tenant, name="tenant")
 app.add_typer(_key, name="key")
-app.add_typer(_adapter, name="adapter")
+app.add_typer(adapter_app, name="adapter")
+app.add_typer(plan_app, name="plan")
 app.add_typer(_user, name="user")
 
 
@@ -53,16 +54,6 @@ class KeyKind(StrEnum):
 
     INFERENCE = "inference"
     ADMIN = "admin"
-
-
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        "--data",
-        envvar="ROOTSTOCK_DATA",
-        help="Directory of a `rootstock up` on this machine; else ROOTSTOCK_* settings name the servers.",
-    ),
-]
 
 
 @app.command()
@@ -164,7 +155,20 @@ def tenant_list(data: Data = None) -> None:
     """List the tenants."""
     from cli import operator
 
-    _print_rows(("NAME", "ID", "CREATED"), operator.list_tenants(data))
+    print_rows(("NAME", "ID", "CREATED"), operator.list_tenants(data))
+
+
+@_tenant.command("set-plan")
+def tenant_set_plan(
+    tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
+    plan: Annotated[str, typer.Argument(help="The plan's name.")],
+    data: Data = None,
+) -> None:
+    """Put a tenant on a plan, within a second."""
+    from cli import plans
+
+    plans.set_tenant_plan(data, tenant, plan)
+    print(f"{tenant} is on the plan {plan}")
 
 
 @_key.command("create")
@@ -200,33 +204,9 @@ def key_list(tenant: Annotated[str, typer.Argument(help="Tenant's name.")], data
     """List a tenant's keys; the secrets themselves cannot be shown again."""
     from cli import operator
 
-    _print_rows(
+    print_rows(
         ("ID", "NAME", "KIND", "PREFIX", "CREATED", "LAST USED", "STATE"), operator.list_keys(data, tenant)
     )
-
-
-@_adapter.command("add")
-def adapter_add(
-    tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
-    name: Annotated[str, typer.Argument(help="Name of the adapter: a-z 0-9 . _ -")],
-    directory: Annotated[
-        Path, typer.Argument(help="PEFT directory: adapter_config.json, adapter_model.safetensors.")
-    ],
-    data: Data = None,
-) -> None:
-    """Pack a PEFT adapter and make it the active version of its name; print the model to ask for."""
-    from cli import operator
-
-    for model in operator.add_adapters(data, tenant, {name: directory}):
-        print(model)
-
-
-@_adapter.command("list")
-def adapter_list(tenant: Annotated[str, typer.Argument(help="Tenant's name.")], data: Data = None) -> None:
-    """List the models a tenant can ask for."""
-    from cli import operator
-
-    _print_rows(("MODEL", "RANK", "SINCE"), operator.list_models(data, tenant))
 
 
 @_user.command("create")
@@ -257,15 +237,9 @@ def bench(
     from cli.bench import list_benchmarks, run_benchmark
 
     if name is None or name in ("-h", "--help"):
-        _print_rows(("BENCHMARK", "MEASURES"), list_benchmarks())
+        print_rows(("BENCHMARK", "MEASURES"), list_benchmarks())
         return
     raise typer.Exit(run_benchmark(name, context.args))
-
-
-def _print_rows(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    for row in [header, *rows]:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def main() -> None:

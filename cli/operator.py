@@ -24,7 +24,7 @@ from cli.errors import CliError
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from adapters.service import AdapterService, ModelResolver
+    from adapters.service import AdapterService
     from db.session import Database
     from engine.protocol import AdapterRef
     from tenants.accounts import UserAccounts
@@ -72,13 +72,6 @@ class Services:
         from adapters.service import AdapterService
 
         return AdapterService(
-            self.database, self.redis, setting(self.environment, "ROOTSTOCK_ENGINE_BASE_NAME")
-        )
-
-    def models(self) -> ModelResolver:
-        from adapters.service import ModelResolver
-
-        return ModelResolver(
             self.database, self.redis, setting(self.environment, "ROOTSTOCK_ENGINE_BASE_NAME")
         )
 
@@ -137,7 +130,9 @@ def silence_logs() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
-def _call(data: Path | None, work: Callable[[Services], Awaitable[T]]) -> T:
+def call(data: Path | None, work: Callable[[Services], Awaitable[T]]) -> T:
+    """What `work` returns, done to the service meant. Raises `CliError`."""
+
     async def run() -> T:
         async with open_services(environment_of(data)) as services:
             return await work(services)
@@ -164,17 +159,17 @@ def create_tenant(data: Path | None, name: str) -> str:
     async def work(services: Services) -> str:
         return (await services.tenants.create_tenant(name)).id
 
-    return _call(data, work)
+    return call(data, work)
 
 
 def list_tenants(data: Path | None) -> list[tuple[str, ...]]:
     async def work(services: Services) -> list[tuple[str, ...]]:
         return [
-            (tenant.name, tenant.id, _day(tenant.created_at))
+            (tenant.name, tenant.id, minute(tenant.created_at))
             for tenant in await services.tenants.list_tenants()
         ]
 
-    return _call(data, work)
+    return call(data, work)
 
 
 def create_key(data: Path | None, tenant: str, kind: Literal["inference", "admin"], name: str) -> str:
@@ -184,7 +179,7 @@ def create_key(data: Path | None, tenant: str, kind: Literal["inference", "admin
         owner = await services.tenants.find_tenant(tenant)
         return (await services.tenants.create_key(owner.id, name, kind=kind)).plaintext
 
-    return _call(data, work)
+    return call(data, work)
 
 
 def revoke_key(data: Path | None, tenant: str, key_id: str) -> None:
@@ -192,7 +187,7 @@ def revoke_key(data: Path | None, tenant: str, key_id: str) -> None:
         owner = await services.tenants.find_tenant(tenant)
         await services.tenants.revoke_key(owner.id, key_id)
 
-    _call(data, work)
+    call(data, work)
 
 
 def list_keys(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
@@ -205,15 +200,15 @@ def list_keys(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
                     key.name,
                     key.kind,
                     f"{key.prefix}...",
-                    _day(key.created_at),
-                    _day(key.last_used_at),
+                    minute(key.created_at),
+                    minute(key.last_used_at),
                 ),
                 "revoked" if key.revoked_at else "active",
             )
             for key in await services.tenants.list_keys(owner.id)
         ]
 
-    return _call(data, work)
+    return call(data, work)
 
 
 def create_user(data: Path | None, tenant: str, email: str, password: str) -> None:
@@ -221,22 +216,7 @@ def create_user(data: Path | None, tenant: str, email: str, password: str) -> No
         owner = await services.tenants.find_tenant(tenant)
         await services.users.create(owner.id, email, password)
 
-    _call(data, work)
-
-
-def list_models(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
-    async def work(services: Services) -> list[tuple[str, ...]]:
-        owner = await services.tenants.find_tenant(tenant)
-        return [
-            (
-                card.id,
-                str(card.rank or "-"),
-                _day(datetime.fromtimestamp(card.created, UTC)) if card.created else "-",
-            )
-            for card in await services.models().list(owner.id)
-        ]
-
-    return _call(data, work)
+    call(data, work)
 
 
 def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]) -> list[str]:
@@ -255,7 +235,7 @@ def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]
         refs = pack_adapters(services.environment, base_digest, directories)
         return await register_adapters(services, owner.id, refs, base_digest)
 
-    return _call(data, work)
+    return call(data, work)
 
 
 async def register_adapters(
@@ -305,5 +285,6 @@ def pack_adapters(
     return refs
 
 
-def _day(moment: datetime | None) -> str:
+def minute(moment: datetime | None) -> str:
+    """A moment as lists show it."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if moment else "never"

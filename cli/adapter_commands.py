@@ -1,0 +1,161 @@
+"""`rootstock adapter` and `rootstock plan`: names and help of their commands and options.
+
+Everything heavy is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.printing import Data, print_rows
+
+adapter_app = typer.Typer(help="LoRA adapters of a tenant.", no_args_is_help=True)
+plan_app = typer.Typer(help="Plans: what tenants on them may do.", no_args_is_help=True)
+
+Tenant = Annotated[str, typer.Argument(help="Tenant's name.")]
+Name = Annotated[str, typer.Argument(help="The adapter's name or id.")]
+Version = Annotated[int, typer.Argument(min=1, help="Number of the version.")]
+
+MaxAdapters = Annotated[int | None, typer.Option(min=0, help="How many adapters a tenant may have.")]
+MaxFileBytes = Annotated[int | None, typer.Option(min=0, help="How large a file it may upload.")]
+PinnedAdapters = Annotated[
+    int | None, typer.Option(min=0, help="How many of its adapters stay in the engine's memory.")
+]
+Gate = Annotated[
+    list[str] | None, typer.Option("--gate", help="A threshold of calibration, NAME=NUMBER; repeatable.")
+]
+PLAN_HEADER = ("NAME", "ADAPTERS", "FILE BYTES", "PINNED", "GATE")
+
+
+@adapter_app.command("add")
+def adapter_add(
+    tenant: Tenant,
+    name: Annotated[str, typer.Argument(help="Name of the adapter: a-z 0-9 . _ -")],
+    directory: Annotated[
+        Path, typer.Argument(help="PEFT directory: adapter_config.json, adapter_model.safetensors.")
+    ],
+    data: Data = None,
+) -> None:
+    """Pack a PEFT adapter and make it the active version of its name; print the model to ask for."""
+    from cli import operator
+
+    for model in operator.add_adapters(data, tenant, {name: directory}):
+        print(model)
+
+
+@adapter_app.command("list")
+def adapter_list(tenant: Tenant, data: Data = None) -> None:
+    """List a tenant's adapters."""
+    from cli import adapters
+
+    print_rows(("MODEL", "STATE", "ACTIVE", "RANK", "SINCE", "ID"), adapters.list_adapters(data, tenant))
+
+
+@adapter_app.command("show")
+def adapter_show(tenant: Tenant, name: Name, data: Data = None) -> None:
+    """Show an adapter's versions, the active one with a star, and what happened to it last."""
+    from cli import adapters
+
+    versions, events = adapters.show_adapter(data, tenant, name)
+    print_rows(("VERSION", "STATE", "RANK", "DTYPE", "SINCE", "DIGEST", "WHY"), versions)
+    print()
+    print_rows(("WHEN", "WHAT", "DETAIL"), events)
+
+
+@adapter_app.command("activate")
+def adapter_activate(tenant: Tenant, name: Name, version: Version, data: Data = None) -> None:
+    """Serve a version under the adapter's name."""
+    from cli import adapters
+
+    print(adapters.activate_adapter(data, tenant, name, version))
+
+
+@adapter_app.command("rollback")
+def adapter_rollback(tenant: Tenant, name: Name, data: Data = None) -> None:
+    """Serve what the adapter's name served before."""
+    from cli import adapters
+
+    print(adapters.rollback_adapter(data, tenant, name))
+
+
+@adapter_app.command("override")
+def adapter_override(
+    tenant: Tenant,
+    name: Name,
+    version: Version,
+    reason: Annotated[str, typer.Option(help="Why; the tenant sees it, and it is kept.")],
+    data: Data = None,
+) -> None:
+    """Let a version pass that calibration's gate refused, or would refuse."""
+    from cli import adapters
+
+    print(adapters.override_adapter(data, tenant, name, version, reason))
+
+
+@adapter_app.command("disable")
+def adapter_disable(tenant: Tenant, name: Name, data: Data = None) -> None:
+    """Take an adapter out of service: refused everywhere within a second."""
+    from cli import adapters
+
+    adapters.set_adapter_disabled(data, tenant, name, True)
+    print(f"{name} is disabled")
+
+
+@adapter_app.command("enable")
+def adapter_enable(tenant: Tenant, name: Name, data: Data = None) -> None:
+    """Put a disabled adapter back into service."""
+    from cli import adapters
+
+    adapters.set_adapter_disabled(data, tenant, name, False)
+    print(f"{name} is enabled")
+
+
+@adapter_app.command("delete")
+def adapter_delete(tenant: Tenant, name: Name, data: Data = None) -> None:
+    """Delete an adapter with all its versions, for good."""
+    from cli import adapters
+
+    print(f"{adapters.delete_adapter(data, tenant, name)} is deleted")
+
+
+@plan_app.command("list")
+def plan_list(data: Data = None) -> None:
+    """List the plans."""
+    from cli import plans
+
+    print_rows(PLAN_HEADER, plans.list_plans(data))
+
+
+@plan_app.command("create")
+def plan_create(
+    name: Annotated[str, typer.Argument(help="Such as large.")],
+    max_adapters: MaxAdapters = None,
+    max_file_bytes: MaxFileBytes = None,
+    pinned_adapters: PinnedAdapters = None,
+    gate: Gate = None,
+    data: Data = None,
+) -> None:
+    """Create a plan, like the standard one but for the options, and print its id."""
+    from cli import plans
+
+    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or ())
+    print(plans.create_plan(data, name, wanted))
+
+
+@plan_app.command("set")
+def plan_set(
+    name: Annotated[str, typer.Argument(help="The plan's name.")],
+    max_adapters: MaxAdapters = None,
+    max_file_bytes: MaxFileBytes = None,
+    pinned_adapters: PinnedAdapters = None,
+    gate: Gate = None,
+    data: Data = None,
+) -> None:
+    """Change a plan for all who are on it, within a second."""
+    from cli import plans
+
+    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or ())
+    print_rows(PLAN_HEADER, [plans.set_plan(data, name, wanted)])

@@ -1,0 +1,173 @@
+"""What an operator does to tenants' adapters from the command line, beside packing new ones (`operator`).
+
+Owns one call to the services per command. Refuses to know printing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.operator import Services, call, minute, setting
+
+if TYPE_CHECKING:
+    from adapters.catalogue import AdapterCatalogue, Shown
+    from adapters.models import AdapterEvent, AdapterVersion
+    from adapters.pinning import Pinning
+    from adapters.service import AdapterService
+
+_ENGINE_ANSWER_S = 2.0
+_PAGE = 100
+
+
+def list_adapters(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
+    """Model, state, active version, rank, since when, id."""
+
+    async def work(services: Services) -> list[tuple[str, ...]]:
+        owner = await services.tenants.find_tenant(tenant)
+        catalogue = _catalogue(services)
+        rows: list[tuple[str, ...]] = []
+        after: str | None = None
+        while True:
+            page = await catalogue.adapters(owner.id, after=after, limit=_PAGE, newest_first=False)
+            rows += [_row(shown) for shown in page]
+            if len(page) < _PAGE:
+                return rows
+            after = page[-1].adapter.id
+
+    return call(data, work)
+
+
+def _row(shown: Shown) -> tuple[str, ...]:
+    adapter, version = shown.adapter, shown.version
+    return (
+        f"{adapter.base}:{adapter.name}",
+        _state(shown),
+        str(adapter.active_version or "-"),
+        str((version and version.rank) or "-"),
+        minute(adapter.created_at),
+        adapter.id,
+    )
+
+
+def _state(shown: Shown) -> str:
+    if shown.adapter.disabled_at is not None:
+        return "disabled"
+    return shown.version.state if shown.version is not None else "-"
+
+
+def show_adapter(
+    data: Path | None, tenant: str, name: str
+) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Its versions (number, state, rank, dtype, since, digest, why not) and its last events (when, what)."""
+
+    async def work(services: Services) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+        owner = await services.tenants.find_tenant(tenant)
+        catalogue = _catalogue(services)
+        shown, versions = await catalogue.versions(owner.id, name, limit=_PAGE)
+        events = await catalogue.events(owner.id, name, limit=20)
+        active = shown.adapter.active_version
+        return [_version_row(version, active) for version in versions], [
+            _event_row(event) for event in reversed(events)
+        ]
+
+    return call(data, work)
+
+
+def _version_row(version: AdapterVersion, active: int | None) -> tuple[str, ...]:
+    mark = "*" if version.version == active else ""
+    return (
+        f"{version.version}{mark}",
+        version.state,
+        str(version.rank or "-"),
+        version.dtype or "-",
+        minute(version.created_at),
+        (version.digest or "-")[:12],
+        " ".join((version.error or version.override_reason or "-").split()),
+    )
+
+
+def _event_row(event: AdapterEvent) -> tuple[str, ...]:
+    return (minute(event.created_at), event.type, event.message)
+
+
+def activate_adapter(data: Path | None, tenant: str, name: str, version: int) -> str:
+    """The model that the name serves now."""
+    return _change(data, tenant, lambda adapters, owner: adapters.activate(owner, name, version))
+
+
+def rollback_adapter(data: Path | None, tenant: str, name: str) -> str:
+    return _change(data, tenant, lambda adapters, owner: adapters.rollback(owner, name))
+
+
+def override_adapter(data: Path | None, tenant: str, name: str, version: int, reason: str) -> str:
+    return _change(data, tenant, lambda adapters, owner: adapters.override(owner, name, version, reason))
+
+
+def set_adapter_disabled(data: Path | None, tenant: str, name: str, disabled: bool) -> None:
+    _change(data, tenant, lambda adapters, owner: adapters.set_disabled(owner, name, disabled))
+
+
+def delete_adapter(data: Path | None, tenant: str, name: str) -> str:
+    """The id it had."""
+
+    async def work(services: Services) -> str:
+        from adapters.deletion import AdapterDeletion
+
+        owner = await services.tenants.find_tenant(tenant)
+        async with _pinning(services) as pinning:
+            deletion = AdapterDeletion(services.database, services.redis, _base(services), pinning)
+            return (await deletion.delete(owner.id, name)).id
+
+    return call(data, work)
+
+
+def _change(data: Path | None, tenant: str, change: Callable[[AdapterService, str], Awaitable[Shown]]) -> str:
+    async def work(services: Services) -> str:
+        from adapters.service import AdapterService
+
+        owner = await services.tenants.find_tenant(tenant)
+        async with _pinning(services) as pinning:
+            adapters = AdapterService(services.database, services.redis, _base(services), pinning)
+            shown = await change(adapters, owner.id)
+        version = f"@{shown.version.version}" if shown.version is not None else ""
+        return f"{shown.adapter.base}:{shown.adapter.name}{version}"
+
+    return call(data, work)
+
+
+@asynccontextmanager
+async def _pinning(services: Services) -> AsyncIterator[Pinning | None]:
+    """Tells the engine what to load; without one that answers soon, it loads at the first request."""
+    from adapters.pinning import Pinning
+    from engine.client import EngineClient
+
+    endpoint = services.environment.get("ROOTSTOCK_ENGINE_ENDPOINT")
+    if not endpoint:
+        yield None
+        return
+    client = EngineClient(endpoint, "operator")
+    await client.start()
+    try:
+        try:
+            async with asyncio.timeout(_ENGINE_ANSWER_S):
+                await client.wait_ready()
+        except TimeoutError:
+            yield None
+        else:
+            yield Pinning(services.database, client, _base(services))
+    finally:
+        await client.close()
+
+
+def _catalogue(services: Services) -> AdapterCatalogue:
+    from adapters.catalogue import AdapterCatalogue
+
+    return AdapterCatalogue(services.database, _base(services))
+
+
+def _base(services: Services) -> str:
+    return setting(services.environment, "ROOTSTOCK_ENGINE_BASE_NAME")

@@ -1,0 +1,77 @@
+"""What an operator does to plans from the command line. Owns one call to the services per command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cli.errors import UsageError
+from cli.operator import Services, call
+
+if TYPE_CHECKING:
+    from tenants.plans import PlanChanges, PlanService
+    from tenants.views import PlanView
+
+
+def changes(
+    max_adapters: int | None, max_file_bytes: int | None, pinned_adapters: int | None, gate: Iterable[str]
+) -> PlanChanges:
+    """Of the command line; `gate` as NAME=NUMBER. Raises UsageError."""
+    from tenants.plans import PlanChanges
+
+    thresholds = {}
+    for setting in gate:
+        name, _, number = setting.partition("=")
+        try:
+            thresholds[name] = float(number)
+        except ValueError:
+            raise UsageError(f"--gate takes NAME=NUMBER, not {setting!r}") from None
+    return PlanChanges(max_adapters, max_file_bytes, pinned_adapters, thresholds)
+
+
+def list_plans(data: Path | None) -> list[tuple[str, ...]]:
+    """Name, adapters, bytes of a file, pinned adapters, thresholds."""
+
+    async def work(services: Services) -> list[tuple[str, ...]]:
+        return [_row(plan) for plan in await _plans(services).list()]
+
+    return call(data, work)
+
+
+def create_plan(data: Path | None, name: str, wanted: PlanChanges) -> str:
+    """Its id."""
+
+    async def work(services: Services) -> str:
+        return (await _plans(services).create(name, wanted)).id
+
+    return call(data, work)
+
+
+def set_plan(data: Path | None, name: str, wanted: PlanChanges) -> tuple[str, ...]:
+    """As `list_plans` shows it now."""
+
+    async def work(services: Services) -> tuple[str, ...]:
+        return _row(await _plans(services).set(name, wanted))
+
+    return call(data, work)
+
+
+def set_tenant_plan(data: Path | None, tenant: str, plan: str) -> None:
+    async def work(services: Services) -> None:
+        owner = await services.tenants.find_tenant(tenant)
+        await _plans(services).set_tenant_plan(owner.id, plan)
+
+    call(data, work)
+
+
+def _plans(services: Services) -> PlanService:
+    from tenants.plans import PlanService
+
+    return PlanService(services.database, services.redis)
+
+
+def _row(plan: PlanView) -> tuple[str, ...]:
+    gate = ", ".join(f"{name}={threshold:g}" for name, threshold in sorted(plan.gate.items()))
+    limits = (plan.max_adapters, plan.max_file_bytes, plan.pinned_adapters)
+    return (plan.name, *map(str, limits), gate or "-")
