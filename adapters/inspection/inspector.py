@@ -78,7 +78,7 @@ def _facts(pair: Pair, norms: Norms | None) -> ModuleFacts:
 
 
 def _warnings(norms: Sequence[Norms | None]) -> list[str]:
-    idle = sum(1 for found in norms if found is not None and found.delta == 0)
+    idle = sum(1 for found in norms if found is not None and 0 in (found.a, found.b))
     if not idle:
         return []
     return [f"{idle} of {len(norms)} modules change nothing: their A or B is zero throughout"]

@@ -61,4 +61,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Answer = Accepted | Refused | Failed
+class Unable(msgspec.Struct, frozen=True, tag=True):
+    """From the zygote, for a child that it could not make: the files were not looked at."""
+
+    reason: str
+
+
+Answer = Accepted | Refused | Failed | Unable

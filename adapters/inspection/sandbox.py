@@ -25,7 +25,7 @@ import structlog
 
 from adapters.inspection.errors import CONFIG_FILE, WEIGHTS_FILE, InspectionRefused, SandboxUnavailable
 from adapters.inspection.findings import Inspection
-from adapters.inspection.messages import MAX_ANSWER, Accepted, Answer, Failed, Order, Refused
+from adapters.inspection.messages import MAX_ANSWER, Accepted, Answer, Failed, Order, Refused, Unable
 from adapters.inspection.zygote_link import ZygoteLink
 
 log = structlog.get_logger(__name__)
@@ -43,6 +43,8 @@ class Limits:
     """Bytes, beyond the waiting process's and the file's own length in address space."""
     cpu_s: int = 20
     wall_s: float = 30.0
+    bytes_per_s: int = 32 << 20
+    """Both times grow with the file: this slow an inspection is still no attack."""
     concurrency: int = 4
     """Inspections at once; more wait."""
 
@@ -130,12 +132,14 @@ class Sandbox:
 
     async def _attempt(self, link: ZygoteLink, task: str, files: Sequence[int], values: bool) -> _Outcome:
         limits = self.limits
+        size = os.fstat(files[0]).st_size
+        wall_s = limits.wall_s + size // limits.bytes_per_s
         order = Order(
             number=link.next_number(),
             task=task,
-            memory=limits.memory + os.fstat(files[0]).st_size,
-            cpu_s=limits.cpu_s,
-            wall_s=int(limits.wall_s) + 2,
+            memory=limits.memory + size,
+            cpu_s=limits.cpu_s + size // limits.bytes_per_s,
+            wall_s=int(wall_s) + 2,  # its own alarm, should nobody be left to end it
             values=values,
         )
         ours, theirs = socket.socketpair()
@@ -148,7 +152,7 @@ class Sandbox:
                     await link.close()
                     return _Outcome(b"", None)
             try:
-                async with asyncio.timeout(limits.wall_s):
+                async with asyncio.timeout(wall_s):
                     answer = await _read_all(ours)
             except TimeoutError:
                 return _Outcome(b"", await self._ended(link, order.number, end), timed_out=True)
@@ -168,13 +172,15 @@ class Sandbox:
 
     def _result(self, outcome: _Outcome, name: str) -> msgspec.Raw:
         if outcome.timed_out:
-            reason = f"took longer than {self.limits.wall_s:g} seconds"
+            reason = "took too long"
         else:
             answer = _understood(outcome)
             if isinstance(answer, Accepted):
                 return answer.result
             if isinstance(answer, Refused):
                 raise InspectionRefused(answer.field, answer.reason)
+            if isinstance(answer, Unable):
+                raise SandboxUnavailable(answer.reason)
             reason = answer.reason
         log.warning("sandbox.failed", file=name, reason=reason, status=outcome.status)
         raise InspectionRefused(name, f"could not be inspected: {reason}")

@@ -19,8 +19,10 @@ from adapters.inspection.errors import InspectionRefused
 from adapters.inspection.header import ITEM_BYTES, Tensor, read_exactly
 from adapters.inspection.modules import Pair
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 19
 """Of a tensor, read and widened at a time."""
+SMALLEST_ORDINARY, LARGEST_ORDINARY = 1e-12, 1e12
+"""Between them the squares of a block add up in fp32 without loss that matters."""
 ROUNDS_TO_INFINITY = float.fromhex("0x1.ffp127")
 """Half a step beyond the largest bfloat16: from here on an fp32 weight cannot be stored in it."""
 
@@ -49,7 +51,7 @@ def measure(descriptor: int, pair: Pair) -> Norms:
 
 
 def _row_blocks(descriptor: int, tensor: Tensor) -> Iterator[np.ndarray]:
-    """A matrix from top to bottom, fp64."""
+    """A matrix from top to bottom."""
     rows, columns = tensor.shape
     row_bytes = columns * ITEM_BYTES[tensor.dtype]
     step = max(1, PIECE_BYTES // row_bytes)
@@ -60,7 +62,7 @@ def _row_blocks(descriptor: int, tensor: Tensor) -> Iterator[np.ndarray]:
 
 
 def _column_blocks(descriptor: int, tensor: Tensor) -> Iterator[np.ndarray]:
-    """A matrix from left to right, fp64. One that is small is one block, read at once."""
+    """A matrix from left to right. One that is small is one block, read at once."""
     rows, columns = tensor.shape
     item = ITEM_BYTES[tensor.dtype]
     step = max(1, PIECE_BYTES // (rows * item))
@@ -79,7 +81,7 @@ def _column_blocks(descriptor: int, tensor: Tensor) -> Iterator[np.ndarray]:
 
 
 def _widened(tensor: Tensor, data: bytes) -> np.ndarray:
-    """fp64 of what is stored, checked."""
+    """What is stored as fp32, or fp64 where fp32 could not hold sums of squares; checked."""
     if tensor.dtype == "BF16":
         # The upper half of an fp32.
         values = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
@@ -87,6 +89,8 @@ def _widened(tensor: Tensor, data: bytes) -> np.ndarray:
         values = np.frombuffer(data, "<f4" if tensor.dtype == "F32" else "<f2")
     if not np.isfinite(values).all():
         raise InspectionRefused(tensor.name, "has values that are not finite")
-    if tensor.dtype == "F32" and max(values.max(), -values.min()) >= ROUNDS_TO_INFINITY:
+    largest = float(max(values.max(), -values.min()))
+    if largest >= ROUNDS_TO_INFINITY:
         raise InspectionRefused(tensor.name, "has values beyond the range of bfloat16")
-    return values.astype(np.float64)
+    ordinary = largest == 0 or SMALLEST_ORDINARY < largest < LARGEST_ORDINARY
+    return values.astype(np.float32 if ordinary else np.float64, copy=False)

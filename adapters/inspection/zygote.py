@@ -39,6 +39,7 @@ from adapters.inspection.messages import (
     Order,
     Ready,
     Refused,
+    Unable,
 )
 from adapters.inspection.specimen import specimen
 
@@ -117,7 +118,7 @@ class Zygote:
         try:
             pid = os.fork()
         except OSError as error:
-            os.write(files[0], msgspec.json.encode(Failed(f"no process could be started: {error}")))
+            os.write(files[0], msgspec.json.encode(Unable(f"no process could be made: {error}")))
             self._tell(Ended(order.number, 0))
         else:
             if pid == 0:

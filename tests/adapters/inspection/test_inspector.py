@@ -43,9 +43,9 @@ def check_norms(found: Inspection, tensors: dict[str, torch.Tensor]) -> None:
     for module in found.modules:
         a = tensors[f"{KEY_PREFIX}{module.path}.lora_A.weight"].double()
         b = tensors[f"{KEY_PREFIX}{module.path}.lora_B.weight"].double()
-        assert module.norm_a == pytest.approx(float(a.norm()), rel=1e-9)
-        assert module.norm_b == pytest.approx(float(b.norm()), rel=1e-9)
-        assert module.norm_delta == pytest.approx(float((module.scale * (b @ a)).norm()), rel=1e-6)
+        assert module.norm_a == pytest.approx(float(a.norm()), rel=1e-5)
+        assert module.norm_b == pytest.approx(float(b.norm()), rel=1e-5)
+        assert module.norm_delta == pytest.approx(float((module.scale * (b @ a)).norm()), rel=1e-4)
 
 
 async def test_sapling_has_ten_adapters_and_all_pass(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -119,13 +119,16 @@ async def test_modules_that_change_nothing_are_pointed_out(sandbox: Sandbox, tmp
 
 
 @pytest.mark.parametrize("piece", [64, 1000, 1 << 20])
-@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("F32", 1.0), ("F16", 1.0), ("BF16", 1.0), ("F32", 1e-30), ("F32", 1e30), ("BF16", 1e25)],
+)
 def test_pieces_make_the_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, dtype: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, dtype: str, size: float
 ) -> None:
     monkeypatch.setattr(values, "PIECE_BYTES", piece)
     torch_type = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[dtype]
-    a, b = torch.randn(5, 333).to(torch_type), torch.randn(77, 5).to(torch_type)
+    a, b = ((torch.randn(shape) * size).to(torch_type) for shape in ((5, 333), (77, 5)))
     path = tmp_path / "data"
     raw = [matrix.contiguous().view(torch.uint8).numpy().tobytes() for matrix in (a, b)]
     path.write_bytes(b"".join(raw))
@@ -139,9 +142,9 @@ def test_pieces_make_the_whole(
         found = values.measure(descriptor, pair)
     finally:
         os.close(descriptor)
-    assert found.a == pytest.approx(float(a.double().norm()), rel=1e-12)
-    assert found.b == pytest.approx(float(b.double().norm()), rel=1e-12)
-    assert found.delta == pytest.approx(0.5 * float((b.double() @ a.double()).norm()), rel=1e-9)
+    assert found.a == pytest.approx(float(a.double().norm()), rel=1e-5)
+    assert found.b == pytest.approx(float(b.double().norm()), rel=1e-5)
+    assert found.delta == pytest.approx(0.5 * float((b.double() @ a.double()).norm()), rel=1e-4)
 
 
 def test_fp32_is_accepted_up_to_what_bfloat16_holds() -> None:
