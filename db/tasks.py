@@ -24,6 +24,8 @@ JOBS_QUEUE = "rootstock.jobs"
 """Jobs that take seconds to minutes, so that nothing short ever waits behind one."""
 QUEUES = (QUEUE, JOBS_QUEUE)
 
+SWEEP_STORAGE = "adapters.sweep_storage"
+PURGE_DELETED = "adapters.purge_deleted"
 RUN_JOB = "adapters.run_job"
 RUN_JOB_EXPIRES = 120.0
 """Seconds after which a message that nobody took is dropped unrun. Whoever waits for the job sends another by
@@ -38,7 +40,11 @@ class Route:
     expires: float | None = None
 
 
-ROUTES: dict[str, Route] = {RUN_JOB: Route(JOBS_QUEUE, RUN_JOB_EXPIRES)}
+ROUTES: dict[str, Route] = {
+    RUN_JOB: Route(JOBS_QUEUE, RUN_JOB_EXPIRES),
+    SWEEP_STORAGE: Route(JOBS_QUEUE),
+    PURGE_DELETED: Route(JOBS_QUEUE),
+}
 """Tasks that do not go to `QUEUE` for good."""
 
 

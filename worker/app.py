@@ -11,7 +11,16 @@ from typing import Any
 from celery import Celery
 from kombu import Queue
 
-from db.tasks import JOBS_QUEUE, QUEUE, QUEUES, ROUTES, Route, broker_url
+from db.tasks import (
+    JOBS_QUEUE,
+    PURGE_DELETED,
+    QUEUE,
+    QUEUES,
+    ROUTES,
+    SWEEP_STORAGE,
+    Route,
+    broker_url,
+)
 from worker.settings import WorkerSettings
 
 VISIBILITY_TIMEOUT = 3600
@@ -69,6 +78,8 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         RELAY_OUTBOX: settings.relay_interval,
         PRUNE_OUTBOX: HOUR,
         SWEEP_JOBS: settings.sweep_interval,
+        SWEEP_STORAGE: HOUR,
+        PURGE_DELETED: 60.0,
     }
     return {
         task: {

@@ -12,7 +12,6 @@ from adapters.inspection import Sandbox
 from adapters.pinning import Pinning
 from adapters.pipeline import AdapterPipeline
 from adapters.steps import AdapterSteps, Base
-from adapters.storage import StorageSettings, open_store
 from tokenization.codec import TextCodec
 from worker.runtime import Runtime
 from worker.settings import JobsSettings
@@ -22,7 +21,6 @@ torch.set_grad_enabled(False)
 
 async def open_pipeline(runtime: Runtime, settings: JobsSettings, opened: AsyncExitStack) -> AdapterPipeline:
     """What a `worker.runtime.OpenPipeline` does."""
-    store = open_store(StorageSettings())  # type: ignore[call-arg]
     base = Base(
         settings.base_path,
         settings.base_name,
@@ -31,6 +29,6 @@ async def open_pipeline(runtime: Runtime, settings: JobsSettings, opened: AsyncE
     sandbox = Sandbox()
     await sandbox.start()
     opened.push_async_callback(sandbox.close)
-    steps = AdapterSteps(store, sandbox, base, settings.artifacts_dir, settings.engine_endpoint)
+    steps = AdapterSteps(runtime.store, sandbox, base, settings.artifacts_dir, settings.engine_endpoint)
     announcer = Announcer(runtime.redis, Pinning(runtime.database, steps, settings.base_name))
     return AdapterPipeline(steps, announcer, settings.base_name, settings.scratch_dir)

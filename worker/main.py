@@ -24,6 +24,7 @@ from celery import Celery, signals
 from celery.beat import EmbeddedService, Scheduler
 from celery.exceptions import SecurityWarning
 
+from adapters.storage import StorageSettings
 from db.schema import assert_schema_current
 from db.session import Database
 from db.settings import DatabaseSettings
@@ -91,7 +92,8 @@ def _runtime(
         return Runtime(settings, database)
     if open_pipeline is None:
         from worker.assembly import open_pipeline  # torch comes with it
-    return Runtime(settings, database, JobsSettings(), open_pipeline)  # type: ignore[call-arg]
+    jobs, storage = JobsSettings(), StorageSettings()  # type: ignore[call-arg]
+    return Runtime(settings, database, jobs, storage, open_pipeline)
 
 
 async def _check_schema(settings: DatabaseSettings) -> None:

@@ -20,6 +20,7 @@ import redis.asyncio
 from adapters.jobs.execution import Pipeline, attempt, patiently
 from adapters.jobs.lease import Lease, claim
 from adapters.jobs.repository import JobLeases
+from adapters.storage import ObjectStore, StorageSettings, open_store
 from billing.metering import JournalMeter
 from db.outbox import Outbox
 from db.session import Database
@@ -41,18 +42,22 @@ class Runtime:
     redis: redis.asyncio.Redis
     outbox: Outbox
     meter: JournalMeter
+    store: ObjectStore
+    """In workers that run jobs."""
 
     def __init__(
         self,
         settings: WorkerSettings,
         database: DatabaseSettings,
         jobs: JobsSettings | None = None,
+        storage: StorageSettings | None = None,
         open_pipeline: OpenPipeline | None = None,
     ) -> None:
-        """`jobs` and `open_pipeline`: of workers that run jobs."""
+        """`jobs`, `storage` and `open_pipeline`: of workers that run jobs."""
         self.settings = settings
         self.shutdown = ShutdownPipe()
-        self._jobs = jobs
+        self.jobs = jobs
+        self._storage = storage
         self._open_pipeline = open_pipeline
         self._database_settings = database
         self._runner: asyncio.Runner | None = None
@@ -91,6 +96,8 @@ class Runtime:
         self.redis = redis.asyncio.Redis.from_url(
             self.settings.redis_url, socket_timeout=10, socket_connect_timeout=5, health_check_interval=10
         )
+        if self._storage is not None:
+            self.store = open_store(self._storage)
         self._sender = TaskSender(self.settings.redis_url)
         self.outbox = Outbox(self.database, self._sender)
         self.meter = JournalMeter(
@@ -105,15 +112,15 @@ class Runtime:
 
     async def run_job(self, job_id: str) -> None:
         """One attempt at a job, unless somebody has it or it has ended. Raises DatabaseUnavailable."""
-        assert self._jobs is not None, "a worker without jobs listens to no queue of jobs"
+        assert self.jobs is not None, "a worker without jobs listens to no queue of jobs"
         lease = await patiently(lambda: self._claim(job_id))
         if lease is not None:
             pipeline = await self._pipeline()
-            await attempt(lease, pipeline, self.outbox, max_attempts=self._jobs.max_attempts)
+            await attempt(lease, pipeline, self.outbox, max_attempts=self.jobs.max_attempts)
             await self.outbox.settle()
 
     async def _claim(self, job_id: str) -> Lease | None:
-        assert self._jobs is not None
+        assert self.jobs is not None
         async with self.database.read() as session:
             holder = await JobLeases(session).owner(job_id)
         return await claim(
@@ -121,7 +128,7 @@ class Runtime:
             job_id,
             f"{self._worker_id}:{self._pid}",
             self._stopping,
-            seconds=self._jobs.lease_seconds,
+            seconds=self.jobs.lease_seconds,
             owner_gone=holder if holder is not None and self._is_gone(holder) else None,
         )
 
@@ -141,8 +148,8 @@ class Runtime:
     async def _pipeline(self) -> Pipeline:
         if self._made is None:
             assert self._open_pipeline is not None
-            assert self._jobs is not None
-            self._made = await self._open_pipeline(self, self._jobs, self._opened)
+            assert self.jobs is not None
+            self._made = await self._open_pipeline(self, self.jobs, self._opened)
         return self._made
 
     # The end ------------------------------------------------------------------------------------------------

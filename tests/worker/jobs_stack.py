@@ -57,7 +57,8 @@ class JobsStack:
             "ROOTSTOCK_JOBS_BASE_PATH": "/nowhere",
             "ROOTSTOCK_JOBS_BASE_NAME": BASE,
             "ROOTSTOCK_JOBS_ENGINE_ENDPOINT": "ipc:///nowhere",
-            "ROOTSTOCK_JOBS_ARTIFACTS_DIR": "/nowhere",
+            "ROOTSTOCK_JOBS_ARTIFACTS_DIR": str(self.directory / "artifacts"),
+            "ROOTSTOCK_STORAGE_URL": f"file://{self.directory / 'objects'}",
             "ROOTSTOCK_JOBS_LEASE_SECONDS": str(LEASE),
             "ROOTSTOCK_JOBS_MAX_ATTEMPTS": "3",
         }
