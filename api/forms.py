@@ -116,6 +116,7 @@ class _Body:
         self._file_field = file_field
         self._events: deque[object] = deque()
         self._headers = _Headers()
+        self._complete = False
         try:
             self._parser = MultipartParser(
                 boundary,
@@ -160,7 +161,7 @@ class _Body:
             raise InvalidValue(f"'{name}' is not UTF-8.", name) from None
 
     async def _next(self) -> object:
-        while not self._events:
+        while not self._events and not self._complete:
             message = await self._request.receive()
             if message["type"] != "http.request":
                 raise ClientGone("The client hung up while sending the form.")
@@ -168,8 +169,7 @@ class _Body:
                 self._parser.write(message.get("body", b""))
             except FormParserError as error:
                 raise InvalidValue(f"The form cannot be read: {error}.", self._file_field) from None
-            if not message.get("more_body", False):
-                break
+            self._complete = not message.get("more_body", False)
         if not self._events:
             raise InvalidValue("The form ends before its last boundary.", self._file_field)
         return self._events.popleft()

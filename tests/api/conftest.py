@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +92,10 @@ def served(codec: TextCodec) -> Iterator[Served]:
 
 
 @contextmanager
-def serving(world: World) -> Iterator[Served]:
-    """The application behind uvicorn, as the process's main runs it, in a thread."""
+def serving(world: World, close: Callable[[], Awaitable[None]] | None = None) -> Iterator[Served]:
+    """The application behind uvicorn, as the process's main runs it, in a thread; `close` runs on its loop at
+    the end.
+    """
     config = uvicorn.Config(
         create_app(world.services),
         host="127.0.0.1",
@@ -106,7 +108,13 @@ def serving(world: World) -> Iterator[Served]:
         timeout_graceful_shutdown=2,
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+
+    async def run() -> None:
+        await server.serve()
+        if close is not None:
+            await close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     wait_until(lambda: server.started)
     host, port = server.servers[0].sockets[0].getsockname()[:2]

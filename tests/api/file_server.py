@@ -1,0 +1,68 @@
+"""The API behind uvicorn with real files: a database, a directory, the sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import psycopg
+from sqlalchemy import make_url
+
+from adapters.files.service import FileService, UploadService
+from adapters.inspection import Sandbox
+from adapters.storage import LocalStore, ObjectStore
+from api.deps import Limits
+from db.session import Database
+from tests.api.conftest import Served, build, serving
+from tests.api.fakes import KEY
+from tokenization.codec import TextCodec
+
+LIMITS = Limits(
+    max_body_bytes=1024 * 1024,
+    body_timeout=0.5,
+    max_file_bytes=200 * 1024 * 1024,
+    min_file_rate=100_000,
+    ping_interval=0.1,
+)
+
+
+@dataclass
+class FileServer(Served):
+    database: Database
+    store: ObjectStore
+    root: Path
+
+    def client(self, key: str = KEY) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def left(self) -> list[Path]:
+        """Files of the directory, whole and not."""
+        return [path for path in self.root.rglob("*") if path.is_file()]
+
+
+@contextmanager
+def file_server(
+    codec: TextCodec, database_url: str, root: Path, store: ObjectStore | None = None, **changes: Any
+) -> Iterator[FileServer]:
+    """Tenants `ten_one` and `ten_two` exist."""
+    plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain, autocommit=True) as connection:
+        for name in ("one", "two"):
+            connection.execute("INSERT INTO tenants (id, name) VALUES (%s, %s)", (f"ten_{name}", name))
+    database, sandbox = Database(database_url), Sandbox()
+    store = store or LocalStore(root)
+    parts = {
+        "files": FileService(database, store, sandbox),
+        "uploads": UploadService(database, store, sandbox, **changes),
+    }
+
+    async def close() -> None:
+        await sandbox.close()
+        await database.close()
+
+    with serving(build(codec, LIMITS, **parts), close) as served:
+        yield FileServer(served.world, served.host, served.port, database, store, root)
