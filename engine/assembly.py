@@ -96,6 +96,7 @@ def build_engine(
         max_batch_tokens=sizes.max_batch_tokens,
         max_rows=sizes.max_rows,
         max_waiting=settings.queue_limit,
+        max_flex_tokens=settings.max_flex_tokens,
         adapter_wait_s=settings.adapter_wait_seconds,
     )
     construct = _gpu_parts if device.type == "cuda" else _cpu_parts

@@ -25,7 +25,7 @@ import zmq
 from engine.core import EngineCore
 from engine.protocol import EngineInfo
 from engine.server import STALL_EXIT_CODE, EngineServer
-from engine.settings import DeviceSettings, EngineSettings
+from engine.settings import DeviceSettings, EngineSettings, moved_settings
 from engine.usage import JournalError
 from telemetry import logs
 
@@ -40,6 +40,11 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
     """Serve until told to stop; the process's exit code."""
     logs.configure("engine")
     began = time.monotonic()
+    moved = moved_settings(os.environ)
+    if moved:
+        # Ignored, they would leave an engine of other sizes than was meant.
+        log.critical("settings have moved: " + ", ".join(f"{old} is now {new}" for old, new in moved.items()))
+        return 1
     if settings.base is None and not settings.null:
         log.critical("ROOTSTOCK_ENGINE_BASE is not set: the base model's folder")
         return 1

@@ -198,6 +198,7 @@ def build_null_engine(
         max_batch_tokens=max(settings.max_batch_tokens, settings.max_rows),
         max_rows=settings.max_rows,
         max_waiting=settings.queue_limit,
+        max_flex_tokens=settings.max_flex_tokens,
         adapter_wait_s=settings.adapter_wait_seconds,
     )
     scheduler = Scheduler(

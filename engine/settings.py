@@ -6,11 +6,23 @@ Built by process mains only; everything else receives values.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+FLEX_PART = 32
+"""On a CPU a step of this part takes a few times as long as one that decodes; on a GPU hardly longer."""
+
+_MOVED = ("QUANTIZATION", "NUM_BLOCKS", "KV_BYTES", "NUM_SLOTS", "THREADS")
+
+
+def moved_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that are set and no longer read, and the names that took their place."""
+    names = {f"ROOTSTOCK_ENGINE_{name}": f"ROOTSTOCK_DEVICE_{name}" for name in _MOVED}
+    return {old: new for old, new in names.items() if old in environment}
 
 
 class DeviceSettings(BaseSettings):
@@ -77,6 +89,9 @@ class EngineSettings(BaseSettings):
     """Sequences that may run at once."""
     max_batch_tokens: Annotated[int, Field(ge=16)] = 2048
     """Tokens of one step, over all rows: longer prompts are prefilled in several."""
+    flex_batch_tokens: Annotated[int | None, Field(ge=1)] = None
+    """Of them, those that prompts of class FLEX may take while a higher class has requests: what a step takes
+    longer for them, others wait longer for each token. Unset: a thirty-second."""
     context_length: Annotated[int | None, Field(ge=16)] = None
     """Prompt and completion together. Unset: what the base was trained for."""
     queue_limit: Annotated[int, Field(ge=1)] = 1024
@@ -92,6 +107,11 @@ class EngineSettings(BaseSettings):
         if not value.startswith(("tcp://", "ipc://")):
             raise ValueError("must begin with tcp:// or ipc://")
         return value
+
+    @property
+    def max_flex_tokens(self) -> int:
+        """Tokens of FLEX prompts in a step that others wait for."""
+        return self.flex_batch_tokens or max(16, self.max_batch_tokens // FLEX_PART)
 
     @property
     def state_dir(self) -> Path:
