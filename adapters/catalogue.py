@@ -5,7 +5,7 @@ Refuses to change anything.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 
 from adapters import events
@@ -99,6 +99,12 @@ class AdapterCatalogue:
             return await EventRepository(session, tenant_id).page(
                 shown.adapter.id, after=after, limit=limit, newest_first=newest_first
             )
+
+    async def last_events(self, tenant_id: str, adapter_ids: Collection[str]) -> dict[str, AdapterEvent]:
+        """The last thing that happened to each of these adapters, by its id."""
+        async with self._database.read() as session:
+            events = await EventRepository(session, tenant_id).last_of(adapter_ids)
+        return {event.adapter_id: event for event in events}
 
     def follow(
         self, tenant_id: str, adapter_id: str, after: str | None = None

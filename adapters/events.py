@@ -6,10 +6,11 @@ Owns the rows' form and their order. Refuses to know why something happened.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
+from sqlalchemy import func
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.models import AdapterEvent, AdapterVersion, VersionState
@@ -74,6 +75,16 @@ class EventRepository(TenantRepository):
             query = query.where(AdapterEvent.id < after if newest_first else AdapterEvent.id > after)
         order = AdapterEvent.id.desc() if newest_first else AdapterEvent.id
         return list((await self.session.execute(query.order_by(order).limit(limit))).scalars())
+
+    async def last_of(self, adapter_ids: Collection[str]) -> list[AdapterEvent]:
+        """The last event of each of these adapters."""
+        last = (
+            self.select_own(AdapterEvent, func.max(AdapterEvent.id))
+            .where(AdapterEvent.adapter_id.in_(adapter_ids))
+            .group_by(AdapterEvent.adapter_id)
+        )
+        query = self.select_own(AdapterEvent).where(AdapterEvent.id.in_(last))
+        return list((await self.session.execute(query)).scalars())
 
     async def is_pending(self, adapter_id: str) -> bool:
         """Whether a version of the adapter will change by itself."""

@@ -17,6 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 CONTENT_SECURITY_POLICY: Final = "; ".join(
     (
         "default-src 'none'",
+        "script-src 'self'",
+        "connect-src 'self'",
         "style-src 'self'",
         "img-src 'self'",
         "font-src 'self'",

@@ -82,7 +82,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
 
 
 def _body_limits(limits: Limits) -> BodyLimits:
-    """Large bodies are taken by the two routes that hand them on as they come."""
+    """Large bodies are taken by the routes that hand them on as they come, or that put them on disk."""
     timeout, rate = limits.body_timeout, limits.min_file_rate
     part = MAX_PART_BYTES + file_routes.FORM_OVERHEAD
     return BodyLimits(
@@ -90,6 +90,8 @@ def _body_limits(limits: Limits) -> BodyLimits:
         (
             ("POST", re.compile(r"/v1/files"), BodyLimit(limits.max_file_bytes, timeout, rate)),
             ("POST", re.compile(r"/v1/uploads/[^/]+/parts"), BodyLimit(part, timeout, rate)),
+            ("POST", re.compile(r"/console/adapters/uploads/[^/]+/parts"), BodyLimit(part, timeout, rate)),
+            ("POST", re.compile(r"/console/adapters/([^/]+/versions/)?new"), BodyLimit(part, timeout, rate)),
         ),
     )
 

@@ -23,9 +23,9 @@ from adapters.files.service import FileService, UploadService
 from adapters.inspection import Sandbox, SandboxUnavailable
 from adapters.resolver import ModelResolver
 from adapters.storage import StorageSettings, open_store
-from admin.app import ConsoleServices, create_console
 from admin.pages.overview import OverviewPage
 from api.app import create_app
+from api.console import console_over
 from api.deps import Limits, Services
 from api.edge import AsgiApp
 from api.onboarding import open_onboarding
@@ -154,7 +154,10 @@ async def open_services(
             ),
             onboarding=onboarding,
         )
-        yield services, create_console(ConsoleServices(cache, UserAccounts(rows), overview))
+        yield (
+            services,
+            console_over(cache, UserAccounts(rows), overview, files, uploads, onboarding, engine),
+        )
 
 
 async def _start_ahead(sandbox: Sandbox) -> None:

@@ -102,6 +102,13 @@ def bar_chart(title: str, label: str, bars: Sequence[tuple[str, float]], limit: 
     return _document(WIDTH, height, title, parts)
 
 
+def without_style(document: str) -> str:
+    """A chart to stand inside a page whose own style sheet has its colours, classes and ground."""
+    head, _, rest = document.partition("<style>")
+    _, _, body = rest.partition("</style>\n")
+    return head + body.partition("\n")[2]
+
+
 @dataclass(frozen=True, slots=True)
 class _Scale:
     place: Callable[[float], float]

@@ -15,6 +15,7 @@ from tenants.context import ROLES, Role
 from tenants.errors import NameTaken, TenantNotFound
 from tenants.models import Tenant, User
 from tenants.repository import TenantAccounts, TenantDirectory
+from tenants.views import STANDARD, PlanView, plan_view
 
 _EMAIL = re.compile(r"[^@\s\x00]{1,64}@[^@\s\x00]{1,189}")
 
@@ -28,6 +29,8 @@ class Account:
     role: Role
     tenant_id: str
     tenant_name: str
+    plan: PlanView = STANDARD
+    """As of when it was looked up by `find`."""
 
 
 class UserAccounts:
@@ -81,11 +84,12 @@ class UserAccounts:
         """The account as it is now; None when the user or the tenant is gone or disabled."""
         async with self._database.read() as session:
             tenant = await TenantDirectory(session).tenant(tenant_id)
+            plan = await TenantDirectory(session).plan_of(tenant_id)
             user = await TenantAccounts(session, tenant_id).user(user_id)
         if tenant is None or user is None or tenant.disabled_at is not None or user.disabled_at is not None:
             return None
-        return _account(user, tenant)
+        return _account(user, tenant, STANDARD if plan is None else plan_view(plan))
 
 
-def _account(user: User, tenant: Tenant) -> Account:
-    return Account(user.id, user.email, user.role, tenant.id, tenant.name)  # type: ignore[arg-type]
+def _account(user: User, tenant: Tenant, plan: PlanView = STANDARD) -> Account:
+    return Account(user.id, user.email, user.role, tenant.id, tenant.name, plan)  # type: ignore[arg-type]

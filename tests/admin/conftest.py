@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,10 +16,12 @@ from starlette.routing import Mount
 from adapters.service import AdapterService, ModelResolver
 from admin.app import ConsoleServices, create_console
 from admin.pages.overview import OverviewPage
+from api.console import EXPLANATIONS
 from billing.service import UsageReports
 from db.session import Database
 from tenants.accounts import UserAccounts
 from tenants.service import TenantService
+from tests.support.onboarding import BASE_DIGEST, Scene, scene
 
 EMAIL = "ada@acme.example"
 PASSWORD = "correct horse battery"
@@ -34,6 +37,8 @@ class Site:
     adapters: AdapterService
     redis: redis.asyncio.Redis
     tenant_id: str
+    place: Scene
+    """What the console's adapters stand on."""
 
     def visitor(self, origin: str = "http://127.0.0.1:8000") -> httpx.AsyncClient:
         """A browser without cookies."""
@@ -54,16 +59,29 @@ async def sign_in(visitor: httpx.AsyncClient, email: str = EMAIL, password: str 
 
 
 @pytest.fixture
-async def site(database: Database, redis_client: redis.asyncio.Redis) -> Site:
+async def site(
+    database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+) -> AsyncIterator[Site]:
     tenants = TenantService(database, redis_client, "s" * 32)
     accounts = UserAccounts(database)
-    tenant = await tenants.create_tenant("acme")
-    await accounts.create(tenant.id, EMAIL, PASSWORD)
-    page = OverviewPage(tenants, ModelResolver(database, redis_client, "sapling"), UsageReports(database))
-    console = create_console(ConsoleServices(redis_client, accounts, page))
-    app = Starlette(routes=[Mount("/console", console)])
-    adapters = AdapterService(database, redis_client, "sapling")
-    return Site(app, tenants, accounts, adapters, redis_client, tenant.id)
+    async with scene(database, redis_client, redis_url, tmp_path) as place:
+        tenant_id = place.tenants[0]
+        await accounts.create(tenant_id, EMAIL, PASSWORD)
+        models = ModelResolver(database, redis_client, "sapling")
+        console = create_console(
+            ConsoleServices(
+                redis=redis_client,
+                accounts=accounts,
+                overview=OverviewPage(tenants, models, UsageReports(database)),
+                files=place.files,
+                uploads=place.uploads,
+                adapters=place.onboarding,
+                base_digest=lambda: BASE_DIGEST,
+                explanations=EXPLANATIONS,
+            )
+        )
+        app = Starlette(routes=[Mount("/console", console)])
+        yield Site(app, tenants, accounts, place.onboarding.adapters, redis_client, tenant_id, place)
 
 
 @pytest.fixture

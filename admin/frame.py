@@ -1,0 +1,200 @@
+"""What every page of the console shares: its templates, who is looking, and how changes are let in.
+
+Owns the order of checks on a request: private connection, session, account, and for a change same origin and
+CSRF token. Owns too what a visitor is told when something is refused: a page, or JSON where a script asks.
+Refuses to know what the pages show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+
+from admin import security, words
+from admin.forms import read_form
+from admin.services import ConsoleServices, Explanations
+from admin.sessions import Opened, Session, SessionStore
+from tenants.accounts import Account
+
+HERE = Path(__file__).parent
+CSRF_HEADER = "x-csrf-token"
+EXPIRED = "This form had expired. Please try again."
+FOREIGN = "This form was sent from another site."
+_NEEDS_HTTPS = (
+    "The console signs people in over HTTPS only, or over plain HTTP on this machine (http://127.0.0.1 or "
+    "http://localhost). Put a TLS proxy that sets X-Forwarded-Proto in front of the service."
+)
+_TITLES = {400: "Not understood", 403: "Not allowed", 404: "Nothing here", 405: "Not allowed"}
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """A signed-in user."""
+
+    account: Account
+    session: Session
+
+    @property
+    def csrf_token(self) -> str:
+        """What the forms of their pages carry."""
+        return self.session.csrf_token
+
+    @property
+    def tenant_id(self) -> str:
+        return self.account.tenant_id
+
+    @property
+    def is_admin(self) -> bool:
+        return self.account.role == "admin"
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+Serving = Callable[[Request, Visitor], Awaitable[Response]]
+Changing = Callable[[Request, Visitor, dict[str, str]], Awaitable[Response]]
+
+
+class Frame:
+    """Around every route of the console."""
+
+    def __init__(self, services: ConsoleServices) -> None:
+        self.sessions = SessionStore(services.redis)
+        self._accounts = services.accounts
+        self._explanations: Explanations = services.explanations
+        self._refusals: tuple[type[Exception], ...] = (HTTPException, *services.explanations.known)
+        self._templates = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            auto_reload=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.version = _fingerprint(HERE / "static")
+        self._templates.globals["version"] = self.version
+        self._templates.filters |= words.FILTERS
+
+    # Answers ----------------------------------------------------------------------------------------------
+
+    def page(self, request: Request, template: str, status: int = 200, **context: object) -> HTMLResponse:
+        root = request.scope.get("root_path", "")
+        return HTMLResponse(
+            self._templates.get_template(template).render(root=root, **context), status_code=status
+        )
+
+    @staticmethod
+    def to(request: Request, path: str) -> RedirectResponse:
+        """Go on to another page of the console."""
+        return RedirectResponse(quote(request.scope.get("root_path", "")) + path, status_code=303)
+
+    async def refused(self, request: Request, error: Exception) -> Response:
+        """What is told of an error that is the visitor's, or passes."""
+        if isinstance(error, HTTPException):
+            title = _TITLES.get(error.status_code, "This did not work")
+            return self._told(request, error.status_code, title, str(error.detail), None)
+        status, envelope = self._explanations.tell(error)
+        told = envelope["error"]
+        title = _TITLES.get(status, "Try again in a moment" if status >= 500 else "This did not work")
+        return self._told(request, status, title, str(told["message"]), told.get("param"))
+
+    def _told(self, request: Request, status: int, title: str, text: str, param: str | None) -> Response:
+        if _by_script(request):
+            return JSONResponse({"error": {"message": text, "param": param}}, status_code=status)
+        return self.page(request, "notice.html", status, title=title, text=text)
+
+    # Who asks ---------------------------------------------------------------------------------------------
+
+    def serving(self, serve: Serving) -> Endpoint:
+        """A route for signed-in users: others are sent to sign in."""
+
+        async def endpoint(request: Request) -> Response:
+            self.require_private(request)
+            opened = await self.sessions.find(security.session_id(request))
+            visitor = None if opened is None else await self._visitor(opened)
+            if opened is None or visitor is None:
+                if _by_script(request):
+                    told = {"message": "You are signed out. Sign in again.", "param": None}
+                    return JSONResponse({"error": told}, status_code=401)
+                return self.to(request, "/sign-in")
+            try:
+                response = await serve(request, visitor)
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except self._refusals as error:
+                response = await self.refused(request, error)
+            if opened.fresh:  # however it ended: the old id dies in seconds
+                security.set_session(request, response, opened.id)
+            return response
+
+        return endpoint
+
+    def changing(self, change: Changing) -> Endpoint:
+        """A route for a form of a signed-in user."""
+
+        async def serve(request: Request, visitor: Visitor) -> Response:
+            self.require_same_origin(request)
+            form = await read_form(request)
+            self.require_token(visitor, form.get("csrf_token", ""))
+            return await change(request, visitor, form)
+
+        return self.serving(serve)
+
+    def scripted(self, change: Serving) -> Endpoint:
+        """A route that our own scripts change something through: the token comes in a header, which no form
+        of another site can send.
+        """
+
+        async def serve(request: Request, visitor: Visitor) -> Response:
+            self.require_same_origin(request)
+            self.require_token(visitor, request.headers.get(CSRF_HEADER, ""))
+            return await change(request, visitor)
+
+        return self.serving(serve)
+
+    @staticmethod
+    def require_private(request: Request) -> None:
+        if not security.is_private_connection(request):
+            raise HTTPException(403, _NEEDS_HTTPS)
+
+    @staticmethod
+    def require_same_origin(request: Request) -> None:
+        if not security.is_same_origin(request):
+            raise HTTPException(403, FOREIGN)
+
+    @staticmethod
+    def require_token(visitor: Visitor, token: str) -> None:
+        if not visitor.session.accepts(token):
+            raise HTTPException(403, EXPIRED)
+
+    @staticmethod
+    def require_admin(visitor: Visitor) -> None:
+        if not visitor.is_admin:
+            raise HTTPException(403, "Only admins of your organisation may do this.")
+
+    async def _visitor(self, opened: Opened) -> Visitor | None:
+        session = opened.session
+        if session.user_id is None or session.tenant_id is None:
+            return None
+        account = await self._accounts.find(session.user_id, session.tenant_id)
+        if account is None:  # removed since: the session must not outlive its user
+            await self.sessions.end(opened.id)
+            return None
+        return Visitor(account, session)
+
+
+def _by_script(request: Request) -> bool:
+    return request.headers.get("accept", "").startswith("application/json")
+
+
+def _fingerprint(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

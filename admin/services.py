@@ -1,0 +1,65 @@
+"""What the console calls, as one object that the API process builds.
+
+Owns the list and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from redis.asyncio import Redis
+
+from adapters.catalogue import AdapterCatalogue
+from adapters.deletion import AdapterDeletion
+from adapters.files.service import FileService
+from adapters.files.uploads import UploadService
+from adapters.jobs.service import JobService
+from adapters.reports import ReportReader
+from adapters.service import AdapterService
+from adapters.submission import AdapterSubmission
+from admin.pages.overview import OverviewPage
+from tenants.accounts import UserAccounts
+
+
+class AdapterServices(Protocol):
+    """The way of an adapter into service, and out of it."""
+
+    @property
+    def submission(self) -> AdapterSubmission: ...
+    @property
+    def catalogue(self) -> AdapterCatalogue: ...
+    @property
+    def adapters(self) -> AdapterService: ...
+    @property
+    def deletion(self) -> AdapterDeletion: ...
+    @property
+    def jobs(self) -> JobService: ...
+    @property
+    def reports(self) -> ReportReader: ...
+
+
+@dataclass(frozen=True)
+class Explanations:
+    """How domain errors are told: the API's one table, so that console and API never differ."""
+
+    known: tuple[type[Exception], ...]
+    """What is told at all; anything else is a fault of ours."""
+    tell: Callable[[BaseException], tuple[int, dict[str, dict[str, Any]]]]
+    """Status and envelope."""
+
+
+@dataclass(frozen=True)
+class ConsoleServices:
+    """Built by the API process."""
+
+    redis: Redis
+    accounts: UserAccounts
+    overview: OverviewPage
+    files: FileService
+    uploads: UploadService
+    adapters: AdapterServices
+    base_digest: Callable[[], str]
+    """Of the base that is served; raises one of `explanations.known` while there is no engine to ask."""
+    explanations: Explanations

@@ -1,0 +1,74 @@
+"""Code to copy: how to bring an adapter from a terminal, and how to ask it. Knows no markup.
+
+Everything put in is of the grammar of names, or this server's own address.
+"""
+
+from __future__ import annotations
+
+Snippets = list[tuple[str, str]]
+"""(language, text)."""
+
+
+def bring(origin: str, base: str) -> Snippets:
+    """From two files to an adapter."""
+    curl = f"""\
+export ROOTSTOCK_API_KEY=...
+upload() {{
+  curl -s {origin}/v1/files -H "Authorization: Bearer $ROOTSTOCK_API_KEY" \\
+    -F purpose=adapter -F file=@"$1" | python3 -c 'import json, sys; print(json.load(sys.stdin)["id"])'
+}}
+weights=$(upload adapter_model.safetensors)
+config=$(upload adapter_config.json)
+curl {origin}/v1/adapters -H "Authorization: Bearer $ROOTSTOCK_API_KEY" \\
+  -H "Content-Type: application/json" \\
+  -d '{{"name": "my-adapter", "base_model": "{base}", "file_ids": ["'$weights'", "'$config'"]}}'
+"""
+    python = f"""\
+import os
+from openai import OpenAI
+
+client = OpenAI(base_url="{origin}/v1", api_key=os.environ["ROOTSTOCK_API_KEY"])
+files = [
+    client.files.create(purpose="adapter", file=open(name, "rb")).id
+    for name in ("adapter_model.safetensors", "adapter_config.json")
+]
+adapter = client.post(
+    "/adapters",
+    cast_to=object,
+    body={{"name": "my-adapter", "base_model": "{base}", "file_ids": files}},
+)
+print(adapter["id"], adapter["state"])
+"""
+    return [("curl", curl), ("Python", python)]
+
+
+def ask(origin: str, model: str) -> Snippets:
+    """From an adapter to its first answer."""
+    curl = f"""\
+curl {origin}/v1/chat/completions \\
+  -H "Authorization: Bearer $ROOTSTOCK_API_KEY" \\
+  -H "Content-Type: application/json" \\
+  -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+"""
+    python = f"""\
+import os
+from openai import OpenAI
+
+client = OpenAI(base_url="{origin}/v1", api_key=os.environ["ROOTSTOCK_API_KEY"])
+answer = client.chat.completions.create(
+    model="{model}",
+    messages=[{{"role": "user", "content": "Hello!"}}],
+)
+print(answer.choices[0].message.content)
+"""
+    javascript = f"""\
+import OpenAI from "openai";
+
+const client = new OpenAI({{ baseURL: "{origin}/v1", apiKey: process.env.ROOTSTOCK_API_KEY }});
+const answer = await client.chat.completions.create({{
+  model: "{model}",
+  messages: [{{ role: "user", content: "Hello!" }}],
+}});
+console.log(answer.choices[0].message.content);
+"""
+    return [("curl", curl), ("Python", python), ("JavaScript", javascript)]

@@ -1,0 +1,49 @@
+"""The console over the API's own services: the same adapters, the same engine, the same words for errors.
+
+Owns that it is put together. Refuses to know its pages.
+"""
+
+from __future__ import annotations
+
+import redis.asyncio
+
+from adapters.files.service import FileService, UploadService
+from admin.app import ConsoleServices, Explanations, create_console
+from admin.pages.overview import OverviewPage
+from api.edge import AsgiApp
+from api.errors import FACES, NotServing, envelope, face_of
+from api.onboarding import Onboarding
+from engine.client import EngineClient
+from tenants.accounts import UserAccounts
+
+EXPLANATIONS = Explanations(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
+
+
+def console_over(
+    cache: redis.asyncio.Redis,
+    accounts: UserAccounts,
+    overview: OverviewPage,
+    files: FileService,
+    uploads: UploadService,
+    onboarding: Onboarding,
+    engine: EngineClient,
+) -> AsgiApp:
+    """The console, to be mounted."""
+
+    def base_digest() -> str:
+        if engine.info is None or not engine.ready:
+            raise NotServing("The engine is not ready. Try again in a moment.")
+        return engine.info.base_digest
+
+    return create_console(
+        ConsoleServices(
+            redis=cache,
+            accounts=accounts,
+            overview=overview,
+            files=files,
+            uploads=uploads,
+            adapters=onboarding,
+            base_digest=base_digest,
+            explanations=EXPLANATIONS,
+        )
+    )
