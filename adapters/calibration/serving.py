@@ -20,7 +20,7 @@ from adapters.calibration.scores import Scores
 from engine.client import EngineGone, Generation, ReaderStalled, RequestRejected
 from engine.protocol import AdapterRef, EngineInfo, PriorityClass, SamplingParams, Submit, TokenLogprob
 
-AT_ONCE = 4
+AT_ONCE = 8
 """Samples in the engine at a time: the queue that paying traffic meets is never longer for it."""
 PATIENCE = 300.0
 """Seconds one sample is asked for again and again before the calibration gives up for now."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from .tasks import TASKS
 
 OUT = Path(__file__).with_name("weights") / "base" / "calibration.jsonl"
-PER_TASK = 8
+PER_TASK = 6
 SEED = 4
 """Not that of the evaluation."""
 
