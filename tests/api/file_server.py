@@ -46,13 +46,20 @@ class FileServer(Served):
 
 @contextmanager
 def file_server(
-    codec: TextCodec, database_url: str, root: Path, store: ObjectStore | None = None, **changes: Any
+    codec: TextCodec,
+    database_url: str,
+    root: Path,
+    store: ObjectStore | None = None,
+    *,
+    tenants: bool = True,
+    **changes: Any,
 ) -> Iterator[FileServer]:
-    """Tenants `ten_one` and `ten_two` exist."""
-    plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(plain, autocommit=True) as connection:
-        for name in ("one", "two"):
-            connection.execute("INSERT INTO tenants (id, name) VALUES (%s, %s)", (f"ten_{name}", name))
+    """The tenants `ten_one` and `ten_two` are made, unless they are there; `changes` to uploads."""
+    if tenants:
+        plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(plain, autocommit=True) as connection:
+            for name in ("one", "two"):
+                connection.execute("INSERT INTO tenants (id, name) VALUES (%s, %s)", (f"ten_{name}", name))
     database, sandbox = Database(database_url), Sandbox()
     store = store or LocalStore(root)
     parts = {

@@ -50,7 +50,7 @@ def form(*parts: tuple[str, bytes] | tuple[str, bytes, str], end: bool = True) -
     return body + (f"--{BOUNDARY}--\r\n".encode() if end else b"")
 
 
-def head(server: FileServer, length: int | None, path: str = "/v1/files", key: str = KEY) -> bytes:
+def head(server: FileServer | None, length: int | None, path: str = "/v1/files", key: str = KEY) -> bytes:
     lines = [
         f"POST {path} HTTP/1.1",
         "host: test",
