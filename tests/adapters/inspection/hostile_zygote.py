@@ -125,6 +125,7 @@ HARM: dict[str, Callable[[], Any]] = {
     "attempts when sealed": lambda: (seal(), attempts())[1],
     "environment": lambda: dict(os.environ),
     "attempts without exec": lambda: attempts(("fork", "raise a limit", "setuid")),
+    "stderr": lambda: [os.fstat(descriptor).st_rdev for descriptor in (1, 2)],
     "spin": spin,
     "sleep": lambda: time.sleep(600),
     "doze": lambda: time.sleep(0.3),

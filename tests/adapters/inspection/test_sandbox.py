@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
-    made = Sandbox(Limits(cpu_s=1, wall_s=3.0), program=HOSTILE)
+    made = Sandbox(Limits(cpu_s=1), program=HOSTILE)
     await made.start()
     yield made
     await made.close()
@@ -54,7 +54,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-async def until(condition: Any, seconds: float = 5.0) -> None:
+async def until(condition: Any, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass"
@@ -100,22 +100,29 @@ async def test_nothing_of_ours_is_inherited(monkeypatch: pytest.MonkeyPatch) -> 
         assert "PATH" in environment
         assert not [name for name in environment if name.startswith("ROOTSTOCK")]
         assert 0 not in ids_of(sandbox.pid or 0)
+        nowhere = os.stat("/dev/null").st_rdev
+        assert await do(sandbox, "stderr") == [nowhere, nowhere], "and nothing reaches our log"
     finally:
         await sandbox.close()
 
 
 async def test_limits(sandbox: Sandbox) -> None:
-    began = time.monotonic()
     assert "too much processor time" in await refusal(sandbox, "spin")
-    assert time.monotonic() - began < 3
     assert "out of memory" in await refusal(sandbox, "hoard")
     megabytes = await do(sandbox, "hoard quietly")
     assert 100 < megabytes < 256, "the limit stands where it was said to, and is not too tight"
+
+
+async def test_time_is_limited_too() -> None:
+    sandbox = Sandbox(Limits(wall_s=0.5), program=HOSTILE)
+    await sandbox.start()
+    pid = sandbox.pid
     began = time.monotonic()
     assert "took too long" in await refusal(sandbox, "sleep")
-    assert 2.9 < time.monotonic() - began < 5
-    assert sandbox.pid is not None
-    await until(lambda: children_of(sandbox.pid or 0) == [])
+    assert time.monotonic() - began >= 0.5
+    assert sandbox.pid == pid
+    await until(lambda: children_of(pid or 0) == [])
+    await sandbox.close()
 
 
 @pytest.mark.parametrize(
@@ -328,7 +335,7 @@ def test_whoever_starts_it(tmp_path: Path, command: list[str]) -> None:
 async def test_what_the_kernel_refuses_is_said_once(tmp_path: Path) -> None:
     """Without seccomp, Landlock and namespaces, the limits still hold."""
     with capture_logs() as logs:
-        sandbox = Sandbox(Limits(cpu_s=1, wall_s=3.0), program="tests.adapters.inspection.unguarded_zygote")
+        sandbox = Sandbox(Limits(cpu_s=1), program="tests.adapters.inspection.unguarded_zygote")
         assert (await inspect(sandbox, tmp_path)).rank == 4
         os.kill(sandbox.pid or 0, signal.SIGKILL)
         found = await do(sandbox, "attempts without exec")
