@@ -98,7 +98,7 @@ class JobsStack:
         def arrived() -> bool:
             return [name for name, _ in self.trace(job_id)].count(step) >= times
 
-        await eventually(arrived, 30)
+        await eventually(arrived, 120)
         return [pid for name, pid in self.trace(job_id) if name == step][-1]
 
     def stop_all(self) -> None:
@@ -166,7 +166,7 @@ class JobsStack:
             query = select(AdapterEvent).where(AdapterEvent.job_id == job_id).order_by(AdapterEvent.id)
             return [event.type for event in (await session.execute(query)).scalars()]
 
-    async def until(self, job_id: str, status: str, seconds: float = 30.0) -> float:
+    async def until(self, job_id: str, status: str, seconds: float = 120.0) -> float:
         async def reached() -> bool:
             return (await self.job(job_id)).status == status
 
