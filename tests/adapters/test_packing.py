@@ -13,6 +13,9 @@ from safetensors.torch import save_file
 from adapters.packing import PackingError, pack, read_config
 from engine.lora.artifact import GROUPS, PackedAdapter, artifact_path
 from engine.lora.values import widened
+from engine.model.config import load_config
+from tests.adapters.inspection.hostile import CASES
+from tests.adapters.inspection.uploads import SAPLING, good_upload
 from tests.adapters.peft_files import LINEARS, lora_tensors, tiny_config, write_peft
 
 BASE_DIGEST = "b" * 64
@@ -392,6 +395,20 @@ def test_missing_and_damaged_files_are_named(tmp_path):
     (path / "adapter_config.json").write_text(json.dumps({"pad": "x" * (1 << 20)}))
     with pytest.raises(PackingError, match="larger"):
         read_config(path)
+
+
+def test_hostile_uploads_cannot_be_packed_either(tmp_path):
+    base, out = load_config(SAPLING / "base"), tmp_path / "out"
+    assert pack(good_upload().write(tmp_path / "good")[0].parent, base, BASE_DIGEST, out).rank == 4
+    for index, case in enumerate(CASES):
+        folder = case.build(tmp_path / str(index))[0].parent
+        if case.name == "value-delta-beyond-float32":
+            # Its weights can be stored; only the inspection asks what their product would be.
+            assert pack(folder, base, BASE_DIGEST, out).rank == 4
+            continue
+        with pytest.raises(PackingError) as caught:
+            pack(folder, base, BASE_DIGEST, out)
+        assert caught.value.field == case.field, case.name
 
 
 def test_groups_cover_the_seven_linears():
