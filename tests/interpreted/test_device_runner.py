@@ -1,0 +1,116 @@
+"""A GPU's runner whole, its kernels interpreted: overlapped steps, draws and scores are the CPU runner's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adapters.packing import pack
+from engine.admission import Limits
+from engine.core import EngineCore
+from engine.device_runner import DeviceRunner
+from engine.kv_cache import BlockPool
+from engine.lora.artifact import PackedAdapter, artifact_path
+from engine.lora.device_pool import DevicePool
+from engine.lora.slots import SlotTable
+from engine.model.config import load_config
+from engine.model.loading import load_model
+from engine.model.model import Model
+from engine.model.weights import base_digest
+from engine.protocol import AdapterRef, SamplingParams, Submit
+from engine.scheduler import Scheduler
+from tests.adapters.peft_files import LINEARS, lora_tensors, write_peft
+from tests.engine.runner.bases import write_base
+from tests.engine.runner.rig import make_core, run
+
+BLOCK_SIZE = 16
+MAX_ROWS = 4
+MAX_LEN = 48
+BUDGET = 20
+"""Less than the longest prompt, which is cut."""
+NUM_BLOCKS = 40
+CLOSE = 2e-3
+"""Sums of other shapes, and adapters' projections in bf16."""
+
+
+def device_core(model: Model, artifacts: Path, num_slots: int) -> EngineCore:
+    """Adapters load at once. Nothing is captured: every step is launched kernel by kernel."""
+    pool = DevicePool(model.config, num_slots, 4 << 20, 4 << 20, "cpu") if num_slots else None
+    core: EngineCore
+
+    def start_load(slot: int, ref: AdapterRef) -> None:
+        assert pool is not None
+        packed = PackedAdapter.read(artifact_path(artifacts, ref.digest), ref.digest)
+        pool.load(slot, pool.adopt(packed))
+        core.adapter_loaded(slot, ref.digest)
+
+    runner = DeviceRunner(
+        model,
+        pool,
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        max_rows=MAX_ROWS,
+        max_len=MAX_LEN,
+        max_batch_tokens=BUDGET,
+    )
+    scheduler = Scheduler(
+        Limits(MAX_LEN, model.config.vocab_size, BUDGET, MAX_ROWS),
+        BlockPool(NUM_BLOCKS, BLOCK_SIZE),
+        SlotTable(max(num_slots, 1), start_load),
+        model.config.eos_ids,
+        [b"x"] * model.config.vocab_size,
+        "engine-0",
+        "test",
+        draw_seed=lambda: 7,
+    )
+    core = EngineCore(scheduler, runner)
+    return core
+
+
+def write_adapter(folder: Path, base: Path, rank: int, modules: list[str]) -> AdapterRef:
+    """In bf16, as an arena of a GPU has it, so that both runners multiply by the same numbers."""
+    config = load_config(base)
+    tensors = lora_tensors(config, modules, rank, seed=rank, std=0.25)
+    peft_dir = write_peft(folder / f"peft-{rank}", tensors, r=rank, lora_alpha=16, target_modules=modules)
+    return pack(peft_dir, config, base_digest(base), folder / "packed", "bfloat16")
+
+
+@pytest.mark.parametrize("with_adapters", [False, True], ids=["base", "adapters"])
+def test_it_answers_and_scores_as_the_cpus_runner(with_adapters: bool, tmp_path: Path) -> None:
+    write_base(tmp_path / "base", num_hidden_layers=1)
+    artifacts = tmp_path / "packed"
+    refs: list[AdapterRef | None] = [None]
+    if with_adapters:
+        for rank, modules in ((4, ["q_proj", "v_proj"]), (8, list(LINEARS))):
+            refs.append(write_adapter(tmp_path, tmp_path / "base", rank, modules))
+    model = load_model(tmp_path / "base")
+    greedy = SamplingParams(4, temperature=0.0, ignore_eos=True, prompt_logprobs=2, logprobs=1)
+    drawn = SamplingParams(3, temperature=0.8, top_k=20, seed=11, ignore_eos=True)
+    submits = [
+        Submit(
+            f"r{index}",
+            "t",
+            [3 + (7 * index + 11 * place) % 200 for place in range(5 + 9 * index)],
+            greedy if index % 2 else drawn,
+            refs[index % len(refs)],
+        )
+        for index in range(4 if with_adapters else 2)
+    ]
+    submits.append(Submit("scored", "t", submits[-1].prompt_ids[:12], SamplingParams(0, prompt_logprobs=1)))
+    found = run(device_core(model, artifacts, len(refs) - 1), submits)
+    expected = run(
+        make_core(model, artifacts, max_batch_tokens=BUDGET, max_rows=MAX_ROWS, context_length=MAX_LEN),
+        submits,
+    )
+    assert found.tokens() == expected.tokens()
+    assert len({tuple(tokens) for tokens in found.tokens().values()}) == len(submits)
+    assert found.scores.keys() == expected.scores.keys()
+    for name, scores in found.scores.items():
+        assert [score.token_id for score in scores] == [score.token_id for score in expected.scores[name]]
+        for score, other in zip(scores, expected.scores[name], strict=True):
+            assert score.logprob == pytest.approx(other.logprob, abs=CLOSE)
+            assert [top.logprob for top in score.top] == pytest.approx(
+                [top.logprob for top in other.top], abs=CLOSE
+            )
+    assert found.core.runner.counters.eager_steps > 0
