@@ -17,14 +17,13 @@ import structlog
 from adapters import events
 from adapters.announcing import Announcer
 from adapters.catalogue import name_of
-from adapters.directory import AdapterDirectory
 from adapters.errors import AdapterNotFound
 from adapters.jobs.models import Job, JobStatus
 from adapters.jobs.repository import JobRepository
 from adapters.models import Adapter, AdapterVersion
 from adapters.objects import adapter_of, adapter_prefix, is_source
 from adapters.pinning import Pinning
-from adapters.repository import AdapterRepository
+from adapters.repository import AdapterDirectory, AdapterRepository
 from adapters.storage.objects import ObjectStore
 from db.session import Database
 from engine.lora.artifact import artifact_path

@@ -13,9 +13,8 @@ from typing import Protocol
 
 import structlog
 
-from adapters.directory import AdapterDirectory
 from adapters.models import AdapterVersion
-from adapters.repository import AdapterRepository
+from adapters.repository import AdapterDirectory, AdapterRepository
 from db.errors import DatabaseUnavailable
 from db.session import Database
 from engine.protocol import AdapterRef, EngineInfo

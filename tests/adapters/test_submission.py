@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -16,6 +19,7 @@ from adapters.models import VersionState
 from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
 from adapters.storage import StorageUnavailable, StoredObject
 from adapters.submission import Calibration, Submission, Submitted
+from cli.programs import CHECKOUT
 from db.errors import DatabaseUnavailable
 from tenants.errors import NameTaken
 from tenants.views import PlanView
@@ -260,6 +264,65 @@ async def test_a_crash_between_store_and_commit_leaves_only_what_a_sweep_finds(
     assert without_files(await place.keys()) == sorted(s["key"] for s in kept.version.sources.values())
 
 
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from redis.asyncio import Redis
+from adapters import submission
+from db.session import Database
+from tests.support.onboarding import Scene, reopened
+
+where = sys.argv[4]
+
+async def die(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if where == "copied":
+    submission.AdapterSubmission._inspect = die
+elif where == "in the transaction":
+    submission.queue_job = die
+elif where == "committed":
+    from db.outbox import Outbox
+    Outbox._send = die
+
+async def main():
+    database, redis = Database(sys.argv[1]), Redis.from_url(sys.argv[2])
+    async with reopened(database, redis, sys.argv[2], Path(sys.argv[3]), tuple(sys.argv[5:])) as place:
+        await place.create("pirate")
+        await place.onboarding.outbox.settle()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "made"), [("copied", False), ("in the transaction", False), ("committed", True)]
+)
+async def test_killed_on_the_way_it_is_all_there_or_not_at_all(
+    place: Scene, database_url: str, redis_url: str, tmp_path: Path, where: str, made: bool
+) -> None:
+    from datetime import UTC, datetime, timedelta
+
+    from adapters.deletion import sweep_copies
+
+    command = [sys.executable, "-c", KILLED, database_url, redis_url, str(tmp_path), where, *place.tenants]
+    killed = await asyncio.to_thread(
+        subprocess.run, command, cwd=CHECKOUT, capture_output=True, timeout=100, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    for table in ("adapters", "adapter_versions", "jobs", "outbox"):
+        assert await place.column(f"SELECT count(*) FROM {table}") == [int(made)], table
+    assert len(without_files(await place.keys())) == 2
+    swept = await sweep_copies(place.database, place.store, datetime.now(UTC) + timedelta(days=2))
+    assert swept == (0 if made else 2)
+    if made:
+        assert await place.column("SELECT sent_at FROM outbox") == [None], "the relay sends it"
+        await place.onboarding.outbox.relay(older_than=0)
+        assert await place.column("SELECT count(*) FROM outbox WHERE sent_at IS NULL") == [0]
+    else:
+        assert (await place.create("pirate")).created, "trying again works"
+
+
 async def test_a_store_that_fails_leaves_no_rows(place: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = place.store.copy
 
@@ -285,5 +348,4 @@ async def test_it_is_quick(place: Scene) -> None:
             place.caller(), f"quick-{number}", Submission(file_ids=file_ids), base_digest=BASE_DIGEST
         )
         took.append(time.perf_counter() - started)
-    print([round(one * 1000) for one in took])
     assert min(took) < 0.5

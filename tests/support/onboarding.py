@@ -161,8 +161,22 @@ def artifact_file(directory: Path, digest: str) -> Path:
 async def scene(
     database: Database, redis_client: redis.asyncio.Redis, redis_url: str, directory: Path
 ) -> AsyncIterator[Scene]:
-    tenants = TenantService(database, redis_client, SECRET)
-    ours, theirs = [await tenants.create_tenant(name) for name in ("ours", "theirs")]
+    """A new one, with two tenants."""
+    service = TenantService(database, redis_client, SECRET)
+    ours, theirs = [await service.create_tenant(name) for name in ("ours", "theirs")]
+    async with reopened(database, redis_client, redis_url, directory, (ours.id, theirs.id)) as place:
+        yield place
+
+
+@asynccontextmanager
+async def reopened(
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    directory: Path,
+    tenants: tuple[str, str],
+) -> AsyncIterator[Scene]:
+    """The same as another process has it."""
     store, sandbox, engine = LocalStore(directory / "objects"), Sandbox(), ToldEngine()
     files, uploads = FileService(database, store, sandbox), UploadService(database, store, sandbox)
     try:
@@ -175,7 +189,7 @@ async def scene(
             yield Scene(
                 *(database, redis_client, store, directory / "artifacts", files, uploads, sandbox, engine),
                 onboarding=onboarding,
-                tenants=(ours.id, theirs.id),
+                tenants=tenants,
             )
     finally:
         await sandbox.close()
