@@ -51,6 +51,8 @@ class DeviceEngine:
             outputs = self.core.step()
             steps += 1
             self.rejected |= {rejected.request_id: rejected.message for rejected in outputs.rejected}
+            for found in outputs.scores:
+                result.scores.setdefault(found.request_id, []).extend(found.logprobs)
             for chunk in outputs.chunks:
                 answer = result.answers.setdefault((chunk.request_id, chunk.index), Answer())
                 answer.token_ids += chunk.token_ids
