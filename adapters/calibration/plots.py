@@ -60,7 +60,7 @@ def _likelihoods(samples: Sequence[SampleMeasures], dtype: str) -> str | None:
         Series("unquantised, with the adapter", _points(ordered, lambda one: one.nll_reference), line=False),
         Series(f"served, {NAMES[dtype]}", _points(ordered, lambda sample: sample.nll[dtype]), line=False),
     ]
-    return _over_samples("The right answer's nats per token, sample by sample", series)
+    return _over_samples("The right answer's nats per token, sample by sample", "the least likely", series)
 
 
 def _rises(samples: Sequence[SampleMeasures], dtype: str) -> str | None:
@@ -68,15 +68,14 @@ def _rises(samples: Sequence[SampleMeasures], dtype: str) -> str | None:
         return sample.nll[dtype] - sample.nll_reference
 
     ordered = sorted(samples, key=lambda sample: _finite(rise(sample)))
-    return _over_samples(
-        "What quantising costs, sample by sample", [Series(f"served, {NAMES[dtype]}", _points(ordered, rise))]
-    )
+    series = [Series(f"served, {NAMES[dtype]}", _points(ordered, rise))]
+    return _over_samples("What quantising costs, sample by sample", "the dearest", series)
 
 
-def _over_samples(title: str, series: Sequence[Series]) -> str | None:
+def _over_samples(title: str, last: str, series: Sequence[Series]) -> str | None:
     if not any(one.points for one in series):
         return None
-    return line_chart(title, Axis("samples, the least likely last"), Axis("nats per token"), series)
+    return line_chart(title, Axis(f"samples, {last} last"), Axis("nats per token"), series)
 
 
 def _points(

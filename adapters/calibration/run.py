@@ -118,10 +118,14 @@ async def calibrate(
     await progress("samples", 0, 1)
     samples = await asyncio.to_thread(_read, request, stack, info)
     await progress("samples", 1, 1)
-    calibration = _Calibration(request, stack, info, samples, progress, checkpoint)
+    calibration = await asyncio.to_thread(
+        _Calibration, request, stack, info, samples, progress, checkpoint
+    )  # it hashes the adapter's files
     (served, serving_seconds), (referred, reference_seconds) = await _both(
         _timed(calibration.serve()), _timed(calibration.refer())
     )
+    if (now := stack.engine.info) is None or _stack_name(now) != _stack_name(info):
+        raise ServingUnavailable("the engine came back as another one in the middle")
     await progress("report", 0, 1)
     measures = await asyncio.to_thread(measure, samples.samples, referred.adapter, referred.base, served)
     decision = decide(request.gate, measures, samples.origin, request.dtype)
@@ -173,7 +177,7 @@ class _Calibration:
         self._samples = samples.samples
         self._progress, self._checkpoint = progress, checkpoint
         # A base that is served otherwise from now on has other scores.
-        self._served_by = _name(info.base_digest, info.quantization, info.device, _digest(samples))
+        self._served_by = _name(_stack_name(info), _digest(samples))
         source = [_file_digest(path) for path in sorted(request.peft_dir.iterdir()) if path.is_file()]
         artifacts = [f"{dtype}:{ref.digest}" for dtype, ref in sorted(request.artifacts.items())]
         self._referred_by = _name(info.base_digest, *source, *artifacts, _digest(samples))
@@ -255,6 +259,11 @@ def _read(request: CalibrationRequest, stack: CalibrationStack, info: EngineInfo
         return read_samples(request.samples, "tenant", stack.codec, longest, request.limits)
     path, origin = default_set(stack.base_dir)
     return read_samples(path, origin, stack.codec, longest, request.limits)
+
+
+def _stack_name(info: EngineInfo) -> str:
+    """Of all that decides what an engine's scores are."""
+    return f"{info.base_digest} {info.quantization} {info.device} {info.build}"
 
 
 def _decode_pass(data: bytes) -> _SavedPass:

@@ -105,6 +105,13 @@ def test_fp8_that_is_too_far_off_leaves_bf16(fp8: list[Scores], why: str) -> Non
     ).dtype == ("float8_e4m3")
 
 
+def test_on_a_default_set_chance_does_not_cost_fp8_its_place() -> None:
+    scattered = measured(float8_e4m3=scores(1.05, 0.985, spread=0.6))
+    assert decide(Gate(), scattered, "tenant").dtype == "bfloat16"
+    assert decide(Gate(), scattered, "base").dtype == "float8_e4m3"
+    assert decide(Gate(), measured(float8_e4m3=scores(1.05, 0.985)), "base").dtype == "bfloat16"
+
+
 CASES: list[tuple[str, dict[str, list[Scores]], set[str], set[str]]] = [
     # what, scores, rules failed on the tenant's samples, on a default set
     ("worse than the base", {"bfloat16": scores(2.5), "reference": scores(2.5)}, {"gain"}, set()),

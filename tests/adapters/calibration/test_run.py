@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from adapters.calibration.errors import ServingUnavailable
@@ -17,6 +18,7 @@ from adapters.calibration.run import CalibrationRequest, CalibrationStack, calib
 from adapters.calibration.samples import Limits
 from adapters.calibration.serving import Asker
 from engine.client import EngineGone
+from engine.protocol import Submit
 from tests.adapters.calibration.engines import TorchEngine
 from tests.adapters.calibration.sapling import (
     BASE,
@@ -295,6 +297,20 @@ async def test_an_engine_that_comes_back_is_waited_for_and_one_that_does_not_is_
     bench.engine._faults = iter([EngineGone("gone for good")] * 100_000)
     bench = replace(bench, stack=replace(bench.stack, patience=0.2))
     with pytest.raises(ServingUnavailable, match="gone for good"):
+        await bench.run()
+
+
+async def test_an_engine_that_comes_back_as_another_is_not_mixed_with_the_first(
+    tmp_path: Path, sapling_codec: TextCodec
+) -> None:
+    bench = make_bench(tmp_path, sapling_codec)
+    info = bench.engine.info
+
+    def restart(submit: Submit) -> None:
+        bench.engine.info = msgspec.structs.replace(info, quantization="none")
+
+    bench.engine.watch = restart
+    with pytest.raises(ServingUnavailable, match="as another one"):
         await bench.run()
 
 
