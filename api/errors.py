@@ -52,6 +52,7 @@ from adapters.jobs.errors import (
 from adapters.jobs.lease import Interrupted
 from adapters.names import InvalidModelName
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
+from adapters.storage.receiving import TooManyBytes
 from billing.errors import InvalidReportQuery, MalformedEvent
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
@@ -249,6 +250,8 @@ FACES: dict[type[Exception], Face] = {
     UploadNotFound: NOT_FOUND,
     UploadNotPending: Face(409, "conflict_error", "upload_not_pending", retry=False),
     FileTooLarge: Face(413, INVALID, "file_too_large", retry=False),
+    # What receives bytes says it to the services of files, which name the field.
+    TooManyBytes: Face(413, INVALID, "file_too_large", retry=False),
     UnsupportedFile: Face(415, INVALID, "unsupported_media_type", retry=False),
     TooManyUploads: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
     StorageUnavailable: Face(
