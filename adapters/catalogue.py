@@ -12,7 +12,7 @@ from adapters import events
 from adapters.errors import AdapterNotFound, VersionNotFound
 from adapters.events import EventRepository
 from adapters.models import Adapter, AdapterEvent, AdapterVersion
-from adapters.names import ADAPTER_ID, ModelName, checked_part
+from adapters.names import ADAPTER_ID, PART, ModelName, checked_part
 from adapters.repository import AdapterRepository
 from db.session import Database
 
@@ -120,7 +120,9 @@ class AdapterCatalogue:
 
 
 def name_of(base: str, adapter: str) -> ModelName:
-    """An adapter's id or its name, as either is looked up. Whatever is neither is nobody's."""
+    """An adapter's id or its name, as either is looked up. Raises AdapterNotFound for what can be neither."""
     if ADAPTER_ID.fullmatch(adapter):
         return ModelName(adapter_id=adapter)
+    if PART.fullmatch(adapter) is None:
+        raise AdapterNotFound(adapter)
     return ModelName(base, adapter)

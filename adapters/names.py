@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 PART = re.compile(r"[a-z0-9._-]{1,64}")
 ADAPTER_ID = re.compile(r"adp_[0-9a-hjkmnp-tv-z]{26}")
+MAX_DESCRIPTION = 2000
+"""Characters of what people write about an adapter."""
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -55,3 +57,10 @@ def checked_part(field_name: str, part: str) -> str:
     if PART.fullmatch(part) is None:
         raise ValueError(f"{field_name} must be 1 to 64 of a-z, 0-9, '.', '_' and '-', not {part[:80]!r}")
     return part
+
+
+def checked_text(field_name: str, text: str, longest: int) -> str:
+    """`text` if a row can hold it and a page show it. Raises ValueError naming the field."""
+    if len(text) > longest or "\x00" in text:
+        raise ValueError(f"{field_name} must have at most {longest} characters, none of them NUL")
+    return text

@@ -19,7 +19,7 @@ from adapters.announcing import Announcer
 from adapters.catalogue import MAX_VERSION, Shown, name_of
 from adapters.errors import AdapterNotFound, NothingToRollBackTo, VersionNotFound, VersionNotReady
 from adapters.models import Adapter, AdapterVersion, VersionState
-from adapters.names import ModelName, checked_part
+from adapters.names import MAX_DESCRIPTION, ModelName, checked_part, checked_text
 from adapters.pinning import Pinning, ref_of
 from adapters.repository import AdapterRepository
 from adapters.resolver import ModelCard, ModelResolver, ResolvedModel
@@ -31,7 +31,6 @@ from tenants.errors import NameTaken
 __all__ = ["AdapterService", "Changes", "ModelCard", "ModelResolver", "Registered", "ResolvedModel", "Shown"]
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-MAX_DESCRIPTION = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,7 @@ class AdapterService:
         """Raises AdapterNotFound, NameTaken, ValueError naming the field."""
         if changes.name is not None:
             checked_part("name", changes.name)
-        if changes.description is not None and len(changes.description) > MAX_DESCRIPTION:
-            raise ValueError(f"description must have at most {MAX_DESCRIPTION} characters")
+        checked_text("description", changes.description or "", MAX_DESCRIPTION)
         async with self._database.write() as session:
             repository = AdapterRepository(session, tenant_id)
             if changes.name is not None:
@@ -157,8 +155,8 @@ class AdapterService:
         One that is still on its way is let pass when it gets there. Raises AdapterNotFound, VersionNotFound,
         VersionNotReady for one that failed before it was measured, ValueError.
         """
-        if not reason.strip() or len(reason) > MAX_DESCRIPTION:
-            raise ValueError(f"reason must have 1 to {MAX_DESCRIPTION} characters")
+        if not checked_text("reason", reason, MAX_DESCRIPTION).strip():
+            raise ValueError("reason must not be empty")
         async with self._database.write() as session:
             repository = AdapterRepository(session, tenant_id)
             row = await self._locked(repository, adapter)

@@ -27,7 +27,7 @@ from adapters.files.uploads import UploadService
 from adapters.inspection import Sandbox
 from adapters.jobs.service import queue_job
 from adapters.models import Adapter, AdapterVersion, VersionState
-from adapters.names import ModelName, checked_part
+from adapters.names import MAX_DESCRIPTION, ModelName, checked_part, checked_text
 from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE, source_key
 from adapters.repository import AdapterRepository
 from adapters.storage import ObjectNotFound, ObjectStore, StorageUnavailable, StoredObject
@@ -135,6 +135,7 @@ class AdapterSubmission:
         InspectionRefused, what the services of files raise, ValueError naming the field.
         """
         checked_part("name", name)
+        checked_text("description", description or "", MAX_DESCRIPTION)
         async with self._database.read() as session:
             await self._refuse(AdapterRepository(session, caller.tenant_id), caller.plan, name)
         files = await self._files_of(caller.tenant_id, submission)

@@ -24,7 +24,7 @@ class PageQuery:
 
 
 def _query(
-    after: Annotated[str | None, Query(max_length=100)] = None,
+    after: Annotated[str | None, Query(pattern=r"^[!-~]{1,100}$")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> PageQuery:

@@ -12,14 +12,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
-from adapters.names import ModelName
-from adapters.service import MAX_DESCRIPTION
+from adapters.names import MAX_DESCRIPTION, ModelName
 from adapters.submission import Calibration, Submission
 from api.json_bodies import decode
 
-Id = Annotated[str, Meta(min_length=1, max_length=100)]
+Id = Annotated[str, Meta(pattern=r"^[!-~]{1,100}$")]
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}$")]
-Description = Annotated[str, Meta(max_length=MAX_DESCRIPTION)]
+Description = Annotated[str, Meta(max_length=MAX_DESCRIPTION, pattern=r"^[^\x00]*$")]
 
 
 class CalibrationFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

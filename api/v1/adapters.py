@@ -7,9 +7,9 @@ adapter is, and what may become of it, is `adapters`' business.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from adapters.errors import InvalidAdapter
 from adapters.models import AdapterEvent
@@ -64,7 +64,9 @@ async def create_adapter(request: Request) -> dict[str, Any]:
 
 
 @router.get("", operation_id="listAdapters")
-async def list_adapters(request: Request, query: Paged, name: str | None = None) -> dict[str, Any]:
+async def list_adapters(
+    request: Request, query: Paged, name: Annotated[str | None, Query(pattern=r"^[a-z0-9._-]{1,64}$")] = None
+) -> dict[str, Any]:
     """The tenant's adapters; with `name`, the one that is called so."""
     caller = await authenticate(request, READ_ADAPTERS)
     refuse_unknown(list(request.query_params), PAGE_PARAMETERS | {"name"})

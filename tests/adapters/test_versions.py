@@ -173,6 +173,9 @@ async def test_renaming_frees_the_name_and_takes_none_that_is_taken(
         await update(ours, "pirate", Changes(name="other"))
     with pytest.raises(ValueError, match="name must be"):
         await update(ours, "pirate", Changes(name="Not so"))
+    for text in ("a\x00b", "x" * 2001):
+        with pytest.raises(ValueError, match="description must have at most 2000"):
+            await update(ours, "pirate", Changes(description=text))
     await update(ours, "pirate", Changes(name="captain"))
 
     async def serves() -> bool:

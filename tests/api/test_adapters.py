@@ -191,6 +191,11 @@ async def test_update_and_delete(site: Site) -> None:
     for gone in (path, "/v1/adapters/captain"):
         assert (await site.ours.get(gone)).status_code == 404
     assert (await site.ours.delete(path)).status_code == 404
+    for odd in ("%00", "adp_", "Pirate", "a" * 300, "%F0%9F%8F%B4", "0"):
+        answer = await site.ours.get(f"/v1/adapters/{odd}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert (await site.ours.get("/v1/adapters/other/versions/99999999999999999999")).status_code == 404
+    assert (await site.ours.get("/v1/adapters/other/versions/one")).status_code == 400
     assert (await site.ours.get(f"/v1/calibration/jobs/{made['calibration_job']}")).status_code in (200, 404)
     again = await site.create("captain")
     assert again.status_code == 201
@@ -210,7 +215,10 @@ async def test_pages_of_adapters(site: Site) -> None:
     named = (await site.ours.get("/v1/adapters", params={"name": "adapter-3"})).json()
     assert [one["name"] for one in named["data"]] == ["adapter-3"]
     assert (await site.theirs.get("/v1/adapters")).json()["data"] == []
-    for query in ({"limit": 0}, {"limit": 101}, {"order": "up"}, {"colour": "red"}):
+    for query in (
+        *({"limit": 0}, {"limit": 101}, {"order": "up"}, {"colour": "red"}),
+        *({"after": "\x00"}, {"after": ""}, {"name": "\x00"}, {"name": "A B"}),
+    ):
         assert (await site.ours.get("/v1/adapters", params=query)).status_code == 400
 
 
@@ -256,6 +264,8 @@ async def test_what_is_wrong_is_named(site: Site, tmp_path: Path) -> None:
     for changes, status, code, param in (
         ({"base_model": "oak"}, 400, "invalid_value", "base_model"),
         ({"name": "Not so"}, 400, "invalid_value", "name"),
+        ({"description": "a\x00b"}, 400, "invalid_value", "description"),
+        ({"file_ids": ["\x00", file_ids[1]]}, 400, "invalid_value", "file_ids[0]"),
         ({"file_ids": [file_ids[0]]}, 400, "invalid_value", "file_ids"),
         ({"file_ids": [file_ids[0]] * 2}, 400, "invalid_value", "file_ids"),
         ({"file_ids": ["file_absent", file_ids[1]]}, 404, "not_found", None),
