@@ -32,6 +32,9 @@ class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_gain: float = 0.0
     """On the tenant's samples: how much better than the base alone the adapter must be, at the low end of the
     interval."""
+    max_doubling_gain: float = 0.1
+    """On the tenant's samples: how much better the adapter may be at twice its scale, at the low end of the
+    interval. One whose alpha, rank and rsLoRA setting are those of its training is no better there."""
     max_loss: float = 4.0
     """On a default set: how much worse than the base alone the adapter may be."""
     max_nll_rise: float = 0.1
@@ -106,6 +109,8 @@ def decide(
         _fidelity_of_likelihood(gate, measures, dtype, own),
         _agreement(gate, measures, dtype, own),
     ]
+    if measures.doubling_gain is not None:
+        rules.append(_scale(gate, measures.doubling_gain))
     return Decision(all(rule.passed for rule in rules), dtype, reason, rules)
 
 
@@ -151,6 +156,23 @@ def _likely_enough(gate: Gate, measures: Measures, dtype: str, own: bool) -> Rul
             "model. Check alpha, rank and the rsLoRA setting, or give samples of its own task."
         )
     return Rule("gain", passed, gain.value, -gate.max_loss, message)
+
+
+def _scale(gate: Gate, doubling: Estimate) -> Rule:
+    passed = not doubling.low > gate.max_doubling_gain
+    better = "better" if doubling.value >= 0 else "worse"
+    message = (
+        f"At twice its scale the adapter would be {abs(doubling.value):.3f} nats per token {better} "
+        f"{_interval(doubling)}"
+    )
+    if passed:
+        message += "."
+    else:
+        message += (
+            f", more than {gate.max_doubling_gain:g}: its scale is too small. Are lora_alpha, r and "
+            "use_rslora those it was trained with?"
+        )
+    return Rule("scale", passed, doubling.low, gate.max_doubling_gain, message)
 
 
 def _fidelity_of_likelihood(gate: Gate, measures: Measures, dtype: str, own: bool) -> Rule:

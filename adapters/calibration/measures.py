@@ -91,6 +91,8 @@ class Measures(msgspec.Struct, frozen=True):
     nll_reference_base: Estimate
     reference_gain: Estimate
     """What the adapter is worth without any quantising."""
+    doubling_gain: Estimate | None
+    """What twice the adapter's scale would add to that; None where it was not tried."""
     fidelity: dict[str, Fidelity]
     gain: dict[str, Gain]
     comparison: DtypeComparison | None
@@ -102,8 +104,9 @@ def measure(
     reference: Sequence[Scores],
     reference_base: Sequence[Scores],
     served: Mapping[str, Sequence[Scores]],
+    doubled: Sequence[Scores] = (),
 ) -> Measures:
-    """`served` has `BASE` and at least one dtype of the adapter."""
+    """`served` has `BASE` and at least one dtype of the adapter; `doubled` may be empty."""
     bootstrap = _Bootstrap([sample.num_scored for sample in samples])
     nll, nll_base = _nlls(reference), _nlls(reference_base)
     nlls = {name: _nlls(scores) for name, scores in served.items()}
@@ -135,6 +138,7 @@ def measure(
         nll_reference=per_token(nll),
         nll_reference_base=per_token(nll_base),
         reference_gain=per_token(nll_base - nll),
+        doubling_gain=per_token(nll - _nlls(doubled)) if doubled else None,
         fidelity=fidelity,
         gain=gain,
         comparison=_comparison(served, nlls, per_token),

@@ -35,8 +35,12 @@ PASS_BYTES = 256 << 20
 """Of the hidden states of one pass."""
 CHUNK_BYTES = 64 << 20
 """Of what a layer needs for the rows it works on at a time, and of the rows of the head read at a time."""
-STREAMS = ("base", "adapter")
-"""The base alone, and the base under the adapter."""
+STREAMS = {"base": 0.0, "adapter": 1.0}
+"""The base alone, and the base under the adapter: by what the adapter's scale is multiplied."""
+DOUBLED = {"doubled": 2.0}
+"""What shows that an adapter's alpha, rank or rsLoRA setting is not what it was trained with: under a scale
+that is too small it does better at twice the scale.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class LayerWeights:
 
 def passes(samples: Sequence[Sample], config: ModelConfig, pass_bytes: int = PASS_BYTES) -> list[range]:
     """Which samples go through the model together; at least one each."""
-    per_token = len(STREAMS) * config.hidden_size * 4
+    per_token = len(STREAMS | DOUBLED) * config.hidden_size * 4
     found, first, num_tokens = [], 0, 0
     for place, sample in enumerate(samples):
         if place > first and (num_tokens + len(sample.token_ids)) * per_token > pass_bytes:
@@ -69,6 +73,7 @@ class Reference:
 
     Args:
         artifacts: packed forms by dtype, whose rounding is measured on the way; none: it is not.
+        doubled: score the adapter at twice its scale, too.
     """
 
     def __init__(
@@ -77,8 +82,11 @@ class Reference:
         peft_dir: Path,
         artifacts: Mapping[str, PackedAdapter] | None = None,
         device: torch.device | str = "cpu",
+        *,
+        doubled: bool = False,
     ) -> None:
         self.config = load_config(base_dir)
+        self._streams = STREAMS | DOUBLED if doubled else STREAMS
         self.memory = MemoryWatch()
         self.device = torch.device(device)
         self.contribution = Contribution(artifacts or {}, self.device)
@@ -104,7 +112,7 @@ class Reference:
 
     @torch.inference_mode()
     def begin(self, samples: Sequence[Sample]) -> Pass:
-        """The samples' embeddings, in both streams."""
+        """The samples' embeddings, in every stream."""
         ids = torch.tensor([token for sample in samples for token in sample.token_ids])
         wanted, places = ids.unique(return_inverse=True)
         name, width = "model.embed_tokens.weight", self.config.hidden_size
@@ -116,18 +124,17 @@ class Reference:
                 part = self._checkpoint.rows(name, first, min(first + step, self.config.vocab_size))
                 rows[inside] = part[(wanted[inside] - first).to(part.device)].cpu()
         hidden_TH = rows[places].to(self.device)
-        return Pass(list(samples), {"base": hidden_TH, "adapter": hidden_TH.clone()})
+        return Pass(list(samples), {stream: hidden_TH.clone() for stream in self._streams})
 
     @torch.inference_mode()
     def layer(self, states: Pass, index: int) -> None:
-        """Take both streams through one layer, whose weights are read and let go."""
+        """Take every stream through one layer, whose weights are read and let go."""
         weights, pairs = self._read_layer(index), self._source.layer(index)
         self.memory.look()
         self.contribution.begin_layer(index, pairs)
         for rows in states.chunks(self._rows_at_a_time()):
-            for stream in STREAMS:
-                adapter = pairs if stream == "adapter" else {}
-                self._decode(weights, adapter, states, stream, rows)
+            for stream in self._streams:
+                self._decode(weights, pairs, states, stream, rows)
             self.memory.look()
 
     @torch.inference_mode()
@@ -175,16 +182,17 @@ class Reference:
         self, weights: LayerWeights, adapter: dict[str, Pair], states: Pass, stream: str, rows: list[range]
     ) -> None:
         """One layer over some whole samples, in place."""
-        config = self.config
+        config, factor = self.config, self._streams[stream]
         hidden = states.hidden[stream][rows[0].start : rows[-1].stop]
 
         def linear(module: str, x: Tensor) -> Tensor:
             weight_NK, bias_N = weights.linears[module]
             y = F.linear(x, weight_NK, bias_N)
-            if module in adapter:
+            if factor and module in adapter:
                 a_RK, b_NR, scale = adapter[module]
-                delta = F.linear(F.linear(x, a_RK), b_NR).mul_(scale)
-                self.contribution.add(module, x, delta, y)
+                delta = F.linear(F.linear(x, a_RK), b_NR).mul_(factor * scale)
+                if factor == 1:
+                    self.contribution.add(module, x, delta, y)
                 y = y.add_(delta)
             return y
 

@@ -158,6 +158,9 @@ def _figures(measures: Measures) -> str:
             _estimate(measures.reference_gain),
         ],
     ]
+    if measures.doubling_gain is not None:
+        doubled = _estimate(measures.doubling_gain)
+        rows.append(["unquantised, at twice the adapter's scale, beside its own", "", "", "", doubled])
     for name in sorted(measures.fidelity, key=lambda name: name != BASE):
         found = measures.fidelity[name]
         label = "served, base alone" if name == BASE else f"served, adapter in {NAMES[name]}"

@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -88,6 +88,7 @@ class _Referred:
 
     adapter: list[Scores]
     base: list[Scores]
+    doubled: list[Scores]
     modules: list[ModuleError]
     peak_bytes: int
 
@@ -95,6 +96,8 @@ class _Referred:
 class _SavedPass(msgspec.Struct, array_like=True):
     adapter: list[Scores]
     base: list[Scores]
+    doubled: list[Scores]
+    """Empty where that is not tried."""
     modules: list[ModuleError]
     """Of the first pass alone: it has tokens enough."""
 
@@ -127,7 +130,9 @@ async def calibrate(
     if (now := stack.engine.info) is None or _stack_name(now) != _stack_name(info):
         raise ServingUnavailable("the engine came back as another one in the middle")
     await progress("report", 0, 1)
-    measures = await asyncio.to_thread(measure, samples.samples, referred.adapter, referred.base, served)
+    measures = await asyncio.to_thread(
+        measure, samples.samples, referred.adapter, referred.base, served, referred.doubled
+    )
     decision = decide(request.gate, measures, samples.origin, request.dtype)
     report = CalibrationReport(
         subject=Subject(
@@ -211,8 +216,15 @@ class _Calibration:
             )
             for dtype, ref in request.artifacts.items()
         }
-        reference = Reference(stack.base_dir, request.peft_dir, packed, stack.device)
-        found = _Referred([], [], [], 0)
+        reference = Reference(
+            stack.base_dir,
+            request.peft_dir,
+            packed,
+            stack.device,
+            # On samples that are not the adapter's own its best scale says nothing.
+            doubled=request.samples is not None,
+        )
+        found = _Referred([], [], [], [], 0)
         with reference:
             ranges = passes(self._samples, reference.config)
             total, done = len(ranges) * reference.num_steps, 0
@@ -224,11 +236,12 @@ class _Calibration:
                     await self._checkpoint.save(key, msgspec.msgpack.encode(saved))
                 found.adapter.extend(saved.adapter)
                 found.base.extend(saved.base)
+                found.doubled.extend(saved.doubled)
                 if not place:
                     found.modules.extend(saved.modules)
                 done += reference.num_steps
                 await self._progress("reference", done, total)
-        return _Referred(found.adapter, found.base, found.modules, reference.memory.peak_bytes)
+        return replace(found, peak_bytes=reference.memory.peak_bytes)
 
     async def _pass(self, reference: Reference, samples: list[Sample], done: int, total: int) -> _SavedPass:
         """One pass: a step per layer, so that it can be interrupted between any two."""
@@ -237,7 +250,9 @@ class _Calibration:
             await _in_thread(lambda index=index: reference.layer(states, index))  # type: ignore[misc]
             await self._progress("reference", done + index + 1, total)
         scores = await _in_thread(lambda: reference.scores(states))
-        return _SavedPass(scores["adapter"], scores["base"], reference.contribution.modules())
+        return _SavedPass(
+            scores["adapter"], scores["base"], scores.get("doubled", []), reference.contribution.modules()
+        )
 
     async def _saved(self, key: str, decode: Callable[[bytes], T]) -> T | None:
         """What an earlier run finished; None too for what cannot be read, which is then made again."""

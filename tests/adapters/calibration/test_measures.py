@@ -45,7 +45,8 @@ def measured(**changes: list[Scores]) -> Measures:
         SAMPLES,
         known.pop("reference"),
         known.pop("reference_base"),
-        {name: found for name, found in known.items() if found},
+        {name: found for name, found in known.items() if found and name != "doubled"},
+        known.get("doubled", ()),
     )
 
 
@@ -151,6 +152,20 @@ def test_rules(changes: dict[str, list[Scores]], own: set[str], default: set[str
         assert {rule.name for rule in decision.rules if not rule.passed} == failed
         assert decision.ready == (not failed)
         assert len(decision.why_not) == len(failed)
+
+
+def test_an_adapter_that_does_better_at_twice_its_scale_has_the_wrong_one() -> None:
+    known = measured(doubled=scores(0.8))
+    assert known.doubling_gain is not None
+    assert known.doubling_gain.value == pytest.approx(0.2)
+    decision = decide(Gate(), known, "tenant")
+    assert [rule.name for rule in decision.rules if not rule.passed] == ["scale"]
+    assert "use_rslora" in decision.why_not[0]
+    assert decide(Gate(max_doubling_gain=0.3), known, "tenant").ready
+    for doubled in (scores(0.95), scores(1.4), scores(0.9, spread=1.0)):
+        decision = decide(Gate(), measured(doubled=doubled), "tenant")
+        assert decision.ready
+        assert "scale" in {rule.name for rule in decision.rules}
 
 
 def test_a_plan_changes_single_thresholds() -> None:

@@ -21,7 +21,7 @@ from adapters.packing import pack
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.model.config import load_config
 from engine.model.weights import base_digest
-from tests.adapters.calibration.sapling import WEIGHTS, drop_rslora, pack_all, write_adapter
+from tests.adapters.calibration.sapling import WEIGHTS, drop_rslora, pack_all, scale_alpha, write_adapter
 from tests.adapters.peft_files import lora_tensors, write_peft
 from tests.engine.runner.bases import ARCHITECTURES, VOCAB_SIZE, write_adapters, write_base
 
@@ -50,7 +50,7 @@ def random_samples(vocab_size: int, count: int = 6) -> list[Sample]:
 
 
 def refer(reference: Reference, samples: list[Sample], pass_bytes: int = 1 << 30) -> dict[str, list[Scores]]:
-    found: dict[str, list[Scores]] = {"base": [], "adapter": []}
+    found: dict[str, list[Scores]] = {"base": [], "adapter": [], "doubled": []}
     with reference:
         for rows in passes(samples, reference.config, pass_bytes):
             states = reference.begin([samples[row] for row in rows])
@@ -59,6 +59,16 @@ def refer(reference: Reference, samples: list[Sample], pass_bytes: int = 1 << 30
             for stream, scores in reference.scores(states).items():
                 found[stream] += scores
     return found
+
+
+def test_twice_the_scale_is_what_twice_the_alpha_gives(tmp_path: Path) -> None:
+    samples = random_samples(4096)
+    plain, twice = (
+        write_adapter(tmp_path / str(factor), "add-numbers", scale_alpha(factor)) for factor in (1, 2)
+    )
+    found = refer(Reference(WEIGHTS / "base", plain, doubled=True), samples)
+    assert found["doubled"] == refer(Reference(WEIGHTS / "base", twice), samples)["adapter"]
+    assert found["doubled"] != found["adapter"]
 
 
 def check(peer: Any, samples: list[Sample], found: list[Scores]) -> None:
