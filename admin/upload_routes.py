@@ -246,6 +246,7 @@ class UploadRoutes:
             base=self._services.catalogue.base,
             adapter=None if adapter is None else adapter.adapter,
             fields=defaultdict(str, fields),
+            activate=not fields or "activate" in fields,
             problems=defaultdict(str, problems),
         )
 

@@ -38,6 +38,7 @@ _ORIGINS = {
 }
 _RULES = {
     "gain": "Better than the base alone",
+    "scale": "Its scale is the one it was trained with",
     "nll_rise": "Likelihood kept on the quantised base",
     "top1": "Agrees with the unquantised model",
 }

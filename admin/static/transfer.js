@@ -50,6 +50,7 @@ export class Transfer {
     this.sent = new Map();  // bytes on their way, by place
     this.requests = new Set();
     this.isStopped = false;
+    this.isComplete = false;
   }
 
   // The id of the file that was made of it. Throws Refused; Gone when it was stopped.
@@ -72,13 +73,14 @@ export class Transfer {
     const url = `${this.#url()}/complete`;
     const body = { part_ids: places.map((place) => this.known.parts[place]) };
     const made = await this.#patiently(() => exchange(url, this.options.token, body));
+    this.isComplete = true;
     return made.file_id;
   }
 
   stop() {
     this.isStopped = true;
     this.#abort();
-    if (this.known) exchange(`${this.#url()}/cancel`, this.options.token, {}).catch(() => {});
+    if (this.known && !this.isComplete) exchange(`${this.#url()}/cancel`, this.options.token, {}).catch(() => {});
   }
 
   async #begin() {

@@ -58,6 +58,7 @@ class Slot {
   }
 
   clear() {
+    for (const slot of slots) if (slot.fileId) slot.complain("");
     this.transfer?.stop();
     this.file = this.fileId = this.transfer = this.running = null;
     forget(place, this.name, owner);
@@ -76,6 +77,11 @@ class Slot {
     this.#note("Not accepted.");
     this.fileId = null;
     settled();
+  }
+
+  // The file stays as it is: another of the files may be the wrong one.
+  complain(message) {
+    this.#problem(message);
   }
 
   async #start(known) {
@@ -114,6 +120,7 @@ class Slot {
       this.#problem(error.message);
       this.#note(again ? "Stopped. What was sent is kept." : "Not accepted.");
       if (!again) forget(place, this.name, owner);
+      if (!again) transfer.isComplete = true;  // or cancelled: nothing to call off
     } finally {
       if (this.running === transfer) this.running = null;
       settled();
@@ -158,7 +165,7 @@ function show(problem, text) {
 
 function refuse(where, message) {
   const slot = slots.find((one) => one.name === where);
-  if (slot && slot.file) return slot.refuse(message);
+  if (slot) return slot.complain(message);
   const problem = form.querySelector(`[data-slot="${where}"] [data-problem]`) || form.querySelector('[data-problem="form"]');
   show(problem, message);
   if (where === "name") {
@@ -214,6 +221,7 @@ async function send() {
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   show(form.querySelector('[data-problem="form"]'), "");
+  for (const slot of slots) if (slot.fileId || !slot.file) slot.complain("");
   const { name } = form.elements;
   if (name && !name.checkValidity()) return refuse("name", "A name has 1 to 64 of the characters a-z, 0-9, dot, underscore and hyphen.");
   for (const slot of slots) if (slot.isMissing) refuse(slot.name, "Choose this file.");
