@@ -37,6 +37,7 @@ from adapters.versions import (
     note_inspected,
     note_packed,
 )
+from db.session import WriteSession
 from tenants.repository import TenantDirectory
 
 DTYPES = ("bfloat16", "float8_e4m3")
@@ -163,6 +164,10 @@ class AdapterPipeline:
         self._base = base
         self._scratch = scratch
 
+    def announce(self, session: WriteSession, tenant_id: str) -> None:
+        """As `jobs.execution.Pipeline.announce`."""
+        self._announcer.changed(session, tenant_id)
+
     async def run(self, lease: Lease) -> None:
         """As `jobs.execution.Pipeline.run`."""
         directory = Path(
@@ -251,6 +256,7 @@ class _Attempt:
             else:
                 held.job.result = dict(verdict.summary)
                 fail(held.session, held.job, version, JobFailed("gate_failed", verdict.why_not))
+                self._announcer.changed(held.session, held.job.tenant_id)
 
         async def once() -> None:
             async with self._lease.conclude() as held:

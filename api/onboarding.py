@@ -88,7 +88,7 @@ async def open_onboarding(
             catalogue=AdapterCatalogue(database, base),
             adapters=AdapterService(database, redis_client, base, pinning),
             deletion=AdapterDeletion(database, redis_client, base, pinning),
-            jobs=JobService(database, outbox),
+            jobs=JobService(database, outbox, announcer.changed),
             recalibration=Recalibration(database, announcer, store, files, outbox, base),
             reports=ReportReader(store),
             outbox=outbox,

@@ -20,6 +20,7 @@ from adapters.jobs.service import cancel, fail, pause
 from adapters.storage.errors import StorageUnavailable
 from db.errors import DatabaseUnavailable
 from db.outbox import Outbox
+from db.session import WriteSession
 from db.tasks import RUN_JOB
 
 logger = logging.getLogger(__name__)
@@ -42,12 +43,17 @@ class Pipeline(Protocol):
         """
         ...
 
+    def announce(self, session: WriteSession, tenant_id: str) -> None:
+        """Have others told, after the commit, that a version of the tenant's is what it was not."""
+        ...
+
 
 async def attempt(
     lease: Lease, pipeline: Pipeline, outbox: Outbox, *, max_attempts: int = MAX_ATTEMPTS
 ) -> None:
     """Run the job once and write what came of it. Raises nothing but what a bug, or a long outage, makes."""
     job = lease.job
+    end = partial(_end, lease, pipeline)
     try:
         if job.attempts > max_attempts:
             raise JobFailed(
@@ -57,22 +63,22 @@ async def attempt(
     except LeaseLost as lost:
         logger.warning("%s", lost)
     except Interrupted as interrupted:
-        await _end(lease, _interruption(interrupted, outbox))
+        await end(_interruption(interrupted, outbox))
     except VersionGone:
-        await _end(lease, _cancelled)
+        await end(_cancelled)
     except JobFailed as failure:
-        await _end(lease, partial(_failed, failure=failure))
+        await end(partial(_failed, failure=failure))
     except (DatabaseUnavailable, StorageUnavailable) as error:
         logger.warning("job %s is put off: %s", job.id, error)
-        await _end(lease, partial(_put_off, reason=str(error)))
+        await end(partial(_put_off, reason=str(error)))
     except Exception as error:
         logger.exception("job %s: attempt %d failed", job.id, job.attempts)
         if job.attempts >= max_attempts:
             poison = JobFailed("internal_error", "The server failed at this job again and again.")
-            await _end(lease, partial(_failed, failure=poison))
+            await end(partial(_failed, failure=poison))
         else:
             reason = f"Attempt {job.attempts} failed ({type(error).__name__})."
-            await _end(lease, partial(_put_off, reason=reason))
+            await end(partial(_put_off, reason=reason))
 
 
 async def patiently(action: Callable[[], Awaitable[T]], seconds: float = PATIENCE) -> T:
@@ -91,10 +97,12 @@ async def patiently(action: Callable[[], Awaitable[T]], seconds: float = PATIENC
         pause = min(2 * pause, 5.0)
 
 
-async def _end(lease: Lease, write: Callable[[Held], Awaitable[None]]) -> None:
+async def _end(lease: Lease, pipeline: Pipeline, write: Callable[[Held], Awaitable[None]]) -> None:
     async def once() -> None:
         async with lease.give_up() as held:
             await write(held)
+            if held.job.status in (JobStatus.CANCELLED, JobStatus.FAILED):
+                pipeline.announce(held.session, held.job.tenant_id)
 
     try:
         await patiently(once)

@@ -7,7 +7,7 @@ worker obeys within a second. Refuses to know what a job does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -69,12 +69,17 @@ def _enqueue(session: WriteSession, outbox: Outbox, job: Job) -> None:
     outbox.add(session, RUN_JOB, {"job_id": job.id})
 
 
+Announce = Callable[[WriteSession, str], None]
+"""Has others told, after the commit, that what a tenant's names lead to has changed."""
+
+
 class JobService:
     """Tenants' jobs, as the API shows them."""
 
-    def __init__(self, database: Database, outbox: Outbox) -> None:
+    def __init__(self, database: Database, outbox: Outbox, announce: Announce) -> None:
         self._database = database
         self._outbox = outbox
+        self._announce = announce
 
     async def get(self, tenant_id: str, job_id: str) -> Job:
         """Raises JobNotFound."""
@@ -166,6 +171,7 @@ class JobService:
             if job.lease_owner is None:
                 version = await JobRepository(session, tenant_id).lock_version(job.adapter_id, job.version)
                 cancel(session, job, version)
+                self._announce(session, tenant_id)
             elif job.wanted != "cancel":
                 job.wanted = "cancel"
                 tell(session, job, "job.cancel_requested", "The job is being cancelled.")

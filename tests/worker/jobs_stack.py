@@ -112,7 +112,7 @@ class JobsStack:
 
     @property
     def service(self) -> JobService:
-        return JobService(self.database, self.outbox)
+        return JobService(self.database, self.outbox, lambda session, tenant_id: None)
 
     async def make_tenant(self) -> None:
         self.tenant_id = new_id("ten")

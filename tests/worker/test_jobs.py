@@ -11,7 +11,7 @@ import pytest
 from db.tasks import RUN_JOB
 from tests.support.jobs_worker import STEPS
 from tests.support.waiting import eventually
-from tests.worker.jobs_stack import LEASE, JobsStack, kill
+from tests.worker.jobs_stack import JobsStack, kill
 
 
 async def test_a_job_runs_through_all_steps_and_its_version_serves(jobs: JobsStack) -> None:
