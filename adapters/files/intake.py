@@ -43,7 +43,9 @@ class Intake:
         self.store = store
         self._inspector = inspector
 
-    async def receive(self, stream: AsyncIterator[bytes] | bytes, *, max_bytes: int, field: str) -> Received:
+    async def receive(
+        self, stream: AsyncIterator[bytes] | bytes, *, max_bytes: int, field: str, md5: bool = False
+    ) -> Received:
         """The bytes on this machine, digested; `discard` or `keep` them.
 
         Raises:
@@ -51,7 +53,7 @@ class Intake:
             StorageUnavailable: there is no room for them.
         """
         try:
-            return await receive(stream, fresh_path(self.store.scratch), max_bytes=max_bytes)
+            return await receive(stream, fresh_path(self.store.scratch), max_bytes=max_bytes, md5=md5)
         except TooManyBytes:
             raise FileTooLarge(field, max_bytes) from None
         except OSError as error:

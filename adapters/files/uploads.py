@@ -136,7 +136,7 @@ class UploadService:
 
     async def receive(self, stream: AsyncIterator[bytes] | bytes) -> Received:
         """The first half of `add_part`: `keep_part` or `discard` what it returns."""
-        return await self._intake.receive(stream, max_bytes=MAX_PART_BYTES, field="data")
+        return await self._intake.receive(stream, max_bytes=MAX_PART_BYTES, field="data", md5=True)
 
     async def discard(self, received: Received) -> None:
         await self._intake.discard(received)
@@ -190,7 +190,10 @@ class UploadService:
             )
             keys = [part.object_key for part in parts]
             received = await self._intake.receive(
-                joined(self._intake.store, keys), max_bytes=state.upload.size, field="part_ids"
+                joined(self._intake.store, keys),
+                max_bytes=state.upload.size,
+                field="part_ids",
+                md5=md5 is not None,
             )
             if md5 is not None and received.md5 != md5.lower():
                 await self._intake.discard(received)

@@ -38,6 +38,7 @@ class Received:
     size: int
     sha256: str
     md5: str
+    """Empty unless it was asked for."""
 
 
 async def on_disk(work: Callable[..., T], *arguments: Any) -> T:
@@ -50,7 +51,7 @@ def fresh_path(folder: Path) -> Path:
 
 
 async def receive(
-    data: AsyncIterator[bytes] | bytes, path: Path, *, max_bytes: int | None = None
+    data: AsyncIterator[bytes] | bytes, path: Path, *, max_bytes: int | None = None, md5: bool = False
 ) -> Received:
     """Write `data` to the new file `path`. Whatever goes wrong, the file is gone.
 
@@ -60,7 +61,7 @@ async def receive(
         TooManyBytes: more than `max_bytes` came.
         OSError: of the disk.
     """
-    file = await on_disk(_DigestedFile, path)
+    file = await on_disk(_DigestedFile, path, md5)
     writing: asyncio.Future[None] | None = None
     size = 0
     try:
@@ -101,11 +102,11 @@ async def _gathered(data: AsyncIterator[bytes] | bytes) -> AsyncIterator[bytes]:
 class _DigestedFile:
     """A file being written; its methods block and may be called from different threads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, md5: bool) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._sha256 = hashlib.sha256()
-        self._md5 = hashlib.md5(usedforsecurity=False)
+        self._md5 = hashlib.md5(usedforsecurity=False) if md5 else None
         self._size = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         # Unbuffered: a write that the disk has no room for fails here, not when the file is closed.
@@ -119,13 +120,15 @@ class _DigestedFile:
             while view:
                 view = view[self._file.write(view) :]
             self._sha256.update(data)
-            self._md5.update(data)
+            if self._md5 is not None:
+                self._md5.update(data)
             self._size += len(data)
 
     def finish(self) -> Received:
         with self._lock:
             self._file.close()
-            return Received(self._path, self._size, self._sha256.hexdigest(), self._md5.hexdigest())
+            md5 = "" if self._md5 is None else self._md5.hexdigest()
+            return Received(self._path, self._size, self._sha256.hexdigest(), md5)
 
     def discard(self) -> None:
         with self._lock:

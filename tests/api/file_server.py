@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,12 @@ from tokenization.codec import TextCodec
 
 LIMITS = Limits(
     max_body_bytes=1024 * 1024,
-    body_timeout=0.5,
+    body_timeout=20,
     max_file_bytes=200 * 1024 * 1024,
     min_file_rate=100_000,
     ping_interval=0.1,
 )
+IMPATIENT = replace(LIMITS, body_timeout=0.5)
 
 
 @dataclass
@@ -35,9 +36,18 @@ class FileServer(Served):
     database: Database
     store: ObjectStore
     root: Path
+    _clients: dict[str, openai.OpenAI] = field(default_factory=dict)
 
     def client(self, key: str = KEY) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+        """The stock client, closed with the server."""
+        if key not in self._clients:
+            url = f"{self.url}/v1"
+            self._clients[key] = openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=60)
+        return self._clients[key]
+
+    def close_clients(self) -> None:
+        for client in self._clients.values():
+            client.close()
 
     def left(self) -> list[Path]:
         """Files of the directory, whole and not."""
@@ -52,6 +62,7 @@ def file_server(
     store: ObjectStore | None = None,
     *,
     tenants: bool = True,
+    limits: Limits = LIMITS,
     **changes: Any,
 ) -> Iterator[FileServer]:
     """The tenants `ten_one` and `ten_two` are made, unless they are there; `changes` to uploads."""
@@ -71,5 +82,9 @@ def file_server(
         await sandbox.close()
         await database.close()
 
-    with serving(build(codec, LIMITS, **parts), close) as served:
-        yield FileServer(served.world, served.host, served.port, database, store, root)
+    with serving(build(codec, limits, **parts), close) as served:
+        running = FileServer(served.world, served.host, served.port, database, store, root)
+        try:
+            yield running
+        finally:
+            running.close_clients()

@@ -18,7 +18,7 @@ from tenants.context import TenantContext
 from tenants.views import PlanView
 from tests.api.conftest import wait_until
 from tests.api.fakes import ADMIN_KEY, KEY, OTHER_KEY, RESTRICTED_KEY
-from tests.api.file_server import FileServer, file_server
+from tests.api.file_server import IMPATIENT, FileServer, file_server
 from tests.api.test_edge import read_answer
 from tests.support.s3_server import S3Server, start_s3_server
 from tests.support.weights import CONFIG, safetensors_file
@@ -31,6 +31,13 @@ BOUNDARY = "--------boundary"
 @pytest.fixture
 def server(codec: TextCodec, database_url: str, tmp_path: Path) -> Iterator[FileServer]:
     with file_server(codec, database_url, tmp_path / "objects") as running:
+        yield running
+
+
+@pytest.fixture
+def impatient(codec: TextCodec, database_url: str, tmp_path: Path) -> Iterator[FileServer]:
+    """Waits half a second for the next bytes."""
+    with file_server(codec, database_url, tmp_path / "objects", limits=IMPATIENT) as running:
         yield running
 
 
@@ -273,22 +280,22 @@ def test_a_declared_length_that_is_a_lie(server: FileServer) -> None:
     assert len(server.client().files.list().data) == 1
 
 
-def test_a_body_that_stops_is_given_up(server: FileServer) -> None:
+def test_a_body_that_stops_is_given_up(impatient: FileServer) -> None:
     body = form(PURPOSE, FILE)
-    with socket.create_connection((server.host, server.port), timeout=5) as opened:
+    with socket.create_connection((impatient.host, impatient.port), timeout=5) as opened:
         began = time.monotonic()
-        opened.sendall(head(server, len(body)) + body[:250_000])
+        opened.sendall(head(impatient, len(body)) + body[:250_000])
         status, _, answer = read_answer(opened)  # nothing more for 0.5 s
     assert (status, json.loads(answer)["error"]["code"]) == (408, "request_timeout")
     assert 0.4 < time.monotonic() - began < 2
-    assert server.left() == []
+    assert impatient.left() == []
 
 
-def test_a_body_that_drips_is_given_up_though_it_never_stops(server: FileServer) -> None:
+def test_a_body_that_drips_is_given_up_though_it_never_stops(impatient: FileServer) -> None:
     body = form(PURPOSE, FILE)
-    with socket.create_connection((server.host, server.port), timeout=5) as opened:
+    with socket.create_connection((impatient.host, impatient.port), timeout=5) as opened:
         began = time.monotonic()
-        opened.sendall(head(server, len(body)) + body[:1000])
+        opened.sendall(head(impatient, len(body)) + body[:1000])
         opened.settimeout(0.05)
         sent = 1000
         answer = b""
@@ -300,15 +307,15 @@ def test_a_body_that_drips_is_given_up_though_it_never_stops(server: FileServer)
                 opened.sendall(body[sent : sent + 50])  # a thousand bytes per second: the least is 100 000
                 sent += 50
     assert answer.startswith(b"HTTP/1.1 408")
-    assert server.left() == []
+    assert impatient.left() == []
 
 
-def test_a_slow_body_above_the_least_rate_is_taken(server: FileServer) -> None:
+def test_a_slow_body_above_the_least_rate_is_taken(impatient: FileServer) -> None:
     """It takes several times as long as other bodies may."""
     body = form(PURPOSE, FILE)
-    with socket.create_connection((server.host, server.port), timeout=5) as opened:
+    with socket.create_connection((impatient.host, impatient.port), timeout=5) as opened:
         began = time.monotonic()
-        opened.sendall(head(server, len(body)))
+        opened.sendall(head(impatient, len(body)))
         for begin in range(0, len(body), 20_000):
             opened.sendall(body[begin : begin + 20_000])
             time.sleep(0.1)

@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 from adapters.files.uploads import MAX_PART_BYTES
 from tests.api.conftest import wait_until
 from tests.api.fakes import KEY, OTHER_KEY, RESTRICTED_KEY
-from tests.api.file_server import FileServer, file_server
+from tests.api.file_server import IMPATIENT, FileServer, file_server
 from tests.api.test_edge import read_answer
 from tests.api.test_files import assert_refused, form, head, post, small_plan
 from tests.support.s3_server import start_s3_server
@@ -240,10 +241,17 @@ def test_parts_that_are_wrong(server: FileServer) -> None:
         opened.sendall(head(server, 1_000_000, path) + form(("data", b"x" * 500_000, "upload")))
         wait_until(lambda: server.left())
         assert read_answer(opened)[0] == 200  # the form was whole before its declared end
-    with socket.create_connection((server.host, server.port), timeout=5) as opened:
-        opened.sendall(head(server, 1_000_000, path) + form(("data", b"x" * 500_000, "upload"), end=False))
-        assert read_answer(opened)[0] == 408
     assert len(server.left()) == 1
+
+
+def test_a_part_that_stops_is_given_up(codec: TextCodec, database_url: str, tmp_path: Path) -> None:
+    with file_server(codec, database_url, tmp_path / "objects", limits=IMPATIENT) as server:
+        path = f"/v1/uploads/{server.client().uploads.create(**ANNOUNCED).id}/parts"
+        with socket.create_connection((server.host, server.port), timeout=5) as opened:
+            body = form(("data", b"x" * 500_000, "upload"), end=False)
+            opened.sendall(head(server, 1_000_000, path) + body)
+            assert read_answer(opened)[0] == 408
+        assert server.left() == []
 
 
 def test_another_tenants_upload_and_none_look_the_same(server: FileServer) -> None:
@@ -269,13 +277,14 @@ def test_another_tenants_upload_and_none_look_the_same(server: FileServer) -> No
 
 
 ALONE = """
-import sys
+import os, sys
 from pathlib import Path
 from tests.api.file_server import file_server
 from tokenization.codec import TextCodec
 
 with file_server(TextCodec.load(Path(sys.argv[1])), sys.argv[2], Path(sys.argv[3])) as server:
     print(server.port, flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the log goes to a pipe that nobody reads
     sys.stdin.read()
 """
 
@@ -299,16 +308,25 @@ def alone(base_dir: Path, database_url: str, tmp_path: Path) -> Iterator[tuple[s
         pipe.close()
 
 
+@pytest.fixture
+def stock() -> Iterator[Callable[[str], openai.OpenAI]]:
+    """Makes stock clients of a URL, closed at the end."""
+    with ExitStack() as made:
+        yield lambda url: made.enter_context(
+            openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=120)
+        )
+
+
 def memory_mib(pid: int, field: str = "VmHWM") -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) // 1024
 
 
 def test_large_files_take_no_memory_and_nobody_waits_for_them(
-    alone: tuple[subprocess.Popen[str], str], tmp_path: Path
+    alone: tuple[subprocess.Popen[str], str], stock: Callable[[str], openai.OpenAI], tmp_path: Path
 ) -> None:
     process, url = alone
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=120)
+    client = stock(url)
     block = WEIGHTS[:1_000_000]
     path = tmp_path / "samples.jsonl"
     with path.open("wb") as file:
@@ -334,10 +352,14 @@ def test_large_files_take_no_memory_and_nobody_waits_for_them(
 
 
 def test_a_killed_server_and_a_client_that_goes_on(
-    alone: tuple[subprocess.Popen[str], str], codec: TextCodec, database_url: str, tmp_path: Path
+    alone: tuple[subprocess.Popen[str], str],
+    stock: Callable[[str], openai.OpenAI],
+    codec: TextCodec,
+    database_url: str,
+    tmp_path: Path,
 ) -> None:
     process, url = alone
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=30)
+    client = stock(url)
     upload = client.uploads.create(**ANNOUNCED)
     for piece in pieces()[:3]:
         client.uploads.parts.create(upload.id, data=piece)

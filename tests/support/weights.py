@@ -20,7 +20,12 @@ def safetensors_file(num_bytes: int, seed: int = 0) -> bytes:
         }
     ).encode()
     header += b" " * (-len(header) % 8)
-    return struct.pack("<Q", len(header)) + header + random.Random(seed).randbytes(2 * size)
+    return struct.pack("<Q", len(header)) + header + _noise(2 * size, seed)
+
+
+def _noise(size: int, seed: int) -> bytes:
+    block = random.Random(seed).randbytes(min(size, 16_000_000))
+    return (block * (size // max(1, len(block)) + 1))[:size]
 
 
 CONFIG = json.dumps(
