@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
+from api.app import create_app
 from api.openai.logprobs import LogprobTrail
+from engine.client import EngineClient
 from engine.protocol import TokenLogprob, TopLogprob
 from engine.vocabulary import Vocabulary
-from tests.api.conftest import Served
+from examples.sapling import BASE
+from tests.api.conftest import Served, build
 from tests.api.fakes import KEY, Script
+from tests.engine.process.engines import EngineProcess, billed, engine_process, journal_events
 from tests.support.text_base import SPECIAL
+from tokenization.codec import TextCodec
 
 PROMPT = "The quick 🙂 fox"
 
@@ -129,3 +140,62 @@ def test_a_space_that_encoding_puts_before_a_text_moves_no_offset() -> None:
     assert told["text_offset"] == [0, 0, 3, 7, 8]
     assert told["tokens"][:3] == ["<s>", " The", " red"]
     assert trail.prompt([1, 2], scores[:1], " The red")["text_offset"] == [0, 4]
+
+
+@pytest.fixture
+def sapling(redis_url: str) -> Iterator[EngineProcess]:
+    folder = Path(tempfile.mkdtemp(prefix="rs-scores-"))
+    for process in engine_process(
+        folder, redis_url, null=False, base=BASE, base_name="sapling", device="cpu"
+    ):
+        process.start()
+        yield process
+    shutil.rmtree(folder)
+
+
+async def test_a_served_model_scores_prompts_as_its_own_forward_does(
+    sapling: EngineProcess, redis_url: str
+) -> None:
+    """From HTTP to the model and back: in one list, the prompt's tokens and the answer's."""
+    text = TextCodec.load(BASE)
+    world = build(text)
+    engine = EngineClient(sapling.endpoint, "test")
+    await engine.start()
+    async with asyncio.timeout(90):
+        await engine.wait_ready()
+    app = create_app(dataclasses.replace(world.services, engine=engine))
+    headers = {"authorization": f"Bearer {KEY}"}
+    body = {
+        "model": "sapling",
+        "prompt": "the red fox runs home",
+        "echo": True,
+        "logprobs": 1,
+        "temperature": 0,
+    }
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        answers = [
+            (await client.post("/v1/completions", json={**body, "max_tokens": num}, headers=headers)).json()
+            for num in (0, 6)
+        ]
+        # What was generated, scored as a prompt: the same numbers.
+        ids = await text.encode_prompt(body["prompt"])
+        generated = answers[1]["choices"][0]["logprobs"]["tokens"][len(ids) :]
+        whole = {**body, "prompt": answers[1]["choices"][0]["text"], "max_tokens": 0}
+        again = (await client.post("/v1/completions", json=whole, headers=headers)).json()
+    await engine.close()
+    scored, longer, once_more = (a["choices"][0]["logprobs"] for a in (*answers, again))
+    assert answers[0]["usage"] | {"completion_tokens": 0} == answers[0]["usage"]
+    assert answers[0]["usage"]["prompt_tokens"] == len(ids) == len(scored["tokens"])
+    for name, column in scored.items():
+        assert longer[name][: len(ids)] == column
+    assert generated
+    assert once_more["tokens"] == longer["tokens"], "the tokenizer cuts the answer as the model made it"
+    assert once_more["text_offset"] == longer["text_offset"]
+    assert once_more["token_logprobs"][1:] == pytest.approx(longer["token_logprobs"][1:], abs=1e-3)
+    # Greedy: each token of the answer is the likeliest, and says so.
+    for value, tops in list(zip(once_more["token_logprobs"], once_more["top_logprobs"], strict=True))[
+        len(ids) :
+    ]:
+        assert value == max(tops.values())
+    events = billed(journal_events(redis_url))
+    assert sorted(event.usage.completion_tokens for event in events.values()) == [0, 0, 6]
