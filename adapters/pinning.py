@@ -8,6 +8,7 @@ all pins, it gives the same answer again. Refuses to know how adapters get into 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -23,6 +24,8 @@ from tenants.repository import TenantDirectory
 log = structlog.get_logger(__name__)
 
 PAGE = 200
+ANNOUNCE_INTERVAL = 60.0
+"""Seconds after which the engine is told again: of plans that changed, and of what it did not hear."""
 LOOK_INTERVAL = 0.5
 """Seconds between two looks at whether the engine is still the one that was told."""
 
@@ -48,6 +51,7 @@ class Pinning:
         self._database = database
         self._engine = engine
         self._base = base
+        self._pinned: dict[str, AdapterRef] = {}
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -84,37 +88,46 @@ class Pinning:
             self._engine.prefetch(ref, False)
         for ref in now:
             self._engine.prefetch(ref)
-        for version in kept:
-            self._engine.prefetch(ref_of(version), True)
+        for ref in map(ref_of, kept):
+            self._engine.prefetch(ref, True)
+            self._pinned[ref.digest] = ref
 
     async def announce(self) -> int:
-        """Pin, in an engine that may know of none, everybody's adapters that are to be; how many. Raises
-        DatabaseUnavailable.
+        """Pin everybody's adapters that are to be, and let go of those that this process has pinned and that
+        are not to be any more: an engine may know of none, and a plan may have changed. Returns how many are.
+        Raises DatabaseUnavailable.
         """
-        num_told = 0
+        pinned: dict[str, AdapterRef] = {}
         after = ""
         while True:
             async with self._database.read() as session:
                 page = await AdapterDirectory(session).pinned(self._base, after=after, limit=PAGE)
-            for row in page:
-                self._engine.prefetch(AdapterRef(row.digest, row.rank), True)
-            num_told += len(page)
+            pinned |= {row.digest: AdapterRef(row.digest, row.rank) for row in page}
             if len(page) < PAGE:
-                return num_told
+                break
             after = page[-1].adapter_id
+        for digest, ref in self._pinned.items():
+            if digest not in pinned:
+                self._engine.prefetch(ref, False)
+        for ref in pinned.values():
+            self._engine.prefetch(ref, True)
+        self._pinned = pinned
+        return len(pinned)
 
     async def _announce_to_each(self) -> None:
         told: str | None = None
+        due = 0.0
         while True:
-            info = self._engine.info
-            if self._engine.ready and info is not None and info.incarnation != told:
+            info, now = self._engine.info, time.monotonic()
+            if self._engine.ready and info is not None and (info.incarnation != told or now >= due):
                 try:
-                    num_told = await self.announce()
+                    num_pinned = await self.announce()
                 except DatabaseUnavailable as error:
                     log.warning("pins not announced yet", reason=str(error))
                 else:
-                    told = info.incarnation
-                    log.info("pins announced", incarnation=told, pins=num_told)
+                    if info.incarnation != told:
+                        log.info("pins announced", incarnation=info.incarnation, pins=num_pinned)
+                    told, due = info.incarnation, now + ANNOUNCE_INTERVAL
             await asyncio.sleep(LOOK_INTERVAL)
 
 

@@ -247,6 +247,18 @@ async def test_a_new_engine_is_told_of_every_pin(place: Scene, monkeypatch: pyte
     assert sorted(place.engine.take()) == [(digit * 32, True) for digit in ("0b", "1b", "3b")], "once"
 
 
+async def test_a_plan_that_changes_is_heard_of_in_time(place: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    await on_plan(place, 2)
+    for digit, name in (("1", "pirate"), ("2", "sql")):
+        await place.make_ready(await place.create(name, name), digit)
+    assert ("2b" * 32, True) in place.engine.take()
+    monkeypatch.setattr("adapters.pinning.ANNOUNCE_INTERVAL", 0.5)
+    place.engine.incarnation = "i2"
+    await PlanService(place.database, place.redis).set("pins-2-0", PlanChanges(pinned_adapters=1))
+    await eventually(lambda: ("2b" * 32, False) in place.engine.take(), seconds=3)
+    await eventually(lambda: place.engine.take() == [("1b" * 32, True)], seconds=3)
+
+
 async def test_whoever_works_on_a_deleted_version_is_told(place: Scene) -> None:
     made = await place.create("pirate")
     assert made.job_id is not None
