@@ -1,0 +1,34 @@
+"""The examples of docs/api.md run as they stand."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.api.file_server import file_server
+from tests.support.weights import CONFIG, safetensors_file
+from tokenization.codec import TextCodec
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/api.md"
+
+
+def example(heading: str) -> str:
+    section = PAGE.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert found is not None, f"{heading} has no example"
+    return found[1]
+
+
+def test_files_and_uploads(
+    codec: TextCodec, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("adapter_model.safetensors").write_bytes(safetensors_file(20_000_000))
+    Path("adapter_config.json").write_bytes(CONFIG)
+    with file_server(codec, database_url, tmp_path / "objects") as server:
+        names = {"client": server.client()}
+        exec(example("Files and uploads"), names)
+        assert names["upload"].status == "completed"
+        assert len(server.client().files.list().data) == 3
