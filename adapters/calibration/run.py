@@ -135,26 +135,8 @@ async def calibrate(
     )
     decision = decide(request.gate, measures, samples.origin, request.dtype)
     report = CalibrationReport(
-        subject=Subject(
-            model=request.asker.model,
-            adapter_id=request.asker.adapter_id,
-            version=request.asker.version,
-            base_digest=info.base_digest,
-            quantization=info.quantization,
-            device=info.device,
-            build=info.build,
-            artifacts={dtype: ref.digest for dtype, ref in request.artifacts.items()},
-        ),
-        data=Data(
-            origin=samples.origin,
-            digest=_digest(samples),
-            num_lines=samples.num_lines,
-            num_samples=len(samples.samples),
-            num_tokens=samples.num_tokens,
-            num_scored=samples.num_scored,
-            cut=samples.cut,
-            left_out=samples.left_out,
-        ),
+        subject=_subject(request, info),
+        data=_data(samples),
         gate=request.gate,
         decision=decision,
         measures=measures,
@@ -266,6 +248,32 @@ class _Calibration:
             return None
         self.resumed = True
         return found
+
+
+def _subject(request: CalibrationRequest, info: EngineInfo) -> Subject:
+    return Subject(
+        model=request.asker.model,
+        adapter_id=request.asker.adapter_id,
+        version=request.asker.version,
+        base_digest=info.base_digest,
+        quantization=info.quantization,
+        device=info.device,
+        build=info.build,
+        artifacts={dtype: ref.digest for dtype, ref in request.artifacts.items()},
+    )
+
+
+def _data(samples: SampleSet) -> Data:
+    return Data(
+        origin=samples.origin,
+        digest=_digest(samples),
+        num_lines=samples.num_lines,
+        num_samples=len(samples.samples),
+        num_tokens=samples.num_tokens,
+        num_scored=samples.num_scored,
+        cut=samples.cut,
+        left_out=samples.left_out,
+    )
 
 
 def _read(request: CalibrationRequest, stack: CalibrationStack, info: EngineInfo) -> SampleSet:

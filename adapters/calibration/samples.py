@@ -12,6 +12,7 @@ would change what the model reads and is not served (tools, images) is refused b
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ class Limits:
     """Of the file; a larger one is refused."""
     max_lines: int = 10_000
     """A longer file is refused."""
+    max_line_bytes: int = 1 << 20
+    """Of one line: as JSON it may take twenty times as much memory."""
     max_samples: int = 256
     """Scored; of a longer file evenly spaced lines are taken."""
     max_sample_tokens: int = 4096
@@ -149,17 +152,6 @@ def read_samples(
     return SampleSet(origin, samples, len(lines), cut, left_out)
 
 
-def check_form(path: Path, limits: Limits | None = None) -> int:
-    """How many samples a tenant's file holds, its form checked and nothing encoded. Raises SamplesInvalid."""
-    count = 0
-    for number, text in _lines(path, limits or Limits()):
-        _conversation(number, _object(number, text))
-        count += 1
-    if not count:
-        raise SamplesInvalid(0, "", "the file holds no samples")
-    return count
-
-
 def _lines(path: Path, limits: Limits) -> Iterator[tuple[int, bytes]]:
     """(number, text) of lines that are not blank."""
     size = path.stat().st_size
@@ -167,7 +159,12 @@ def _lines(path: Path, limits: Limits) -> Iterator[tuple[int, bytes]]:
         raise SamplesInvalid(0, "", f"the file has {size} bytes, more than {limits.max_bytes}")
     count = 0
     with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
+        for number in itertools.count(1):
+            text = file.readline(limits.max_line_bytes + 1)
+            if not text:
+                return
+            if len(text) > limits.max_line_bytes:
+                raise SamplesInvalid(number, "", f"is longer than {limits.max_line_bytes} bytes")
             if number == 1:
                 text = text.removeprefix(b"\xef\xbb\xbf")
             if not text.strip():
