@@ -33,8 +33,8 @@ log = structlog.get_logger(__name__)
 
 GRACE = timedelta(minutes=10)
 """How long requests that have an adapter's reference may still need its weights."""
-ORPHAN_AGE = timedelta(hours=24)
-"""Longer than any transfer takes."""
+ORPHAN_AGE = timedelta(hours=1)
+"""Longer than it takes from the copies to the commit."""
 PAGE = 100
 
 
