@@ -249,6 +249,7 @@ class _Attempt:
 
         async def write(held: Held) -> None:
             _, version = await locked_version(held.session, held.job)
+            held.job.phase = "gate"
             await note_calibrated(held.session, held.job, verdict.summary, verdict.dtype)
             if verdict.ready or version.override_reason is not None:
                 await finish_ready(held.session, held.job, self._announcer)

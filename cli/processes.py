@@ -65,6 +65,8 @@ def work(queues: str | None, beat: bool | None, nice: int | None) -> None:
     if JOBS_QUEUE in settings.queue_names:
         from adapters.storage import StorageSettings
 
-        settings_from_environment(JobsSettings)
+        jobs = settings_from_environment(JobsSettings)
+        if not (jobs.base_path / "config.json").is_file():
+            raise CliError(f"ROOTSTOCK_JOBS_BASE_PATH: {jobs.base_path} holds no config.json")
         settings_from_environment(StorageSettings)
     sys.exit(run(settings))

@@ -113,9 +113,9 @@ class Runtime:
     async def run_job(self, job_id: str) -> None:
         """One attempt at a job, unless somebody has it or it has ended. Raises DatabaseUnavailable."""
         assert self.jobs is not None, "a worker without jobs listens to no queue of jobs"
+        pipeline = await self._pipeline()  # first: what cannot be opened here may be elsewhere
         lease = await patiently(lambda: self._claim(job_id))
         if lease is not None:
-            pipeline = await self._pipeline()
             await attempt(lease, pipeline, self.outbox, max_attempts=self.jobs.max_attempts)
             await self.outbox.settle()
 

@@ -15,10 +15,12 @@ from tests.worker.jobs_stack import JobsStack, kill
 
 
 async def test_a_job_runs_through_all_steps_and_its_version_serves(jobs: JobsStack) -> None:
-    jobs.start()
+    jobs.start(nice="7")
     job_id = await jobs.make_job()
     await jobs.until(job_id, "succeeded")
     events = await jobs.assert_done_once(job_id)
+    assert (await jobs.job(job_id)).phase == "gate"
+    assert os.getpriority(os.PRIO_PROCESS, jobs.trace(job_id)[0][1]) == 7
     assert events == [
         "job.created", "job.started", "version.inspected", "version.packed", "version.calibrated",
         "version.ready", "version.activated", "job.succeeded",
