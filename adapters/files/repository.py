@@ -5,6 +5,7 @@ One tenant's through the scoped `FileRepository`; what the sweep asks across ten
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
@@ -16,6 +17,13 @@ from adapters.files.models import StoredFile, Upload, UploadPart, UploadStatus
 from db.repository import TenantRepository
 from tenants.models import Tenant
 
+_ID = re.compile(r"[a-z]{1,10}_[0-9a-z]{1,40}")
+
+
+def _is_id(given: str) -> bool:
+    """What is none is nobody's, and may be what no row can hold."""
+    return _ID.fullmatch(given) is not None
+
 
 def _alive(now: datetime) -> ColumnElement[bool]:
     return or_(StoredFile.expires_at.is_(None), StoredFile.expires_at > now)
@@ -23,6 +31,8 @@ def _alive(now: datetime) -> ColumnElement[bool]:
 
 class FileRepository(TenantRepository):
     async def file(self, file_id: str, now: datetime) -> StoredFile | None:
+        if not _is_id(file_id):
+            return None
         query = self.select_own(StoredFile).where(StoredFile.id == file_id, _alive(now))
         return (await self.session.execute(query)).scalar_one_or_none()
 
@@ -40,6 +50,8 @@ class FileRepository(TenantRepository):
 
     async def delete_file(self, file_id: str, now: datetime) -> str | None:
         """Delete the row; the key of its object, None when there is no such file."""
+        if not _is_id(file_id):
+            return None
         query = self.delete_own(StoredFile).where(StoredFile.id == file_id, _alive(now))
         return (await self.session.execute(query.returning(StoredFile.object_key))).scalar_one_or_none()
 
@@ -55,6 +67,8 @@ class FileRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one()
 
     async def upload(self, upload_id: str, *, lock: bool = False) -> Upload | None:
+        if not _is_id(upload_id):
+            return None
         query = self.select_own(Upload).where(Upload.id == upload_id)
         if lock:
             query = query.with_for_update()

@@ -84,7 +84,7 @@ async def create_file(request: Request) -> dict[str, Any]:
 async def list_files(
     request: Request,
     purpose: Annotated[str | None, Query(max_length=100)] = None,
-    after: Annotated[str | None, Query(max_length=100)] = None,
+    after: Annotated[str | None, Query(pattern=r"^[!-~]{1,100}$")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     order: Literal["asc", "desc"] = "desc",
 ) -> dict[str, Any]:

@@ -403,3 +403,19 @@ def test_damage_breaks_the_download_off(server: FileServer) -> None:
     path.write_bytes(data)
     with pytest.raises(openai.APIError):  # either of the body's end, or of the connection's
         server.client().files.content(made.id).read()
+
+
+def test_ids_that_no_row_can_have(server: FileServer) -> None:
+    headers = {"authorization": f"Bearer {KEY}"}
+    for path in ("/v1/files/%00", "/v1/files/a%00b/content", "/v1/uploads/%00", "/v1/files/" + "x" * 5000):
+        answer = httpx.get(server.url + path, headers=headers)
+        assert_refused(answer, 404, "not_found", None)
+        if not path.endswith("content"):
+            assert_refused(httpx.delete(server.url + path, headers=headers), *_absent(path))
+    answer = httpx.get(f"{server.url}/v1/files?after=%00", headers=headers)
+    assert_refused(answer, 400, "invalid_value", "after")
+
+
+def _absent(path: str) -> tuple[int, str, None]:
+    """Uploads are cancelled, not deleted."""
+    return (405, "method_not_allowed", None) if "uploads" in path else (404, "not_found", None)
