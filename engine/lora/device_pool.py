@@ -310,6 +310,7 @@ class DevicePool:
             self._transfers.upload(image.bytes, target)
             torch.add(image.places.offsets_LG5, start, out=self._offsets_LG5)
             self._ranks_LG4.copy_(image.places.ranks_LG4)
+            self.table.check(self._offsets_LG5, self._ranks_LG4)
             self._offsets_SLG5[slot].copy_(self._offsets_LG5, non_blocking=True)
             self._ranks_SLG4[slot].copy_(self._ranks_LG4, non_blocking=True)
         self._transfers.settle()

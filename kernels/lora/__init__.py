@@ -82,12 +82,6 @@ class LoraContext:
             inverse=torch.from_numpy(inverse).to(self._device),
         )
 
-    def apply(self, layer: int, group: str, x_TK: Tensor, out_TN: Tensor, widths: Sequence[int]) -> None:
-        """`shrink` and `expand` in one."""
-        if self._work.active:
-            self.shrink(layer, group, x_TK)
-            self.expand(layer, group, out_TN, widths)
-
     def shrink(self, layer: int, group: str, x_TK: Tensor) -> None:
         """Takes what the group's linears read, before or while the base is computed.
 

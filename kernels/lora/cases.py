@@ -83,7 +83,7 @@ def naive_lora(
     row_slots: Sequence[int],
     widths: Sequence[int],
 ) -> Tensor:
-    """Semantics: as `LoraContext.apply`; one row and one module at a time, in double precision."""
+    """Semantics: as `LoraContext`; one row and one module at a time, in double precision."""
     out = base_TN.double()
     for row, slot in enumerate(row_slots):
         weights = slots[slot] if slot != NO_SLOT else None

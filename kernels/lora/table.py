@@ -2,7 +2,7 @@
 
 Owns the table (byte offsets, ranks and storage type by layer, group and slot) at fixed addresses, so that
 captured graphs see every change, and the checks of what is put into it. Refuses to know what fills the
-arena, when, and on which stream: whoever loads an adapter fills the table before a row uses the slot.
+arena, when, and on which stream: whoever loads an adapter writes its entries before a row uses the slot.
 """
 
 from __future__ import annotations
@@ -74,21 +74,16 @@ class AdapterTable:
         """Place of a group on the second axis."""
         return self.groups.index(group)
 
-    def fill(self, slot: int, offsets_LG5: Tensor, ranks_LG4: Tensor, *, non_blocking: bool = False) -> None:
-        """Say where a slot's adapter lies, from host tensors (pinned if non-blocking), on the current stream.
-
-        Raises:
-            ValueError: a rank or an offset that kernels cannot serve.
-        """
-        self._check(offsets_LG5, ranks_LG4)
-        self.offsets[:, :, slot].copy_(offsets_LG5, non_blocking=non_blocking)
-        self.ranks[:, :, slot].copy_(ranks_LG4, non_blocking=non_blocking)
-
     def clear(self, slot: int) -> None:
         """Empty a slot. Queued on the current stream."""
         self.ranks[:, :, slot].zero_()
 
-    def _check(self, offsets_LG5: Tensor, ranks_LG4: Tensor) -> None:
+    def check(self, offsets_LG5: Tensor, ranks_LG4: Tensor) -> None:
+        """Of a slot's entries in host memory, before they are copied into `offsets` and `ranks`.
+
+        Raises:
+            ValueError: a rank or an offset that kernels cannot serve.
+        """
         shape = (self.num_layers, len(self.groups))
         if offsets_LG5.shape != (*shape, MAX_MODULES + 2) or ranks_LG4.shape != (*shape, MAX_MODULES + 1):
             raise ValueError(f"slot: offsets {tuple(offsets_LG5.shape)}, ranks {tuple(ranks_LG4.shape)}")

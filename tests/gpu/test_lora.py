@@ -46,7 +46,8 @@ def apply(
 ) -> torch.Tensor:
     context.begin(np.asarray(row_slots))
     out = base.clone()
-    context.apply(0, "group", x, out, widths)
+    context.shrink(0, "group", x)
+    context.expand(0, "group", out, widths)
     return out
 
 

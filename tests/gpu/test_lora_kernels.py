@@ -11,7 +11,7 @@ import torch
 from kernels.lora.device_cases import CASES, DeviceCase, DeviceRun, Slot, make_table
 from kernels.lora.table import E4M3
 from kernels.lora_work import NO_SLOT
-from tests.kernels.lora_rows import run_case
+from tests.kernels.lora_rows import CUTTINGS, run_case
 
 pytestmark = pytest.mark.gpu
 
@@ -57,16 +57,18 @@ def padded(row_slots: tuple[int, ...], bucket: int) -> np.ndarray:
     return slots
 
 
+@pytest.mark.parametrize("cutting", CUTTINGS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_matches_the_naive_statement(case: DeviceCase) -> None:
-    run_case(case, "cuda", torch.bfloat16, tolerance=8e-3)
+def test_matches_the_naive_statement(case: DeviceCase, cutting: str) -> None:
+    run_case(case, "cuda", torch.bfloat16, tolerance=8e-3, cutting=CUTTINGS[cutting])
 
 
+@pytest.mark.parametrize("cutting", CUTTINGS)
 @pytest.mark.parametrize("bucket", [64, 320])
-def test_one_graph_serves_every_mix(bucket: int) -> None:
+def test_one_graph_serves_every_mix(bucket: int, cutting: str) -> None:
     """Captured with no work at all; two layers, so that scratch memory is used in turn."""
     table = make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda", num_layers=2)
-    run, eager = (DeviceRun(table, WIDTH_IN, bucket) for _ in range(2))
+    run, eager = (DeviceRun(table, WIDTH_IN, bucket, cutting=CUTTINGS[cutting]) for _ in range(2))
     reference = DeviceRun(make_table(SLOTS, WIDTH_IN, WIDTHS, num_layers=2), WIDTH_IN, bucket)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(bucket, WIDTH_IN, generator=generator).to("cuda", torch.bfloat16)
@@ -104,9 +106,10 @@ def test_one_graph_serves_every_mix(bucket: int) -> None:
         assert not run.lora._scratch.counters.any(), name
 
 
+@pytest.mark.parametrize("cutting", CUTTINGS)
 @pytest.mark.parametrize("wild_rows", [1, 2, 3, 20, 100])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
-def test_a_wild_adapter_leaves_batch_mates_bit_equal(wild_rows: int, value: float) -> None:
+def test_a_wild_adapter_leaves_batch_mates_bit_equal(wild_rows: int, value: float, cutting: str) -> None:
     bucket = 300 if wild_rows == 100 else 64
     slots = padded((0, 4, 4) + (2,) * wild_rows + (0, 4, 6, NO_SLOT, 4, 1, 7, 7, 7), bucket)
     mine = torch.from_numpy(slots == 2).cuda()
@@ -114,7 +117,8 @@ def test_a_wild_adapter_leaves_batch_mates_bit_equal(wild_rows: int, value: floa
     base = torch.randn(bucket, sum(WIDTHS), device="cuda").bfloat16()
     outs = []
     for spoil in ({2: value}, {}):
-        run = DeviceRun(make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda", spoil=spoil), WIDTH_IN, bucket)
+        table = make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda", spoil=spoil)
+        run = DeviceRun(table, WIDTH_IN, bucket, cutting=CUTTINGS[cutting])
         run.begin(slots)
         out = base.clone()
         run.add(x, out, WIDTHS)
@@ -133,10 +137,11 @@ def test_a_wild_adapter_leaves_batch_mates_bit_equal(wild_rows: int, value: floa
 
 @pytest.mark.parametrize("bucket", [16, 64, 320])
 @pytest.mark.parametrize("invariant", [False, True])
-def test_a_rows_bits_do_not_depend_on_its_mates(bucket: int, invariant: bool) -> None:
+@pytest.mark.parametrize("cutting", CUTTINGS)
+def test_a_rows_bits_do_not_depend_on_its_mates(bucket: int, invariant: bool, cutting: str) -> None:
     """A slot's rows alone, among others, and elsewhere in the batch: the same bits, as many rows it has."""
     table = make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda")
-    run = DeviceRun(table, WIDTH_IN, bucket, batch_invariant=invariant)
+    run = DeviceRun(table, WIDTH_IN, bucket, batch_invariant=invariant, cutting=CUTTINGS[cutting])
     rng = np.random.default_rng(bucket)
     x = torch.randn(bucket, WIDTH_IN, device="cuda").bfloat16()
     for count in (1, 2, 5, bucket // 3):
@@ -180,7 +185,7 @@ def test_a_slot_that_changes_between_replays_is_noticed() -> None:
     out.zero_()
     graph.replay()
     assert not out.any()
-    table.fill(3, table.offsets[:, :, 4].cpu(), table.ranks[:, :, 4].cpu())
+    table.offsets[:, :, 3], table.ranks[:, :, 3] = table.offsets[:, :, 4], table.ranks[:, :, 4]
     graph.replay()
     filled = out.clone()
     assert filled[:3].any()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.silu_mul import silu_mul
-from kernels.silu_mul.cases import CASES, SCALED_CASES, Case, ScaledCase
+from kernels.silu_mul.cases import CASES, LOW_RANK_CASES, SCALED_CASES, Case, LowRankCase, ScaledCase
 
 # What a GPU does without a word: e^-g of a large negative g is infinite, and g / (1 + infinity) zero.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
@@ -51,3 +51,37 @@ def test_a_wild_row_stays_alone(poison: float) -> None:
         assert torch.equal(results[0][name][others], results[1][name][others])
     bits = [outputs["quantized"].view(torch.uint8)[others] for outputs in results]
     assert torch.equal(*bits)
+
+
+@pytest.mark.parametrize("case", LOW_RANK_CASES, ids=str)
+def test_adds_what_adapters_add(case: LowRankCase) -> None:
+    low_rank, inputs = case.low_rank(), case.scaled().inputs()
+    outputs = case.scaled().outputs(inputs)
+    if not case.quantizes:
+        outputs = {"out_TF": outputs["out_TF"]}
+    silu_mul(**inputs, **outputs, low_rank=low_rank)
+    expected = case.expected(inputs, low_rank)
+    assert outputs["out_TF"] is not None
+    size = expected.abs().amax(1, keepdim=True).clamp_min(1e-3)
+    assert ((outputs["out_TF"].double() - expected).abs() / size).max() < 1e-5
+    if case.quantizes:
+        scale = outputs["quantized_scale_T"].double()
+        torch.testing.assert_close(
+            scale, (expected.abs().amax(1) / 448).clamp_min(2.0**-126), rtol=1e-5, atol=0
+        )
+        got = outputs["quantized"].double() * scale[:, None]
+        assert ((got - expected).abs() <= 1.01 * 2.0**-4 * expected.abs() + 2.0**-10 * scale[:, None]).all()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_wild_adapter_stays_in_its_rows(value: float) -> None:
+    case = LOW_RANK_CASES[1]
+    outs = []
+    for spoil in (None, {3: value}):
+        inputs = case.scaled().inputs()
+        outputs = case.scaled().outputs(inputs)
+        silu_mul(**inputs, **outputs, low_rank=case.low_rank(spoil=spoil))
+        outs.append(outputs["out_TF"])
+    mine = case.low_rank().slots_T == 3
+    assert not outs[1][mine].isfinite().all(1).any()
+    assert torch.equal(outs[0][~mine], outs[1][~mine])

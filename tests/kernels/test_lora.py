@@ -17,7 +17,8 @@ def apply(
 ) -> torch.Tensor:
     context.begin(np.asarray(row_slots))
     out = base.clone()
-    context.apply(0, "group", x, out, widths)
+    context.shrink(0, "group", x)
+    context.expand(0, "group", out, widths)
     return out
 
 
@@ -126,7 +127,8 @@ def test_nothing_happens_without_adapters() -> None:
     assert not context.active
     base = torch.randn(5, 8)
     out = base.clone()
-    context.apply(0, "group", torch.randn(5, 4), out, (8,))
+    context.shrink(0, "group", torch.randn(5, 4))
+    context.expand(0, "group", out, (8,))
     assert torch.equal(out, base)
 
 
@@ -138,7 +140,8 @@ def test_padding_rows_after_the_step_are_ignored() -> None:
     x, base = torch.randn(4, 64), torch.randn(4, 48)
     x[1:] = float("nan")
     out = base.clone()
-    context.apply(0, "group", x, out, (48,))
+    context.shrink(0, "group", x)
+    context.expand(0, "group", out, (48,))
     assert torch.equal(out[1:], base[1:])
     assert out[0].isfinite().all()
 
@@ -168,10 +171,12 @@ def test_expand_belongs_to_the_shrink_before_it() -> None:
 def test_refuses_what_does_not_fit() -> None:
     context = LoraContext(CASES[0].pool())
     context.begin(np.asarray([0, 0]))
+    context.shrink(0, "group", torch.zeros(2, 64))
     with pytest.raises(ValueError, match="widths"):
-        context.apply(0, "group", torch.zeros(2, 64), torch.zeros(2, 48), (40,))
+        context.expand(0, "group", torch.zeros(2, 48), (40,))
+    context.shrink(0, "group", torch.zeros(1, 64))
     with pytest.raises(ValueError, match="began with 2"):
-        context.apply(0, "group", torch.zeros(1, 64), torch.zeros(1, 48), (48,))
+        context.expand(0, "group", torch.zeros(1, 48), (48,))
 
 
 def test_work_groups_rows_by_slot() -> None:

@@ -1,0 +1,1 @@
+"""SiLU-and-multiply in Triton, with what adapters add."""
