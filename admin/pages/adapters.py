@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from adapters.catalogue import AdapterCatalogue, Shown
 from adapters.jobs.models import Job, JobStatus
 from adapters.jobs.repository import OPEN
-from adapters.jobs.service import JobService
+from adapters.jobs.service import CANCELLED, JobService
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
 from adapters.names import ModelName
 from admin import words
@@ -47,6 +47,7 @@ _STATES = {
     VersionState.DISABLED: State("Disabled", "off"),
     VersionState.DELETING: State("Deleted", "off"),
 }
+_PAUSED = State("Paused", "off")
 
 
 @dataclass(frozen=True)
@@ -114,9 +115,10 @@ class VersionRow:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why the newest version failed."""
+    """Why the newest version did not become ready."""
 
     version: int
+    was_cancelled: bool
     message: str
     field: str | None
     was_measured: bool
@@ -177,16 +179,19 @@ class AdaptersPage:
             self._catalogue.events(tenant_id, row.id, after=before, limit=EVENTS + 1),
         )
         works = [work_of(job) for job in jobs if job.status in OPEN]
+        paused = {work.version for work in works if work.is_paused}
         state = state_of(row, shown.version)
+        if shown.version is not None and shown.version.version in paused and state.tone == "busy":
+            state = _PAUSED
         return AdapterDetail(
             adapter=row,
             model=str(ModelName(row.base, row.name)),
             state=state,
             works=works,
-            versions=[_version_row(row, version) for version in versions[:MAX_VERSIONS]],
+            versions=[_version_row(row, one, one.version in paused) for one in versions[:MAX_VERSIONS]],
             has_more_versions=len(versions) > MAX_VERSIONS,
             refusal=_refusal(versions[0]) if versions else None,
-            events=events[:EVENTS],
+            events=_once(events[:EVENTS]),
             older_events=events[EVENTS - 1].id if len(events) > EVENTS else None,
             is_pending=bool(works) or any(_is_pending(version) for version in versions),
             announcement="; ".join([f"Adapter {state.word.lower()}", *(_spoken(work) for work in works)]),
@@ -260,7 +265,7 @@ def _row(shown: Shown, job: Job | None, last_event: AdapterEvent | None) -> Adap
     if job is not None and (version is None or job.version != version.version or state.tone != "busy"):
         on_its_way = f"version {job.version}: {work_of(job).headline.lower()}"
     elif job is not None and job.status == JobStatus.PAUSED:
-        state = State("Paused", "off")
+        state = _PAUSED
     return AdapterRow(
         id=adapter.id,
         name=adapter.name,
@@ -274,11 +279,12 @@ def _row(shown: Shown, job: Job | None, last_event: AdapterEvent | None) -> Adap
     )
 
 
-def _version_row(adapter: Adapter, version: AdapterVersion) -> VersionRow:
+def _version_row(adapter: Adapter, version: AdapterVersion, is_paused: bool) -> VersionRow:
     active = adapter.active_version == version.version
+    state = version_state(version)
     return VersionRow(
         version=version.version,
-        state=version_state(version),
+        state=_PAUSED if is_paused and state.tone == "busy" else state,
         is_active=active,
         may_activate=version.state == VersionState.READY and not active,
         rank=version.rank,
@@ -293,7 +299,22 @@ def _refusal(version: AdapterVersion) -> Refusal | None:
     if version.state != VersionState.FAILED:
         return None
     message = version.error or "It failed, and nobody said why."
-    return Refusal(version.version, message, version.error_field, version.calibration is not None)
+    return Refusal(
+        version=version.version,
+        was_cancelled=message == CANCELLED,
+        message=message,
+        field=version.error_field,
+        was_measured=version.calibration is not None,
+    )
+
+
+def _once(events: list[AdapterEvent]) -> list[AdapterEvent]:
+    """A job and its version fail with the same words: once is enough."""
+    return [
+        event
+        for place, event in enumerate(events)
+        if event.type != "job.failed" or event.message not in {near.message for near in events[:place][-2:]}
+    ]
 
 
 def _is_pending(version: AdapterVersion) -> bool:

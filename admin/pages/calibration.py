@@ -221,7 +221,7 @@ def _figures(measures: Mapping[str, Any]) -> Table:
                 gain,
             ]
         )
-    head = ["", "Nats per token", "Beside its reference", "Same likeliest token", "Gain over the base"]
+    head = ["Model", "Nats per token", "Beside its reference", "Same likeliest token", "Gain over the base"]
     return Table("What was measured, with intervals of 95 %", head, rows)
 
 

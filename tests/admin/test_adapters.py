@@ -9,7 +9,10 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from adapters.jobs.errors import JobFailed
+from adapters.jobs.service import fail
 from adapters.models import VersionState
+from adapters.versions import locked_version
 from db.base import new_id
 from tests.admin.conftest import PASSWORD, Site, csrf_token, sign_in
 from tests.admin.reports import finish_with_report, report_of
@@ -317,3 +320,58 @@ async def test_scripts_are_served_as_such(visitor: httpx.AsyncClient) -> None:
 async def test_it_is_to_serve_as_soon_as_it_is_ready_unless_unticked(visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     assert re.search(r'name="activate" checked', (await visitor.get("/adapters/new")).text)
+
+
+async def test_a_paused_version_and_a_cancelled_one_are_called_so(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    await sign_in(visitor)
+    made = await site.place.create("pirate")
+    here, job = f"/adapters/{made.adapter.id}", made.job_id
+    await act(visitor, here, f"{here}/jobs/{job}/pause")
+    assert (await visitor.get(here)).text.count('<span class="badge off">Paused</span>') == 2
+    assert "Paused" in row_of((await visitor.get("/adapters")).text, "pirate")
+    await act(visitor, here, f"{here}/jobs/{job}/cancel")
+    page = (await visitor.get(here)).text
+    assert "Version 1 was cancelled" in page
+    assert "Add the files again" in page
+    assert "data-pending" not in page
+
+
+async def test_the_words_of_a_failure_are_shown_once(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    made = await site.place.create("pirate")
+    assert made.job_id is not None
+    lease = await site.place.lease(made.job_id)
+    async with lease.write() as held:
+        _, version = await locked_version(held.session, held.job)
+        fail(held.session, held.job, version, JobFailed("adapter_invalid", "Rank 4 it is not.", "r"))
+    page = (await visitor.get(f"/adapters/{made.adapter.id}")).text
+    events = page[page.index('id="events"') :]
+    assert events.count("Rank 4 it is not.") == 1
+    assert "What is at fault: <code>r</code>" in page
+
+
+async def test_events_have_pages(
+    site: Site, visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("admin.pages.adapters.EVENTS", 2)
+    await sign_in(visitor)
+    made = await site.place.create("pirate")
+    first = (await visitor.get(f"/adapters/{made.adapter.id}")).text
+    assert "pirate is made." not in first
+    older = re.search(r'href="/console(/adapters/\w+\?before=\w+)"', first)
+    assert older is not None
+    assert "pirate is made." in (await visitor.get(older[1])).text
+    assert (await visitor.get(f"/adapters/{made.adapter.id}?before=<b>")).status_code == 404
+
+
+async def test_a_refusal_too_hands_over_the_rotated_session(
+    visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sign_in(visitor)
+    monkeypatch.setattr("admin.sessions.ROTATE_S", 0)
+    before = dict(visitor.cookies)
+    assert (await visitor.get("/adapters/nobody")).status_code == 404
+    assert dict(visitor.cookies) != before
+    assert (await visitor.get("/adapters")).status_code == 200

@@ -10,8 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from adapters.files.uploads import MAX_PART_BYTES
 from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
 from admin import upload_routes
+from api.app import _body_limits
+from api.deps import Limits
 from tests.admin.conftest import Site, csrf_token, sign_in
 from tests.support.onboarding import SAPLING, samples
 
@@ -194,6 +197,20 @@ async def test_nothing_is_taken_without_the_token(site: Site, script: Script) ->
         assert (await script.tell("/adapters/submit", weights="a", config="b")).status_code == 403
     assert await site.place.column("SELECT status FROM uploads") == ["pending"]
     assert await site.place.column("SELECT count(*) FROM upload_parts") == [0]
+
+
+def test_the_edge_lets_files_through_where_they_come_and_nowhere_else() -> None:
+    limits = _body_limits(Limits())
+    for path, large in (
+        ("/console/adapters/uploads/upload_1/parts", True),
+        ("/console/adapters/new", True),
+        ("/console/adapters/adp_1/versions/new", True),
+        ("/console/adapters/uploads", False),
+        ("/console/adapters/submit", False),
+        ("/console/sign-in", False),
+    ):
+        limit = limits.of({"method": "POST", "path": path})
+        assert (limit.max_bytes >= MAX_PART_BYTES) is large, path
 
 
 # Without scripts ------------------------------------------------------------------------------------------
