@@ -188,6 +188,7 @@ def _store_errors(key: str) -> Iterator[None]:
     try:
         yield
     except (exceptions.BaseError, OSError) as error:
-        if isinstance(error, exceptions.NotFoundError) and "NoSuchBucket" not in str(error):
+        absent = isinstance(error, exceptions.NotFoundError | FileNotFoundError)
+        if absent and "NoSuchBucket" not in str(error):
             raise ObjectNotFound(key) from None
         raise StorageUnavailable(f"{key}: {type(error).__name__}: {error}"[:500]) from error
