@@ -38,6 +38,8 @@ class Limits:
     """Waiting requests (choices). The last part of the queue is kept for the higher classes."""
     max_flex_tokens: int | None = None
     """Tokens of FLEX prompts computed in one step while a higher class has requests. None: no bound."""
+    flex_interval: int = 1
+    """In one of so many steps; in the others, one token of every FLEX prompt under way."""
     slot_patience_s: float = 2.0
     """How long an adapter waits for a slot before it claims one in use."""
     adapter_wait_s: float = 30.0
@@ -54,6 +56,8 @@ class Limits:
             )
         if self.max_flex_tokens is not None and self.max_flex_tokens < 1:
             raise ValueError(f"max_flex_tokens must be at least 1, not {self.max_flex_tokens}")
+        if self.flex_interval < 1:
+            raise ValueError(f"flex_interval must be at least 1, not {self.flex_interval}")
         if not self.slot_patience_s >= 0:
             raise ValueError(f"slot_patience_s must not be negative, not {self.slot_patience_s}")
         if not self.adapter_wait_s > 0:

@@ -97,6 +97,7 @@ def build_engine(
         max_rows=sizes.max_rows,
         max_waiting=settings.queue_limit,
         max_flex_tokens=settings.max_flex_tokens,
+        flex_interval=settings.flex_interval,
         adapter_wait_s=settings.adapter_wait_seconds,
     )
     construct = _gpu_parts if device.type == "cuda" else _cpu_parts

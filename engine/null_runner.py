@@ -199,6 +199,7 @@ def build_null_engine(
         max_rows=settings.max_rows,
         max_waiting=settings.queue_limit,
         max_flex_tokens=settings.max_flex_tokens,
+        flex_interval=settings.flex_interval,
         adapter_wait_s=settings.adapter_wait_seconds,
     )
     scheduler = Scheduler(

@@ -303,9 +303,12 @@ class Scheduler:
 
     def _flex_tokens(self) -> int:
         """Tokens of FLEX prompts that a step may compute: not all, where that would make others wait."""
-        bound, running, queue = self.limits.max_flex_tokens, self._running.requests, self.queue
+        limits, running, queue = self.limits, self._running.requests, self.queue
         others = (running and running[0].priority is not FLEX) or len(queue) > queue.num_waiting(FLEX)
-        return self.limits.max_batch_tokens if bound is None or not others else bound
+        if limits.max_flex_tokens is None or not others:
+            return limits.max_batch_tokens
+        # All at once and then not for a while: most steps of the others take no longer than without.
+        return 0 if self._step % limits.flex_interval else limits.max_flex_tokens
 
     def _plan(self, batch: Batch, prefill: _Shares, request: Request, budget: int) -> int:
         """Compute as many of a request's known tokens as the budget allows. Returns how many."""

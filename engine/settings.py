@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-FLEX_PART = 32
+FLEX_PART = 128
 """On a CPU a step of this part takes a few times as long as one that decodes; on a GPU hardly longer."""
 
 _MOVED = ("QUANTIZATION", "NUM_BLOCKS", "KV_BYTES", "NUM_SLOTS", "THREADS")
@@ -91,7 +91,9 @@ class EngineSettings(BaseSettings):
     """Tokens of one step, over all rows: longer prompts are prefilled in several."""
     flex_batch_tokens: Annotated[int | None, Field(ge=1)] = None
     """Of them, those that prompts of class FLEX may take while a higher class has requests: what a step takes
-    longer for them, others wait longer for each token. Unset: a thirty-second."""
+    longer for them, others wait longer for a token. Unset: one in 128, 16 at least."""
+    flex_interval: Annotated[int, Field(ge=1)] = 8
+    """They take it in one of so many steps."""
     context_length: Annotated[int | None, Field(ge=16)] = None
     """Prompt and completion together. Unset: what the base was trained for."""
     queue_limit: Annotated[int, Field(ge=1)] = 1024

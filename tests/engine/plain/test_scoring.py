@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from engine.protocol import PriorityClass, Usage
@@ -224,6 +226,22 @@ def test_beside_a_higher_class_flex_prompts_take_their_share_and_no_more(depth: 
     # A row's last token counts as any row's one: 6 where it comes beside a share.
     assert set(flex_tokens(engine)[1:30]) == {5, 6}, "never more, and never starved"
     assert engine.tokens("decoding") == alone(engine.submitted["decoding"])[0]
+    for number in range(6):
+        assert engine.scores[f"flex{number}"] == scored_of(engine.submitted[f"flex{number}"])
+
+
+def test_beside_a_higher_class_flex_prompts_take_their_share_in_one_of_many_steps(depth: int) -> None:
+    engine = Engine(num_blocks=200, max_flex_tokens=20, flex_interval=8, depth=depth)
+    engine.submit(submission("decoding", [60, 61], 40))
+    engine.step()
+    flood(engine)
+    engine.run()
+    engine.check_idle()
+    tokens = flex_tokens(engine)[1:40]
+    busy = [step for step, num_tokens in enumerate(tokens) if num_tokens > 2]
+    assert busy, "never starved"
+    assert {after - before for before, after in pairwise(busy)} == {8}
+    assert max(tokens) <= 22, "a share, and the last token of rows beside it"
     for number in range(6):
         assert engine.scores[f"flex{number}"] == scored_of(engine.submitted[f"flex{number}"])
 
