@@ -15,7 +15,7 @@ async function refresh() {
     try {
       const answer = await fetch(old.dataset.live || location.href, { headers: { accept: "text/html" } });
       if (answer.redirected) return location.reload();  // signed out meanwhile
-      if (answer.status === 404) return location.assign(new URL("..", location.href));
+      if (answer.status === 404) return location.assign(new URL("../adapters", location.href));  // deleted
       if (!answer.ok) throw new Error(String(answer.status));
       replace(old, await answer.text());
       wait = INTERVAL_MS;
@@ -29,9 +29,9 @@ async function refresh() {
 function replace(old, text) {
   const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("live");
   if (!fresh || old.querySelector(":popover-open") || fresh.outerHTML === old.outerHTML) return;
-  const focused = old.contains(document.activeElement) ? place(document.activeElement) : null;
+  const focused = old.contains(document.activeElement) ? place(document.activeElement) : "";
   old.replaceWith(fresh);
-  if (focused) fresh.querySelector(focused)?.focus({ preventScroll: true });
+  if (focused) (fresh.querySelector(focused) || beginning(fresh)).focus({ preventScroll: true });
   const heard = document.getElementById("heard");
   const said = fresh.dataset.announcement;
   if (heard && said && said !== old.dataset.announcement) heard.textContent = said;
@@ -42,7 +42,14 @@ function place(element) {
   if (element.id) return `#${CSS.escape(element.id)}`;
   if (element.form) return `form[action="${CSS.escape(element.form.getAttribute("action"))}"] button`;
   const href = element.getAttribute("href");
-  return href ? `a[href="${CSS.escape(href)}"]` : null;
+  return href ? `a[href="${CSS.escape(href)}"]` : "h1";
+}
+
+// Where to go on when what had the focus is no more.
+function beginning(part) {
+  const heading = part.querySelector("h1") || part;
+  heading.tabIndex = -1;
+  return heading;
 }
 
 setTimeout(refresh, INTERVAL_MS);
