@@ -7,8 +7,11 @@ Owns the paths, and that only admins delete. What pages show is `admin.pages`', 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -22,6 +25,9 @@ from admin.services import ConsoleServices
 
 _EVENT_ID = re.compile(r"[a-z]{3}_[0-9a-z]{20,40}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+# Charts and tables of a large model are long. Safe beside a token, since nothing of the request is in them:
+# whoever sees the length of the answer cannot try out what makes it shorter.
+_COMPRESSED = (Middleware(GZipMiddleware, minimum_size=4096),)
 
 
 class AdapterRoutes:
@@ -41,8 +47,8 @@ class AdapterRoutes:
             self._page("/adapters", self.show_list),
             self._page(adapter, self.show),
             self._page(f"{adapter}/live", self.show_live),
-            self._page(version, self.show_version),
-            self._page(f"{version}/report.json", self.download_report),
+            self._page(version, self.show_version, middleware=_COMPRESSED),
+            self._page(f"{version}/report.json", self.download_report, middleware=_COMPRESSED),
             self._action(f"{adapter}/rollback", self.rollback),
             self._action(f"{adapter}/disable", self.disable),
             self._action(f"{adapter}/enable", self.enable),
@@ -53,8 +59,8 @@ class AdapterRoutes:
             self._action(f"{adapter}/jobs/{{job}}/{{verb}}", self.steer),
         ]
 
-    def _page(self, path: str, serve: Serving) -> Route:
-        return Route(path, self._frame.serving(serve), methods=["GET"])
+    def _page(self, path: str, serve: Serving, middleware: Sequence[Middleware] = ()) -> Route:
+        return Route(path, self._frame.serving(serve), methods=["GET"], middleware=middleware)
 
     def _action(self, path: str, change: Changing) -> Route:
         return Route(path, self._frame.changing(change), methods=["POST"])

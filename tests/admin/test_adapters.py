@@ -36,7 +36,10 @@ async def two_ready_versions(place: Scene) -> str:
 
 async def test_an_empty_list_teaches(visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
-    page = (await visitor.get("/adapters")).text
+    answer = await visitor.get("/adapters")
+    page = answer.text
+    # The length of a page that shows something of the request must tell nothing of its token.
+    assert "content-encoding" not in answer.headers
     assert "Bring your first adapter" in page
     assert 'href="/console/adapters/new"' in page
     shown = html.unescape(page)
@@ -203,6 +206,7 @@ async def test_a_version_shows_its_report(site: Site, visitor: httpx.AsyncClient
     assert '<th scope="row">17</th>' in page  # the line of a sample, in the table beside the chart
     assert "model.layers.0.self_attn.q_proj" in page
     assert "too long, cut" in page
+    assert (await visitor.get(here)).headers["content-encoding"] == "gzip"
     document = await visitor.get(f"{here}/report.json")
     assert document.content == report.to_json()
     assert document.headers["content-disposition"] == 'attachment; filename="calibration-1.json"'
