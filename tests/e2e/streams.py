@@ -23,6 +23,13 @@ class Stream:
     usage: Any = None
     error: Exception | None = None
 
+    async def received(self, num_tokens: int, seconds: float = 30.0) -> None:
+        """Return once so many have arrived of a stream that is being read."""
+        async with asyncio.timeout(seconds):
+            while self.num_received < num_tokens:
+                assert self.error is None, self.error
+                await asyncio.sleep(0.005)
+
 
 async def read_stream(client: AsyncOpenAI, stream: Stream, **options: Any) -> Stream:
     """Ask and read into `stream` until it ends, whichever way."""
@@ -61,11 +68,7 @@ class Crowd:
 
     async def all_generating(self, num_tokens: int = 8, seconds: float = 30.0) -> None:
         """Return once every stream has received `num_tokens`; none may have ended."""
-        async with asyncio.timeout(seconds):
-            while any(one.num_received < num_tokens for one in self.streams):
-                for one in self.streams:
-                    assert one.error is None, one.error
-                await asyncio.sleep(0.005)
+        await asyncio.gather(*(one.received(num_tokens, seconds) for one in self.streams))
         assert not any(task.done() for task in self._tasks), (
             "a stream ended before anything could happen to it"
         )

@@ -1,0 +1,213 @@
+"""From an adapter's first byte to its first token, through everything a tenant goes through.
+
+    python -m benchmarks.onboarding --out F [--uploads N] [--large-rank 128]
+
+starts `rootstock up` twice: with Sapling, and with a larger base of random weights on which an adapter of
+that rank has about a hundred megabytes. Each adapter is sent with the stock client in parts, created, watched
+and asked one question as soon as it is ready. Nothing else runs. Every adapter has other bytes, so that
+nothing is known by its content.
+
+Owns the experiment. Refuses to know how uploads, jobs and the engine do their work: it sees what a client
+sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from openai import OpenAI
+
+from benchmarks.random_llama import Shape, write_adapter, write_base
+from benchmarks.report import write_report
+
+ROOT = Path(__file__).resolve().parent.parent
+SAPLING = ROOT / "examples" / "sapling" / "weights"
+LARGE = Shape(num_layers=8, hidden=1536, num_heads=12, num_kv_heads=4, intermediate=4096, vocab=2048)
+FILES = ("adapter_model.safetensors", "adapter_config.json")
+PART_BYTES = 16 << 20
+START_S = 300.0
+READY_S = 600.0
+POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Onboarding:
+    """One adapter's way, in seconds since its first byte was sent."""
+
+    bytes: int
+    uploaded_s: float
+    created_s: float
+    """The answer to `POST /v1/adapters`: refused would be known here."""
+    calibrating_s: float
+    """Inspected and packed."""
+    ready_s: float
+    first_token_s: float
+
+    @property
+    def without_calibration_s(self) -> float:
+        """To the first token, had there been nothing to measure."""
+        return self.first_token_s - (self.ready_s - self.calibrating_s)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--uploads", type=int, default=5, help="of Sapling's adapters")
+    parser.add_argument("--large-uploads", type=int, default=2)
+    parser.add_argument("--large-rank", type=int, default=128)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rs-onboarding-") as folder:
+        figures = {
+            "sapling": _sapling(Path(folder) / "sapling", arguments.uploads),
+            "large": _large(Path(folder) / "large", arguments.large_uploads, arguments.large_rank),
+        }
+    for name, figure in figures.items():
+        print(
+            f"{name}, {figure['megabytes']:.1f} MB: {figure['first_token_s']:.2f} s to the first token, "
+            f"{figure['calibration_s']:.2f} s of them calibration"
+        )
+    write_report(arguments.out, {"benchmark": "onboarding", **figures})
+    return 0
+
+
+def _sapling(folder: Path, uploads: int) -> dict[str, Any]:
+    """Its adapters under new names, each with one number changed in its last bit."""
+    folder.mkdir(parents=True)
+    sources = sorted(path.parent for path in (SAPLING / "adapters").glob("*/adapter_config.json"))
+    adapters = [
+        _variant(sources[number % len(sources)], folder / f"adapter-{number}", number)
+        for number in range(uploads)
+    ]
+    with serving(folder / "data", SAPLING / "base", "sapling", "int8") as (client, base):
+        return _summary([onboard(client, base, path) for path in adapters])
+
+
+def _large(folder: Path, uploads: int, rank: int) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    write_base(folder / "base", LARGE)
+    adapters = [folder / f"adapter-{number}" for number in range(uploads)]
+    for number, path in enumerate(adapters):
+        write_adapter(path, LARGE, rank, seed=number)
+    with serving(folder / "data", folder / "base", "large", "int8") as (client, base):
+        return _summary([onboard(client, base, path) for path in adapters]) | {"rank": rank}
+
+
+def _variant(source: Path, target: Path, number: int) -> Path:
+    shutil.copytree(source, target)
+    content = bytearray((source / FILES[0]).read_bytes())
+    content[-2 * (number + 1)] ^= 1  # the low byte of a bf16 number
+    (target / FILES[0]).write_bytes(content)
+    return target
+
+
+def _summary(runs: list[Onboarding]) -> dict[str, Any]:
+    """Medians, and every run: the first too, which pays for what the service loads at its first job."""
+    names = ("uploaded_s", "created_s", "calibrating_s", "ready_s", "first_token_s", "without_calibration_s")
+    figures: dict[str, Any] = {name: median(getattr(run, name) for run in runs) for name in names}
+    figures["calibration_s"] = median(run.ready_s - run.calibrating_s for run in runs)
+    figures["worst_first_token_s"] = max(run.first_token_s for run in runs)
+    figures["megabytes"] = max(run.bytes for run in runs) / 1e6
+    return figures | {"runs": [asdict(run) for run in runs]}
+
+
+def onboard(client: OpenAI, base: str, adapter: Path) -> Onboarding:
+    """Send one adapter and follow it to its first token. Raises RuntimeError when it fails."""
+    began = time.perf_counter()
+
+    def elapsed() -> float:
+        return time.perf_counter() - began
+
+    uploads = [_upload(client, adapter / name) for name in FILES]
+    uploaded = elapsed()
+    body = {"name": adapter.name, "base_model": base, "file_ids": uploads}
+    created = client.post("/adapters", body=body, cast_to=dict[str, Any])
+    answered = elapsed()
+    calibrating = 0.0
+    while True:
+        version = client.get(f"/adapters/{created['id']}/versions/1", cast_to=dict[str, Any])
+        state = version["state"]
+        if state != "validating" and not calibrating:
+            calibrating = elapsed()
+        if state == "ready":
+            break
+        if state == "failed" or elapsed() > READY_S:
+            raise RuntimeError(f"{adapter.name} is {state}: {version.get('error')}")
+        time.sleep(POLL_S)
+    ready = elapsed()
+    with client.completions.create(
+        model=f"{base}:{adapter.name}", prompt="Hello", max_tokens=1, stream=True
+    ) as stream:
+        next(iter(stream))
+        first_token = elapsed()
+    size = sum((adapter / name).stat().st_size for name in FILES)
+    return Onboarding(size, uploaded, answered, calibrating, ready, first_token)
+
+
+def _upload(client: OpenAI, path: Path) -> str:
+    purpose: Any = "adapter"  # the client's types know OpenAI's purposes only
+    upload = client.uploads.upload_file_chunked(
+        file=path, mime_type="application/octet-stream", purpose=purpose, part_size=PART_BYTES
+    )
+    assert upload.file is not None
+    return upload.file.id
+
+
+@contextmanager
+def serving(data: Path, base: Path, name: str, quantization: str) -> Iterator[tuple[OpenAI, str]]:
+    """`rootstock up` on a base, with one tenant: a client with its key, and the base's name."""
+    rootstock = (sys.executable, "-m", "cli.main")
+    log = (data.parent / "up.log").open("wb")
+    process = subprocess.Popen(
+        [
+            *(*rootstock, "up", "--base", str(base), "--base-name", name),
+            *("--quantization", quantization, "--port", "0", "--data", str(data)),
+        ],
+        cwd=ROOT,
+        stdout=log,
+        stderr=log,
+    )
+    try:
+        url = _wait_until_serving(process, data)
+
+        def operate(*arguments: str) -> str:
+            command = [*rootstock, *arguments, "--data", str(data)]
+            return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+        operate("tenant", "create", "bench")
+        key = operate("key", "create", "bench").split()[-1]
+        yield OpenAI(base_url=url, api_key=key), name
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        log.close()
+
+
+def _wait_until_serving(process: subprocess.Popen[bytes], data: Path) -> str:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError((data.parent / "up.log").read_text(errors="replace"))
+        try:
+            return str(json.loads((data / "serving.json").read_text())["base_url"])
+        except FileNotFoundError:
+            time.sleep(0.1)
+    raise RuntimeError(f"not serving after {START_S:.0f} s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

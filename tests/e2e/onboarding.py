@@ -1,0 +1,58 @@
+"""Adapters sent to a running stack with the stock client, as a tenant sends them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from examples.sapling import tasks
+from tests.e2e.stack import Stack
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+SAPLING = Path(tasks.__file__).parent / "weights" / "adapters"
+
+
+def sapling_adapter(name: str, folder: Path, number: int) -> Path:
+    """One of sapling's adapters, one weight changed in its last bit: other bytes, the same behaviour."""
+    shutil.copytree(SAPLING / name, folder)
+    content = bytearray((folder / WEIGHTS).read_bytes())
+    content[-2 * (number + 1)] ^= 1  # the low byte of a bf16 number
+    (folder / WEIGHTS).write_bytes(content)
+    return folder
+
+
+async def send_files(client: AsyncOpenAI, folder: Path) -> list[str]:
+    """Both files, in parts; their ids."""
+    purpose: Any = "adapter"
+    ids = []
+    for name in (WEIGHTS, CONFIG):
+        upload = await client.uploads.upload_file_chunked(
+            file=folder / name, mime_type="application/octet-stream", purpose=purpose, part_size=64 * 1024
+        )
+        assert upload.file is not None
+        ids.append(upload.file.id)
+    return ids
+
+
+async def create(
+    client: AsyncOpenAI, stack: Stack, name: str, file_ids: list[str], **more: Any
+) -> dict[str, Any]:
+    body = {"name": name, "base_model": stack.demo["base"], "file_ids": file_ids} | more
+    return await client.post("/adapters", body=body, cast_to=dict[str, Any])
+
+
+async def ready(
+    client: AsyncOpenAI, adapter_id: str, version: int = 1, seconds: float = 60.0
+) -> dict[str, Any]:
+    """The version once it is ready; fails when it fails."""
+    async with asyncio.timeout(seconds):
+        while True:
+            shown = await client.get(f"/adapters/{adapter_id}/versions/{version}", cast_to=dict[str, Any])
+            if shown["state"] == "ready":
+                return shown
+            assert shown["state"] in ("validating", "calibrating"), shown
+            await asyncio.sleep(0.05)
