@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from adapters import events
 from adapters.announcing import Announcer
+from adapters.copies import CALIBRATION_FILE
 from adapters.errors import AdapterNotFound, InvalidAdapter, VersionNotFound, VersionNotReady
 from adapters.files.models import Purpose
 from adapters.files.service import FileService
@@ -21,7 +22,7 @@ from adapters.names import InvalidModelName, ModelName, parse
 from adapters.objects import SOURCE_FILES, source_key
 from adapters.repository import AdapterRepository
 from adapters.storage import ObjectStore, StorageUnavailable
-from adapters.submission import CALIBRATION_FILE, Calibration
+from adapters.submission import Calibration
 from db.base import new_id
 from db.outbox import Outbox
 from db.session import Database

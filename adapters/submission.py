@@ -1,50 +1,38 @@
 """Making adapters and versions from uploaded files: copied, looked at, written down, handed to a worker.
 
-Owns the order: the copies come first and lie where nobody looks; then they are inspected; then one
-transaction makes the version, its job and the message that starts it. Whatever ends it before that leaves
-copies that no row names: they are removed here, or by the sweep (`deletion`) when this process was killed or
-cannot tell whether the transaction was committed. Refuses to know HTTP, and what the job does.
+Owns the order: the copies (`copies`) come first, inspected; then one transaction makes the version, its job
+and the message that starts it. A version whose uploads are still pending is made at once and waits for them
+(`awaiting`). Refuses to know HTTP, and what the job does.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
-
-import structlog
 
 from adapters import events
 from adapters.announcing import Announcer
+from adapters.awaiting import AwaitedUploads, awaited, hold_uploads, kind_of
 from adapters.catalogue import name_of
+from adapters.copies import CALIBRATION_FILE, Copies, SourceCopies
 from adapters.errors import AdapterLimitReached, AdapterNotFound, InvalidAdapter
 from adapters.files.models import Purpose, StoredFile
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
-from adapters.inspection import Sandbox
+from adapters.jobs.models import AWAITED
+from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import queue_job
 from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.names import MAX_DESCRIPTION, ModelName, checked_part, checked_text
-from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE, source_key
+from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
 from adapters.repository import AdapterRepository
-from adapters.storage import ObjectNotFound, ObjectStore, StorageUnavailable, StoredObject
 from db.base import new_id
-from db.errors import DatabaseUnavailable
 from db.outbox import Outbox
 from db.session import Database, WriteSession
 from tenants.errors import NameTaken
 from tenants.views import PlanView
 
-log = structlog.get_logger(__name__)
-
-WHOLE_INSPECTION = 32 << 20
-"""Bytes of both files up to which all values are read before the answer; the job reads them in any case."""
-HEADER_READ = (1 << 20) + 8
-"""Bytes of a larger file that hold its header, or show that it has none."""
-CALIBRATION_FILE = "calibration.jsonl"
 DTYPES = ("auto", "bfloat16", "float8_e4m3")
 Dtype = Literal["auto", "bfloat16", "float8_e4m3"]
 
@@ -89,11 +77,13 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Copies:
-    """A version's files under their own keys."""
+class _Meant:
+    """What a version is to be made of, found."""
 
-    sources: dict[str, dict[str, Any]]
-    calibration: dict[str, Any] | None
+    files: Mapping[str, StoredFile]
+    """To be copied now, by what they are."""
+    uploads: Mapping[str, str]
+    """To be waited for, by what they will be; empty when the files are there."""
 
 
 class AdapterSubmission:
@@ -103,24 +93,21 @@ class AdapterSubmission:
         self,
         database: Database,
         announcer: Announcer,
-        store: ObjectStore,
         files: FileService,
         uploads: UploadService,
-        sandbox: Sandbox,
+        copies: SourceCopies,
+        waiting: AwaitedUploads,
         outbox: Outbox,
         base: str,
-        base_config: Path,
     ) -> None:
-        """`base_config`: the base's `config.json`."""
         self._database = database
         self._announcer = announcer
-        self._store = store
         self._files = files
         self._uploads = uploads
-        self._sandbox = sandbox
+        self._copies = copies
+        self._waiting = waiting
         self._outbox = outbox
         self._base = base
-        self._base_config = base_config
 
     async def create(
         self,
@@ -138,7 +125,7 @@ class AdapterSubmission:
         checked_text("description", description or "", MAX_DESCRIPTION)
         async with self._database.read() as session:
             await self._refuse(AdapterRepository(session, caller.tenant_id), caller.plan, name)
-        files = await self._files_of(caller.tenant_id, submission)
+        meant = await self._meant(caller.tenant_id, submission)
         adapter = Adapter(
             id=new_id("adp"),
             tenant_id=caller.tenant_id,
@@ -148,16 +135,20 @@ class AdapterSubmission:
             created_by=caller.created_by,
         )
         async with (
-            self._copied(caller.tenant_id, adapter.id, files) as copies,
+            self._copies.made(caller.tenant_id, adapter.id, meant.files) as copies,
             self._database.write() as session,
         ):
+            await hold_uploads(session, caller.tenant_id, meant.uploads.values())
             repository = AdapterRepository(session, caller.tenant_id)
             await repository.hold_tenant()
             await self._refuse(repository, caller.plan, name)
             repository.add_own(adapter)
             await session.flush()
             events.record(session, caller.tenant_id, adapter.id, "adapter.created", f"{name} is made.")
-            version, job_id = await self._add(session, caller, adapter, copies, submission, base_digest)
+            version, job_id = await self._add(
+                session, caller, adapter, copies, meant.uploads, submission, base_digest
+            )
+        await self._arrived_meanwhile(caller.tenant_id, meant)
         return Submitted(adapter, version, job_id, created=True)
 
     async def add_version(
@@ -172,25 +163,73 @@ class AdapterSubmission:
         if found is None:
             raise AdapterNotFound(adapter)
         adapter_id = found.id
-        files = await self._files_of(caller.tenant_id, submission)
-        wanted = {name: files[name].sha256 for name in SOURCE_FILES}
+        meant = await self._meant(caller.tenant_id, submission)
+        if meant.uploads:
+            return await self._add_waiting(caller, adapter, adapter_id, meant, submission, base_digest)
+        wanted = {name: meant.files[name].sha256 for name in SOURCE_FILES}
         known = await self._known(caller, adapter_id, wanted, submission.activate)
         if known is not None:
             return known
-        async with self._copied(caller.tenant_id, adapter_id, files) as copies:
+        async with self._copies.made(caller.tenant_id, adapter_id, meant.files) as copies:
             async with self._database.write() as session:
                 repository = AdapterRepository(session, caller.tenant_id)
                 row = await repository.lock(ModelName(adapter_id=adapter_id))
                 if row is None:
                     raise AdapterNotFound(adapter)
                 if await repository.version_from(adapter_id, wanted) is None:
-                    version, job_id = await self._add(session, caller, row, copies, submission, base_digest)
+                    version, job_id = await self._add(
+                        session, caller, row, copies, {}, submission, base_digest
+                    )
                     return Submitted(row, version, job_id, created=True)
-            await self._discard(copies)  # somebody was faster with the very same files
+            await self._copies.discard(copies)  # somebody was faster with the very same files
         known = await self._known(caller, adapter_id, wanted, submission.activate)
         if known is None:
             raise AdapterNotFound(adapter)
         return known
+
+    async def _add_waiting(
+        self,
+        caller: Caller,
+        asked: str,
+        adapter_id: str,
+        meant: _Meant,
+        submission: Submission,
+        base_digest: str,
+    ) -> Submitted:
+        """The adapter's next version, which waits for its files; the one that waits for them already."""
+        async with self._copies.made(caller.tenant_id, adapter_id, meant.files) as copies:
+            async with self._database.write() as session:
+                await hold_uploads(session, caller.tenant_id, meant.uploads.values())
+                repository = AdapterRepository(session, caller.tenant_id)
+                row = await repository.lock(ModelName(adapter_id=adapter_id))
+                if row is None:
+                    raise AdapterNotFound(asked)
+                known = await self._waiting_for(session, row, meant.uploads)
+                if known is None:
+                    version, job_id = await self._add(
+                        session, caller, row, copies, meant.uploads, submission, base_digest
+                    )
+                else:
+                    version, job_id = known, None
+                    known.activate = known.activate or submission.activate
+            if known is not None:
+                await self._copies.discard(copies)
+        await self._arrived_meanwhile(caller.tenant_id, meant)
+        return Submitted(row, version, job_id, created=known is None)
+
+    async def _waiting_for(
+        self, session: WriteSession, adapter: Adapter, uploads: Mapping[str, str]
+    ) -> AdapterVersion | None:
+        """The version of a locked adapter that waits for these very uploads."""
+        for job in await JobRepository(session, adapter.tenant_id).awaiting(uploads[WEIGHTS_FILE]):
+            if job.adapter_id == adapter.id and job.parameters[AWAITED] == uploads:
+                return await AdapterRepository(session, adapter.tenant_id).version(adapter.id, job.version)
+        return None
+
+    async def _arrived_meanwhile(self, tenant_id: str, meant: _Meant) -> None:
+        """Uploads may have been completed before anybody could see that something waits for them."""
+        if meant.uploads:
+            await self._waiting.completed(tenant_id, meant.uploads[WEIGHTS_FILE])
 
     # The request ------------------------------------------------------------------------------------------
 
@@ -200,34 +239,40 @@ class AdapterSubmission:
         if await repository.count() >= plan.max_adapters:
             raise AdapterLimitReached(plan.max_adapters)
 
-    async def _files_of(self, tenant_id: str, submission: Submission) -> dict[str, StoredFile]:
-        """The files meant, by what they are."""
+    async def _meant(self, tenant_id: str, submission: Submission) -> _Meant:
         if (submission.file_ids is None) == (submission.upload_ids is None):
             raise InvalidAdapter("file_ids", "give either file_ids or upload_ids, with both files")
         param, file_ids = "file_ids", submission.file_ids
+        found: dict[str, StoredFile] = {}
+        calibration_id = submission.calibration.file_id
         if submission.upload_ids is not None:
+            uploads = await awaited(self._uploads, tenant_id, submission.upload_ids)
+            if uploads is not None:
+                return _Meant(await self._samples(tenant_id, calibration_id), uploads)
             param, file_ids = "upload_ids", await self._uploaded(tenant_id, submission.upload_ids)
         assert file_ids is not None
-        found: dict[str, StoredFile] = {}
         for file_id in file_ids:
             file = await self._files.get(tenant_id, file_id)
             if file.purpose != Purpose.ADAPTER:
                 raise InvalidAdapter(param, f"{file_id} was uploaded for the purpose '{file.purpose}'")
-            kind = CONFIG_FILE if file.filename.lower().endswith(".json") else WEIGHTS_FILE
+            kind = kind_of(file.filename)
             if kind in found:
                 raise InvalidAdapter(param, f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
             found[kind] = file
         if len(found) != len(SOURCE_FILES):
             raise InvalidAdapter(param, f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
-        calibration_id = submission.calibration.file_id
-        if calibration_id is not None:
-            file = await self._files.get(tenant_id, calibration_id)
-            if file.purpose != Purpose.CALIBRATION:
-                raise InvalidAdapter(
-                    "calibration.file_id", f"{calibration_id} was uploaded for the purpose '{file.purpose}'"
-                )
-            found[CALIBRATION_FILE] = file
-        return found
+        return _Meant(found | await self._samples(tenant_id, calibration_id), {})
+
+    async def _samples(self, tenant_id: str, file_id: str | None) -> dict[str, StoredFile]:
+        """The tenant's own samples, if any."""
+        if file_id is None:
+            return {}
+        file = await self._files.get(tenant_id, file_id)
+        if file.purpose != Purpose.CALIBRATION:
+            raise InvalidAdapter(
+                "calibration.file_id", f"{file_id} was uploaded for the purpose '{file.purpose}'"
+            )
+        return {CALIBRATION_FILE: file}
 
     async def _uploaded(self, tenant_id: str, upload_ids: Sequence[str]) -> list[str]:
         file_ids = []
@@ -254,72 +299,6 @@ class AdapterSubmission:
                 found.activate = True
         return Submitted(adapter, found, None, created=False)
 
-    # Copies -----------------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _copied(
-        self, tenant_id: str, adapter_id: str, files: Mapping[str, StoredFile]
-    ) -> AsyncIterator[_Copies]:
-        """The files under keys of their own, inspected; gone again when the block fails."""
-        source_id = new_id("src")
-        keys = {name: source_key(tenant_id, adapter_id, source_id, name) for name in files}
-        try:
-            made = {name: await self._copy(file, keys[name]) for name, file in files.items()}
-            await self._inspect(files, keys)
-            described = {
-                name: {
-                    "key": stored.key,
-                    "size": stored.size,
-                    "sha256": files[name].sha256,
-                    "filename": files[name].filename,
-                    "file_id": files[name].id,
-                }
-                for name, stored in made.items()
-            }
-            calibration = described.pop(CALIBRATION_FILE, None)
-            yield _Copies(described, calibration)
-        except DatabaseUnavailable:
-            raise
-        except Exception:
-            await self._remove(keys.values())
-            raise
-
-    async def _copy(self, file: StoredFile, key: str) -> StoredObject:
-        try:
-            return await self._store.copy(file.object_key, key)
-        except ObjectNotFound:
-            # Deleted since it was looked up: says so, unless the row is there and its object is not.
-            await self._files.get(file.tenant_id, file.id)
-            raise
-
-    async def _discard(self, copies: _Copies) -> None:
-        kept = [source["key"] for source in copies.sources.values()]
-        await self._remove([*kept, *([copies.calibration["key"]] if copies.calibration else [])])
-
-    async def _remove(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            with contextlib.suppress(StorageUnavailable):  # then the sweep does it
-                await self._store.delete(key)
-
-    async def _inspect(self, files: Mapping[str, StoredFile], keys: Mapping[str, str]) -> None:
-        """All of it where that is quick; of a large file the header, which shows all but its values."""
-        whole = sum(files[name].size for name in SOURCE_FILES) <= WHOLE_INSPECTION
-        self._store.scratch.mkdir(parents=True, exist_ok=True)
-        weights, config = (self._store.scratch / new_id("look") for _ in SOURCE_FILES)
-        try:
-            await self._store.fetch(keys[CONFIG_FILE], config, sha256=files[CONFIG_FILE].sha256)
-            if whole:
-                await self._store.fetch(keys[WEIGHTS_FILE], weights, sha256=files[WEIGHTS_FILE].sha256)
-            else:
-                with weights.open("wb") as file:
-                    async for piece in self._store.get(keys[WEIGHTS_FILE], start=0, length=HEADER_READ):
-                        file.write(piece)
-                    file.truncate(files[WEIGHTS_FILE].size)  # the rest is a hole that takes no room
-            await self._sandbox.inspect(weights, config, self._base_config, values=whole)
-        finally:
-            for path in (weights, config):
-                path.unlink(missing_ok=True)
-
     # Rows -------------------------------------------------------------------------------------------------
 
     async def _add(
@@ -327,11 +306,12 @@ class AdapterSubmission:
         session: WriteSession,
         caller: Caller,
         adapter: Adapter,
-        copies: _Copies,
+        copies: Copies,
+        uploads: Mapping[str, str],
         submission: Submission,
         base_digest: str,
     ) -> tuple[AdapterVersion, str]:
-        """The next version of an adapter that is locked or new, and its job."""
+        """The next version of an adapter that is locked or new, and its job. With `uploads`, both wait."""
         repository = AdapterRepository(session, caller.tenant_id)
         version = AdapterVersion(
             adapter_id=adapter.id,
@@ -340,17 +320,18 @@ class AdapterSubmission:
             base_digest=base_digest,
             sources=copies.sources,
             activate=submission.activate,
-            state=VersionState.VALIDATING,
+            state=VersionState.UPLOADING if uploads else VersionState.VALIDATING,
             created_by=caller.created_by,
         )
         repository.add_own(version)
         await session.flush()
+        made_of = ", ".join(sorted(copies.sources or uploads))
         events.record(
             session,
             caller.tenant_id,
             adapter.id,
             "version.created",
-            f"Version {version.version} is made of {', '.join(sorted(copies.sources))}.",
+            f"Version {version.version} {'waits for' if uploads else 'is made of'} {made_of}.",
             version=version.version,
         )
         job = await queue_job(
@@ -359,14 +340,14 @@ class AdapterSubmission:
             tenant_id=caller.tenant_id,
             adapter_id=adapter.id,
             version=version.version,
-            parameters=_parameters(copies, submission.calibration),
+            parameters=_parameters(copies, submission.calibration) | ({AWAITED: uploads} if uploads else {}),
             created_by=caller.created_by,
         )
         self._announcer.changed(session, caller.tenant_id)
         return version, job.id
 
 
-def _parameters(copies: _Copies, calibration: Calibration) -> dict[str, Any]:
+def _parameters(copies: Copies, calibration: Calibration) -> dict[str, Any]:
     """What the job is told: only what differs from the default."""
     parameters: dict[str, Any] = {}
     if copies.calibration is not None:

@@ -13,7 +13,9 @@ from pathlib import Path
 import redis.asyncio
 
 from adapters.announcing import Announcer
+from adapters.awaiting import AwaitedUploads
 from adapters.catalogue import AdapterCatalogue
+from adapters.copies import SourceCopies
 from adapters.deletion import AdapterDeletion
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
@@ -36,6 +38,7 @@ class Onboarding:
 
     store: ObjectStore
     submission: AdapterSubmission
+    waiting: AwaitedUploads
     catalogue: AdapterCatalogue
     adapters: AdapterService
     deletion: AdapterDeletion
@@ -72,19 +75,22 @@ async def open_onboarding(
         await pinning.start()
         opened.push_async_callback(pinning.close)
         announcer = Announcer(redis_client, pinning)
+        copies = SourceCopies(store, files, sandbox, base_config)
+        waiting = AwaitedUploads(database, announcer, uploads, copies, outbox)
+        uploads.follower = waiting
         yield Onboarding(
             store=store,
             submission=AdapterSubmission(
                 database,
                 announcer,
-                store,
                 files,
                 uploads,
-                sandbox,
+                copies,
+                waiting,
                 outbox,
                 base,
-                base_config,
             ),
+            waiting=waiting,
             catalogue=AdapterCatalogue(database, base),
             adapters=AdapterService(database, redis_client, base, pinning),
             deletion=AdapterDeletion(database, redis_client, base, pinning),

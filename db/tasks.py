@@ -26,6 +26,7 @@ QUEUES = (QUEUE, JOBS_QUEUE)
 
 SWEEP_STORAGE = "adapters.sweep_storage"
 PURGE_DELETED = "adapters.purge_deleted"
+SETTLE_UPLOADS = "adapters.settle_uploads"
 RUN_JOB = "adapters.run_job"
 RUN_JOB_EXPIRES = 120.0
 """Seconds after which a message that nobody took is dropped unrun. Whoever waits for the job sends another by
@@ -44,6 +45,7 @@ ROUTES: dict[str, Route] = {
     RUN_JOB: Route(JOBS_QUEUE, RUN_JOB_EXPIRES),
     SWEEP_STORAGE: Route(JOBS_QUEUE),
     PURGE_DELETED: Route(JOBS_QUEUE),
+    SETTLE_UPLOADS: Route(JOBS_QUEUE),
 }
 """Tasks that do not go to `QUEUE` for good."""
 

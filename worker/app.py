@@ -17,6 +17,7 @@ from db.tasks import (
     QUEUE,
     QUEUES,
     ROUTES,
+    SETTLE_UPLOADS,
     SWEEP_STORAGE,
     Route,
     broker_url,
@@ -80,6 +81,7 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         SWEEP_JOBS: settings.sweep_interval,
         SWEEP_STORAGE: HOUR,
         PURGE_DELETED: 60.0,
+        SETTLE_UPLOADS: 30.0,
     }
     return {
         task: {

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Protocol
 
 from adapters.files.description import FileDescription, describe
 from adapters.files.errors import (
@@ -29,7 +30,7 @@ from adapters.inspection.errors import InspectionRefused
 from adapters.storage.objects import ObjectStore, joined
 from adapters.storage.receiving import Received
 from db.base import new_id
-from db.session import Database
+from db.session import Database, WriteSession
 
 MAX_PART_BYTES = 64 * 1024 * 1024
 MAX_PARTS = 10_000
@@ -53,6 +54,18 @@ class UploadState:
         return self.upload.file_id
 
 
+class Follower(Protocol):
+    """Whoever waits for uploads to become files."""
+
+    async def completed(self, tenant_id: str, upload_id: str) -> None:
+        """It is a file, and that is committed. Perhaps it was told before. Outages are the follower's own."""
+        ...
+
+    async def ended(self, session: WriteSession, upload: Upload, refused: InspectionRefused | None) -> None:
+        """It is cancelled, in this transaction, in which it is locked; because it was `refused`, if so."""
+        ...
+
+
 class UploadService:
     """Uploads on one object store.
 
@@ -68,6 +81,8 @@ class UploadService:
         self._max_pending = max_pending
         self._completing: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()
+        self.follower: Follower | None = None
+        """Told of uploads that end. Made after this service, which it uses."""
 
     async def create(
         self,
@@ -178,6 +193,14 @@ class UploadService:
             inspection's InspectionRefused: the file is none of an adapter's. The upload is cancelled.
             StorageUnavailable, DatabaseUnavailable
         """
+        state = await self._complete(tenant_id, upload_id, part_ids, md5)
+        if self.follower is not None:
+            await self.follower.completed(tenant_id, upload_id)
+        return state
+
+    async def _complete(
+        self, tenant_id: str, upload_id: str, part_ids: Sequence[str], md5: str | None
+    ) -> UploadState:
         async with self._one_at_a_time(upload_id):
             state = await self.get(tenant_id, upload_id)
             if state.upload.status == UploadStatus.COMPLETED:
@@ -200,8 +223,8 @@ class UploadService:
                 raise InvalidFile("md5", f"the parts' MD5 in this order is {received.md5}")
             try:
                 file = await self._intake.keep(tenant_id, state.upload.created_by, said, received)
-            except InspectionRefused:
-                await self.cancel(tenant_id, upload_id)
+            except InspectionRefused as refused:
+                await self._cancel(tenant_id, upload_id, refused)
                 raise
             return await self._completed(tenant_id, upload_id, file)
 
@@ -209,15 +232,22 @@ class UploadService:
         """Take no more parts and drop those there are. Cancelling again changes nothing. Raises
         UploadNotFound, UploadNotPending.
         """
+        return await self._cancel(tenant_id, upload_id)
+
+    async def _cancel(
+        self, tenant_id: str, upload_id: str, refused: InspectionRefused | None = None
+    ) -> UploadState:
         async with self._database.write() as session:
             repository = FileRepository(session, tenant_id)
             upload = await repository.upload(upload_id, lock=True)
             if upload is None:
                 raise UploadNotFound(upload_id)
-            status = _status(upload)
+            status = status_of(upload)
             if status not in (UploadStatus.PENDING, UploadStatus.CANCELLED):
                 raise UploadNotPending(upload_id, status)
             upload.status = UploadStatus.CANCELLED
+            if self.follower is not None:
+                await self.follower.ended(session, upload, refused)
         await self._drop_parts(tenant_id, upload_id)
         return UploadState(upload, [], None)
 
@@ -227,7 +257,7 @@ class UploadService:
             async with self._database.write() as session:
                 repository = FileRepository(session, tenant_id)
                 upload = await repository.upload(upload_id, lock=True)
-                if upload is None or _status(upload) != UploadStatus.PENDING:
+                if upload is None or status_of(upload) != UploadStatus.PENDING:
                     raise UploadNotPending(upload_id, upload.status if upload else UploadStatus.CANCELLED)
                 upload.status, upload.file_id = UploadStatus.COMPLETED, file.id
                 repository.add_own(file)
@@ -258,7 +288,7 @@ class UploadService:
         if upload is None:
             raise UploadNotFound(upload_id)
         repository.session.expunge(upload)
-        upload.status = _status(upload)
+        upload.status = status_of(upload)
         file = await repository.file(upload.file_id, now()) if upload.file_id is not None else None
         pending = upload.status == UploadStatus.PENDING
         return UploadState(upload, await repository.parts(upload_id) if pending else [], file)
@@ -270,8 +300,8 @@ class UploadService:
         upload = await repository.upload(upload_id, lock=lock)
         if upload is None:
             raise UploadNotFound(upload_id)
-        if _status(upload) != UploadStatus.PENDING:
-            raise UploadNotPending(upload_id, _status(upload))
+        if status_of(upload) != UploadStatus.PENDING:
+            raise UploadNotPending(upload_id, status_of(upload))
         limit = 2 * upload.size + MAX_PART_BYTES
         if await repository.part_bytes(upload_id) + size > limit:
             raise FileTooLarge("data", limit)
@@ -290,7 +320,7 @@ class UploadService:
                 del self._waiting[upload_id], self._completing[upload_id]
 
 
-def _status(upload: Upload) -> UploadStatus:
+def status_of(upload: Upload) -> UploadStatus:
     """As of now: the sweep writes down later that an upload has expired."""
     if upload.status == UploadStatus.PENDING and upload.expires_at <= now():
         return UploadStatus.EXPIRED

@@ -13,11 +13,16 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.base import Base
 from db.repository import TenantOwned
 
+AWAITED = "uploads"
+"""Among a job's parameters while its version waits for its files: the ids of their uploads, by what they will
+be."""
+
 
 class JobStatus(StrEnum):
     """In the words of OpenAI's fine-tuning jobs."""
 
     VALIDATING_FILES = "validating_files"
+    """Its version's files are still being uploaded: no worker takes it."""
     QUEUED = "queued"
     RUNNING = "running"
     PAUSED = "paused"

@@ -15,13 +15,16 @@ from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.events import Level, record
-from adapters.jobs.models import Job, JobStatus
+from adapters.jobs.models import AWAITED, Job, JobStatus
 from adapters.models import Adapter, AdapterVersion
+from adapters.objects import SOURCE_FILES
 from db.repository import TenantRepository
 
-UNFINISHED = (JobStatus.VALIDATING_FILES, JobStatus.QUEUED, JobStatus.RUNNING)
+UNFINISHED = (JobStatus.QUEUED, JobStatus.RUNNING)
 """A worker has them, or should have."""
-OPEN = (*UNFINISHED, JobStatus.PAUSED)
+WAITING = (JobStatus.VALIDATING_FILES, JobStatus.PAUSED)
+"""No worker shall have them."""
+OPEN = (*UNFINISHED, *WAITING)
 
 
 def later(seconds: float) -> ColumnElement[datetime]:
@@ -86,6 +89,12 @@ class JobRepository(TenantRepository):
             query = query.where(Job.version == version)
         return list((await self.session.execute(query.order_by(Job.id).with_for_update())).scalars())
 
+    async def awaiting(self, upload_id: str, *, lock: bool = False) -> list[Job]:
+        """Jobs whose versions wait for the upload, paused ones too."""
+        query = self.select_own(Job).where(Job.status.in_(WAITING), _awaits(upload_id))
+        query = query.order_by(Job.id)
+        return list((await self.session.execute(query.with_for_update() if lock else query)).scalars())
+
     async def adapters(self, adapter_ids: Collection[str]) -> list[Adapter]:
         """Those of them that are not deleted."""
         query = self.select_own(Adapter).where(Adapter.id.in_(adapter_ids), Adapter.deleted_at.is_(None))
@@ -142,6 +151,11 @@ class JobLeases:
         )
         return (await self._session.execute(claimed)).scalar_one_or_none()
 
+    async def awaiting(self, after: str, limit: int) -> list[Job]:
+        """Jobs whose versions wait for uploads, paused ones too, beyond the job `after`."""
+        query = select(Job).where(Job.status.in_(WAITING), Job.parameters.has_key(AWAITED), Job.id > after)
+        return list((await self._session.execute(query.order_by(Job.id).limit(limit))).scalars())
+
     async def owner(self, job_id: str) -> str | None:
         """Who holds the job, alive or not."""
         query = select(Job.lease_owner).where(Job.id == job_id, Job.status == JobStatus.RUNNING)
@@ -179,3 +193,8 @@ class JobLeases:
             .with_for_update(skip_locked=True)
         )
         return (await self._session.execute(query)).scalars().all()
+
+
+def _awaits(upload_id: str) -> ColumnElement[bool]:
+    either = [Job.parameters[AWAITED][name].as_string() == upload_id for name in SOURCE_FILES]
+    return or_(*either)

@@ -15,7 +15,7 @@ from sqlalchemy import func
 
 from adapters.events import MAX_PAGE, POLL_INTERVAL, SETTLED_AFTER, EventRepository
 from adapters.jobs.errors import JobFailed, JobFinished, JobNotFound, JobUnfinished
-from adapters.jobs.models import Job, JobStatus
+from adapters.jobs.models import AWAITED, Job, JobStatus
 from adapters.jobs.repository import OPEN, JobRepository, later, tell
 from adapters.models import AdapterEvent, AdapterVersion, VersionState
 from adapters.names import ModelName
@@ -38,7 +38,8 @@ async def queue_job(
     parameters: dict[str, Any],
     created_by: str | None,
 ) -> Job:
-    """Add a job of a version to the transaction that makes, or has locked, the version.
+    """Add a job of a version to the transaction that makes, or has locked, the version. One whose parameters
+    name uploads waits until it is put into the queue.
 
     Raises JobUnfinished when the version has one.
     """
@@ -51,17 +52,20 @@ async def queue_job(
         tenant_id=tenant_id,
         adapter_id=adapter_id,
         version=version,
-        status=JobStatus.QUEUED,
+        status=JobStatus.VALIDATING_FILES,
         parameters=parameters,
         created_by=created_by,
     )
     jobs.add_own(job)
-    tell(session, job, "job.created", "The job is in the queue.")
-    _enqueue(session, outbox, job)
+    if AWAITED in parameters:
+        tell(session, job, "job.created", "The job waits for the files to be uploaded.")
+    else:
+        tell(session, job, "job.created", "The job is in the queue.")
+        enqueue(session, outbox, job)
     return job
 
 
-def _enqueue(session: WriteSession, outbox: Outbox, job: Job) -> None:
+def enqueue(session: WriteSession, outbox: Outbox, job: Job) -> None:
     """Have a worker take the job; should the message be lost, the sweep sends another."""
     job.status = JobStatus.QUEUED
     job.lease_owner = None
@@ -196,10 +200,13 @@ class JobService:
         async with self._database.write() as session:
             job = await _found(session, tenant_id, job_id, lock=True)
             _refuse_finished(job)
-            if job.status == JobStatus.PAUSED:
+            if job.status == JobStatus.PAUSED and AWAITED in job.parameters:
+                job.status = JobStatus.VALIDATING_FILES
+                tell(session, job, "job.resumed", "The job waits for the files to be uploaded.")
+            elif job.status == JobStatus.PAUSED:
                 job.attempts = 0
                 tell(session, job, "job.resumed", "The job is in the queue again.")
-                _enqueue(session, self._outbox, job)
+                enqueue(session, self._outbox, job)
             elif job.wanted == "pause":
                 job.wanted = None
                 tell(session, job, "job.resumed", "The job goes on.")

@@ -224,6 +224,8 @@ def work_of(job: Job) -> Work:
         headline, hint = "Pausing", "The worker keeps what it has done and stops at the next step."
     elif paused:
         headline, hint = "Paused", "What is done is kept. Resume when you like."
+    elif job.status == JobStatus.VALIDATING_FILES:
+        headline, hint = "Waiting for the files", "It starts when the last upload is completed."
     elif job.status == JobStatus.QUEUED or place < 0:
         headline, hint = "Waiting for a worker", "It starts by itself."
     else:

@@ -189,7 +189,7 @@ async def test_values_that_the_answer_did_not_look_at_are_refused_by_the_job(
     import torch
     from safetensors.torch import load_file, save_file
 
-    monkeypatch.setattr("adapters.submission.WHOLE_INSPECTION", 0)
+    monkeypatch.setattr("adapters.copies.WHOLE_INSPECTION", 0)
     folder = tmp_path / "broken"
     shutil.copytree(SAPLING / "adapters" / "pirate", folder)
     tensors = load_file(folder / WEIGHTS_FILE)

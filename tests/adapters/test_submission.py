@@ -150,8 +150,8 @@ async def test_what_inspection_refuses_leaves_nothing_but_its_files(place: Scene
 async def test_a_large_adapter_is_inspected_by_its_header(
     place: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adapters.submission.WHOLE_INSPECTION", 1000)
-    monkeypatch.setattr("adapters.submission.HEADER_READ", 65536 + 8)
+    monkeypatch.setattr("adapters.copies.WHOLE_INSPECTION", 1000)
+    monkeypatch.setattr("adapters.copies.HEADER_READ", 65536 + 8)
     assert (await place.create("pirate")).created
     with pytest.raises(InspectionRefused):
         await place.create("broken", damaged(tmp_path, r=3))
@@ -204,11 +204,6 @@ async def test_uploads_and_samples_of_ones_own(place: Scene) -> None:
         )
         upload_ids.append(state.upload.id)
         part = await place.uploads.add_part(ours, state.upload.id, data)
-        if name == CONFIG_FILE:
-            with pytest.raises(InvalidAdapter, match="pending"):
-                await place.onboarding.submission.create(
-                    place.caller(), "pirate", Submission(upload_ids=upload_ids), base_digest=BASE_DIGEST
-                )
         await place.uploads.complete(ours, state.upload.id, [part.id])
     jsonl = await place.files.create(ours, None, "calibration", "c.jsonl", samples(), max_bytes=1 << 20)
     made = await place.onboarding.submission.create(
@@ -268,7 +263,7 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from redis.asyncio import Redis
-from adapters import submission
+from adapters import copies, submission
 from db.session import Database
 from tests.support.onboarding import Scene, reopened
 
@@ -278,7 +273,7 @@ async def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if where == "copied":
-    submission.AdapterSubmission._inspect = die
+    copies.SourceCopies._inspect = die
 elif where == "in the transaction":
     submission.queue_job = die
 elif where == "committed":

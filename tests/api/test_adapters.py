@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import redis.asyncio
 
@@ -128,6 +129,56 @@ async def test_from_files_to_a_version_in_service(site: Site) -> None:
     await eventually(lambda: answers(site.ours, "sapling:pirate"), seconds=1)
     listed = (await site.ours.get("/v1/models")).json()["data"]
     assert [model["id"] for model in listed] == ["sapling", "sapling:pirate"]
+
+
+async def test_announced_before_its_files_with_the_stock_client(site: Site) -> None:
+    transport = httpx.ASGITransport(site.app, raise_app_exceptions=False)
+    key = site.ours.headers["authorization"].removeprefix("Bearer ")
+    async with openai.AsyncOpenAI(
+        base_url="http://test/v1",
+        api_key=key,
+        max_retries=0,
+        http_client=httpx.AsyncClient(transport=transport),  # type: ignore[arg-type]
+    ) as client:
+        files = {name: (SAPLING / "adapters" / "pirate" / name) for name in (WEIGHTS_FILE, CONFIG_FILE)}
+        uploads = [
+            await client.uploads.create(
+                bytes=path.stat().st_size,
+                filename=name,
+                mime_type="application/octet-stream",
+                purpose="adapter",  # type: ignore[arg-type]
+            )
+            for name, path in files.items()
+        ]
+        upload_ids = [upload.id for upload in uploads]
+        body = {"name": "pirate", "base_model": "sapling", "upload_ids": upload_ids}
+        made: Any = await client.post("/adapters", body=body, cast_to=object)
+        assert (made["state"], made["version"]["state"], made["version"]["files"]) == (
+            "uploading",
+            "uploading",
+            [],
+        )
+        for model in ("sapling:pirate", "sapling:pirate@1"):
+            with pytest.raises(openai.ConflictError) as waiting:
+                await client.chat.completions.create(**chat(model))
+            assert waiting.value.code == "not_ready"
+        job: Any = await client.get(f"/calibration/jobs/{made['calibration_job']}", cast_to=object)
+        assert (job["status"], job["dtype"]) == ("validating_files", "auto")
+        again: Any = await client.post(
+            "/adapters/pirate/versions", body={"upload_ids": upload_ids}, cast_to=object
+        )
+        assert (again["created"], again["version"]) == (False, 1)
+        for upload, path in zip(uploads, files.values(), strict=True):
+            part = await client.uploads.parts.create(upload.id, data=path.read_bytes())
+            done = await client.uploads.complete(upload.id, part_ids=[part.id])
+            assert done.status == "completed"
+        shown: Any = await client.get("/adapters/pirate", cast_to=object)
+        assert shown["state"] == "validating"
+        assert [file["filename"] for file in shown["version"]["files"]] == [CONFIG_FILE, WEIGHTS_FILE]
+        lease = await site.place.lease(made["calibration_job"])
+        await site.place.pack(lease, "1")
+        await site.place.finish(lease)
+        await eventually(lambda: answers(site.ours, "sapling:pirate@1"), seconds=1)
 
 
 def chat(model: str) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 """What nobody needs any more: expired files and uploads, objects without a row, deleted adapters.
+And versions waiting for files that have come or will not.
 
 In the queue of jobs: a store may take its time, and metering must not wait for it.
 """
@@ -11,11 +12,17 @@ from datetime import UTC, datetime
 
 from celery import Celery
 
+from adapters.announcing import Announcer
+from adapters.awaiting import AwaitedUploads
+from adapters.copies import SourceCopies
 from adapters.deletion import purge_deleted, sweep_copies
+from adapters.files.service import FileService
 from adapters.files.sweeping import sweep
+from adapters.files.uploads import UploadService
+from adapters.inspection import Sandbox
 from adapters.storage import StorageUnavailable
 from db.errors import DatabaseUnavailable
-from db.tasks import PURGE_DELETED, SWEEP_STORAGE
+from db.tasks import PURGE_DELETED, SETTLE_UPLOADS, SWEEP_STORAGE
 from worker.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -31,6 +38,17 @@ def register(app: Celery, runtime: Runtime) -> None:
     def purge() -> None:
         """Remove what is left of adapters deleted a while ago."""
         _run(runtime, _purge)
+
+    @app.task(name=SETTLE_UPLOADS, time_limit=300)
+    def settle_uploads() -> None:
+        """Start versions whose uploads are all completed, and fail those that wait for one in vain."""
+        try:
+            ended = runtime.run(_settle(runtime))
+        except (DatabaseUnavailable, StorageUnavailable) as error:
+            logger.warning("versions go on waiting for their files: %s", error)
+        else:
+            if ended:
+                logger.info("versions that waited for their files go on or have failed: %d", ended)
 
 
 def _run(runtime: Runtime, work: Callable[[Runtime], Awaitable[int]]) -> None:
@@ -56,3 +74,22 @@ async def _sweep(runtime: Runtime) -> int:
 async def _purge(runtime: Runtime) -> int:
     assert runtime.jobs is not None, "a worker without jobs listens to no queue of jobs"
     return await purge_deleted(runtime.database, runtime.store, runtime.jobs.artifacts_dir, datetime.now(UTC))
+
+
+async def _settle(runtime: Runtime) -> int:
+    assert runtime.jobs is not None, "a worker without jobs listens to no queue of jobs"
+    sandbox = Sandbox()  # which starts when there is something to inspect
+    files = FileService(runtime.database, runtime.store, sandbox)
+    waiting = AwaitedUploads(
+        runtime.database,
+        Announcer(runtime.redis),
+        UploadService(runtime.database, runtime.store, sandbox),
+        SourceCopies(runtime.store, files, sandbox, runtime.jobs.base_path / "config.json"),
+        runtime.outbox,
+    )
+    try:
+        ended = await waiting.settle()
+    finally:
+        await sandbox.close()
+    await runtime.outbox.settle()
+    return ended

@@ -1,0 +1,226 @@
+"""Versions announced before their files: what they wait for, and how the waiting ends.
+
+Such a version is `uploading` and its job `validating_files`, which no worker takes; the job remembers the
+uploads. Once the last of them is completed the version is made as any other and its job goes into the queue,
+in one transaction; when one of them can be completed no more, the version fails. Whoever completes or cancels
+an upload sees to it at once; what a crash left waiting, and uploads that expire, `settle` finds.
+
+Locks are taken in the order uploads, job, adapter, version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import structlog
+
+from adapters import events
+from adapters.announcing import Announcer
+from adapters.copies import Copies, SourceCopies
+from adapters.errors import InvalidAdapter
+from adapters.files.errors import FileNotFound, UploadNotFound
+from adapters.files.models import Purpose, StoredFile, Upload, UploadStatus
+from adapters.files.repository import FileRepository
+from adapters.files.uploads import UploadService, status_of
+from adapters.inspection import InspectionRefused, SandboxUnavailable
+from adapters.jobs.errors import JobFailed, VersionGone
+from adapters.jobs.models import AWAITED, Job, JobStatus
+from adapters.jobs.repository import JobLeases, JobRepository
+from adapters.jobs.service import enqueue, fail
+from adapters.models import VersionState
+from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.storage import DigestMismatch, ObjectNotFound, StorageUnavailable
+from adapters.versions import locked_version
+from db.errors import DatabaseUnavailable
+from db.outbox import Outbox
+from db.session import Database, WriteSession
+
+log = structlog.get_logger(__name__)
+
+PAGE = 100
+
+
+def kind_of(filename: str) -> str:
+    """Which of a version's two files it is, by the end of its name."""
+    return CONFIG_FILE if filename.lower().endswith(".json") else WEIGHTS_FILE
+
+
+async def awaited(
+    uploads: UploadService, tenant_id: str, upload_ids: Sequence[str]
+) -> Mapping[str, str] | None:
+    """The uploads by what they will be, if one is still pending; None if all are completed.
+
+    Raises UploadNotFound, InvalidAdapter.
+    """
+    found: dict[str, str] = {}
+    statuses = set()
+    for upload_id in upload_ids:
+        upload = (await uploads.get(tenant_id, upload_id)).upload
+        _refuse_ended(upload)
+        if upload.purpose != Purpose.ADAPTER:
+            raise InvalidAdapter("upload_ids", f"{upload_id} is of the purpose '{upload.purpose}'")
+        statuses.add(upload.status)
+        found[kind_of(upload.filename)] = upload_id
+    if UploadStatus.PENDING not in statuses:
+        return None
+    if len(found) != len(SOURCE_FILES) or len(upload_ids) != len(SOURCE_FILES):
+        raise InvalidAdapter("upload_ids", f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
+    return found
+
+
+async def hold_uploads(session: WriteSession, tenant_id: str, upload_ids: Collection[str]) -> None:
+    """Keep them as they are until the transaction ends, so that whoever ends one then finds who waits for it.
+
+    Raises UploadNotFound, InvalidAdapter.
+    """
+    for upload_id in sorted(upload_ids):
+        upload = await FileRepository(session, tenant_id).upload(upload_id, lock=True)
+        if upload is None:
+            raise UploadNotFound(upload_id)
+        _refuse_ended(upload)
+
+
+class AwaitedUploads:
+    """Ends the waiting of versions on one base model. An `adapters.files.uploads.Follower`."""
+
+    def __init__(
+        self,
+        database: Database,
+        announcer: Announcer,
+        uploads: UploadService,
+        copies: SourceCopies,
+        outbox: Outbox,
+    ) -> None:
+        self._database = database
+        self._announcer = announcer
+        self._uploads = uploads
+        self._copies = copies
+        self._outbox = outbox
+
+    async def completed(self, tenant_id: str, upload_id: str) -> None:
+        """Start what waited for this upload last. What cannot be done now is left to `settle`."""
+        try:
+            async with self._database.read() as session:
+                jobs = await JobRepository(session, tenant_id).awaiting(upload_id)
+            for job in jobs:
+                await self._look(job)
+        except (DatabaseUnavailable, StorageUnavailable, SandboxUnavailable) as error:
+            log.warning("versions go on waiting for an upload", upload=upload_id, error=str(error))
+        except Exception:  # the upload is completed, whatever becomes of others
+            log.exception("versions go on waiting for an upload", upload=upload_id)
+
+    async def ended(self, session: WriteSession, upload: Upload, refused: InspectionRefused | None) -> None:
+        """Fail what waits for a locked upload that is not completed and will not be."""
+        failure = _failure(upload)
+        if refused is not None:
+            failure = JobFailed("adapter_invalid", f"{upload.filename}: {refused}", refused.field)
+        jobs = JobRepository(session, upload.tenant_id)
+        for job in await jobs.awaiting(upload.id, lock=True):
+            await self._fail(session, job, failure)
+
+    async def settle(self) -> int:
+        """Look at everything that waits; how many waits ended. Raises DatabaseUnavailable,
+        StorageUnavailable.
+        """
+        num_ended, after = 0, ""
+        while True:
+            async with self._database.read() as session:
+                jobs = await JobLeases(session).awaiting(after, PAGE)
+            for job in jobs:
+                try:
+                    num_ended += await self._look(job)
+                except (DatabaseUnavailable, StorageUnavailable):
+                    raise
+                except Exception:  # the others shall not wait for this one
+                    log.exception("a version goes on waiting for its files", job=job.id)
+            if len(jobs) < PAGE:
+                return num_ended
+            after = jobs[-1].id
+
+    async def _look(self, job: Job) -> bool:
+        """End the job's wait if there is nothing to wait for; whether that was so."""
+        try:
+            files = await self._arrived(job)
+            if files is None or job.status != JobStatus.VALIDATING_FILES:
+                return False  # a paused one is started when it is resumed
+            async with self._copies.made(job.tenant_id, job.adapter_id, files) as copies:
+                async with self._database.write() as session:
+                    started = await self._start(session, job, copies)
+                if not started:
+                    await self._copies.discard(copies)
+            return started
+        except InspectionRefused as refused:
+            failure = JobFailed("adapter_invalid", str(refused), refused.field)
+        except FileNotFound as absent:
+            failure = JobFailed(
+                "file_not_found", f"{absent}: it was deleted before the version was made of it"
+            )
+        except (ObjectNotFound, DigestMismatch):
+            failure = JobFailed("file_damaged", "An uploaded file is missing or damaged; upload it again.")
+        except JobFailed as ended:
+            failure = ended
+        async with self._database.write() as session:
+            held = await self._held(session, job)
+            if held is not None:
+                await self._fail(session, held, failure)
+        return held is not None
+
+    async def _arrived(self, job: Job) -> dict[str, StoredFile] | None:
+        """The files by what they are; None while one is missing. Raises JobFailed when one will not come."""
+        files: dict[str, StoredFile] = {}
+        for kind, upload_id in job.parameters[AWAITED].items():
+            state = await self._uploads.get(job.tenant_id, upload_id)
+            if state.upload.status in (UploadStatus.CANCELLED, UploadStatus.EXPIRED):
+                raise _failure(state.upload)
+            if state.file is not None:
+                files[kind] = state.file
+            elif state.upload.file_id is not None:
+                raise FileNotFound(state.upload.file_id)
+        return files if len(files) == len(SOURCE_FILES) else None
+
+    async def _start(self, session: WriteSession, waiting: Job, copies: Copies) -> bool:
+        """Make the version of its files and queue its job, unless somebody was faster with either end."""
+        job = await self._held(session, waiting)
+        if job is None or job.status != JobStatus.VALIDATING_FILES:
+            return False
+        try:
+            _, version = await locked_version(session, job)
+        except VersionGone:
+            return False
+        version.sources, version.state = copies.sources, VersionState.VALIDATING
+        job.parameters = {name: value for name, value in job.parameters.items() if name != AWAITED}
+        events.record(
+            session,
+            job.tenant_id,
+            job.adapter_id,
+            "version.uploaded",
+            f"The files of version {version.version} are there: {', '.join(sorted(copies.sources))}.",
+            version=version.version,
+            job_id=job.id,
+        )
+        enqueue(session, self._outbox, job)
+        self._announcer.changed(session, job.tenant_id)
+        return True
+
+    async def _held(self, session: WriteSession, waiting: Job) -> Job | None:
+        """The job, locked, if it still waits."""
+        job = await JobRepository(session, waiting.tenant_id).find(waiting.id, lock=True)
+        waits = job is not None and job.status in (JobStatus.VALIDATING_FILES, JobStatus.PAUSED)
+        return job if job is not None and waits and AWAITED in job.parameters else None
+
+    async def _fail(self, session: WriteSession, job: Job, failure: JobFailed) -> None:
+        version = await JobRepository(session, job.tenant_id).lock_version(job.adapter_id, job.version)
+        fail(session, job, version, failure)
+        self._announcer.changed(session, job.tenant_id)
+
+
+def _failure(upload: Upload) -> JobFailed:
+    what = "has expired" if upload.status in (UploadStatus.EXPIRED, UploadStatus.PENDING) else "was cancelled"
+    message = f"The upload {upload.id} of {upload.filename} {what} before it was completed."
+    return JobFailed(f"upload_{upload.status}", message, upload.filename)
+
+
+def _refuse_ended(upload: Upload) -> None:
+    status = status_of(upload)
+    if status not in (UploadStatus.PENDING, UploadStatus.COMPLETED):
+        raise InvalidAdapter("upload_ids", f"{upload.id} is {status}, not completed")

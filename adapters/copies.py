@@ -1,0 +1,119 @@
+"""Copies of uploaded files under an adapter's own keys, looked at before any row names them.
+
+Owns the order: the copies come first and lie where nobody looks, then they are inspected. Whoever's
+transaction does not come to name them has them removed here, or by the sweep (`deletion`) when this process
+was killed or cannot tell whether the transaction was committed. Refuses to know rows of adapters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from adapters.files.models import StoredFile
+from adapters.files.service import FileService
+from adapters.inspection import Sandbox
+from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE, source_key
+from adapters.storage import ObjectNotFound, ObjectStore, StorageUnavailable, StoredObject
+from db.base import new_id
+from db.errors import DatabaseUnavailable
+
+WHOLE_INSPECTION = 32 << 20
+"""Bytes of both files up to which all values are read before the answer; the job reads them in any case."""
+HEADER_READ = (1 << 20) + 8
+"""Bytes of a larger file that hold its header, or show that it has none."""
+CALIBRATION_FILE = "calibration.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A version's files under their own keys."""
+
+    sources: dict[str, dict[str, Any]]
+    """By what they are; empty when the version still waits for them."""
+    calibration: dict[str, Any] | None
+
+
+class SourceCopies:
+    """Of adapters on one base model."""
+
+    def __init__(self, store: ObjectStore, files: FileService, sandbox: Sandbox, base_config: Path) -> None:
+        """`base_config`: the base's `config.json`."""
+        self._store = store
+        self._files = files
+        self._sandbox = sandbox
+        self._base_config = base_config
+
+    @asynccontextmanager
+    async def made(
+        self, tenant_id: str, adapter_id: str, files: Mapping[str, StoredFile]
+    ) -> AsyncIterator[Copies]:
+        """The files, by what they are, under keys of their own, inspected; gone again when the block fails.
+
+        Raises InspectionRefused, FileNotFound, ObjectNotFound, DigestMismatch, StorageUnavailable,
+        SandboxUnavailable.
+        """
+        source_id = new_id("src")
+        keys = {name: source_key(tenant_id, adapter_id, source_id, name) for name in files}
+        try:
+            made = {name: await self._copy(file, keys[name]) for name, file in files.items()}
+            if WEIGHTS_FILE in files:
+                await self._inspect(files, keys)
+            described = {
+                name: {
+                    "key": stored.key,
+                    "size": stored.size,
+                    "sha256": files[name].sha256,
+                    "filename": files[name].filename,
+                    "file_id": files[name].id,
+                }
+                for name, stored in made.items()
+            }
+            calibration = described.pop(CALIBRATION_FILE, None)
+            yield Copies(described, calibration)
+        except DatabaseUnavailable:
+            raise
+        except Exception:
+            await self._remove(keys.values())
+            raise
+
+    async def discard(self, copies: Copies) -> None:
+        """Remove what no row will name after all."""
+        kept = [source["key"] for source in copies.sources.values()]
+        await self._remove([*kept, *([copies.calibration["key"]] if copies.calibration else [])])
+
+    async def _copy(self, file: StoredFile, key: str) -> StoredObject:
+        try:
+            return await self._store.copy(file.object_key, key)
+        except ObjectNotFound:
+            # Deleted since it was looked up: says so, unless the row is there and its object is not.
+            await self._files.get(file.tenant_id, file.id)
+            raise
+
+    async def _remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with contextlib.suppress(StorageUnavailable):  # then the sweep does it
+                await self._store.delete(key)
+
+    async def _inspect(self, files: Mapping[str, StoredFile], keys: Mapping[str, str]) -> None:
+        """All of it where that is quick; of a large file the header, which shows all but its values."""
+        whole = sum(files[name].size for name in SOURCE_FILES) <= WHOLE_INSPECTION
+        self._store.scratch.mkdir(parents=True, exist_ok=True)
+        weights, config = (self._store.scratch / new_id("look") for _ in SOURCE_FILES)
+        try:
+            await self._store.fetch(keys[CONFIG_FILE], config, sha256=files[CONFIG_FILE].sha256)
+            if whole:
+                await self._store.fetch(keys[WEIGHTS_FILE], weights, sha256=files[WEIGHTS_FILE].sha256)
+            else:
+                with weights.open("wb") as file:
+                    async for piece in self._store.get(keys[WEIGHTS_FILE], start=0, length=HEADER_READ):
+                        file.write(piece)
+                    file.truncate(files[WEIGHTS_FILE].size)  # the rest is a hole that takes no room
+            await self._sandbox.inspect(weights, config, self._base_config, values=whole)
+        finally:
+            for path in (weights, config):
+                path.unlink(missing_ok=True)
