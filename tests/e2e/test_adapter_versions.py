@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -31,8 +31,15 @@ def swap(stack: Stack) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(stack: Stack) -> OpenAI:
-    return OpenAI(base_url=stack.demo["base_url"], api_key=stack.demo["api_key"], max_retries=0)
+def client(stack: Stack) -> Iterator[OpenAI]:
+    with OpenAI(base_url=stack.demo["base_url"], api_key=stack.demo["api_key"], max_retries=0) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def streaming(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
+    async with stack.client() as opened:
+        yield opened
 
 
 def api(stack: Stack, method: str, path: str, **options: Any) -> httpx.Response:
@@ -41,7 +48,9 @@ def api(stack: Stack, method: str, path: str, **options: Any) -> httpx.Response:
 
 
 def ask(client: OpenAI, model: str) -> Any:
-    return client.chat.completions.create(model=model, messages=[{"role": "user", "content": LONG}], **FIXED)
+    """The model's name is in the prompt: nobody else has asked the same weights the same."""
+    messages: list[Any] = [{"role": "user", "content": f"{model}: {LONG}"}]
+    return client.chat.completions.create(model=model, messages=messages, **FIXED)
 
 
 def cached(answer: Any) -> int:
@@ -56,18 +65,14 @@ def test_a_versions_first_request_finds_no_token_of_another(stack: Stack, client
         assert stack.operate("adapter", "activate", "acme", swap, str(version)).returncode == 0
         eventually(lambda v=version: served(client, model) == v, 5, f"version {version}")
     # Version 1 had never been asked before it was activated: its first answer computed its whole prompt.
-    rows = [row for row in stack_rows(stack) if row.model == f"{model}@1"]
-    assert rows[0].cached == 0
-    assert cached(ask(client, model)) > 0
+    stack.wait_until_metered()
+    found = [row.cached for row in stack.ledger().values() if row.model == f"{model}@1"]
+    assert found.count(0) == 1
+    assert len(found) > 1
 
 
 def served(client: OpenAI, model: str) -> int:
     return int(ask(client, model).model.rpartition("@")[2])
-
-
-def stack_rows(stack: Stack) -> list[Any]:
-    stack.wait_until_metered()
-    return sorted(stack.ledger().values(), key=lambda row: row.request_id)
 
 
 async def operate(stack: Stack, command: str, *arguments: str) -> Done:
@@ -75,23 +80,22 @@ async def operate(stack: Stack, command: str, *arguments: str) -> Done:
     return await asyncio.to_thread(stack.operate, "adapter", command, "acme", *arguments)
 
 
-async def test_activation_is_atomic_under_load(stack: Stack, swap: str) -> None:
+async def test_activation_is_atomic_under_load(stack: Stack, streaming: AsyncOpenAI, swap: str) -> None:
     model = stack.model(swap)
-    client = AsyncOpenAI(base_url=stack.demo["base_url"], api_key=stack.demo["api_key"], max_retries=0)
     seen: list[tuple[float, float, str]] = []
     stop = asyncio.Event()
 
     async def keep_asking() -> None:
         while not stop.is_set():
             began = time.monotonic()
-            answer = await client.chat.completions.create(
+            answer = await streaming.chat.completions.create(
                 model=model, messages=[{"role": "user", "content": "Hello"}], max_tokens=3, temperature=0
             )
             seen.append((began, time.monotonic(), answer.model))
 
     running = Stream(model, LONG)
     reading = asyncio.create_task(
-        read_stream(client, running, max_tokens=200, extra_body={"ignore_eos": True})
+        read_stream(streaming, running, max_tokens=200, extra_body={"ignore_eos": True})
     )
     await running.received(2)
     askers = [asyncio.create_task(keep_asking()) for _ in range(6)]
@@ -108,18 +112,18 @@ async def test_activation_is_atomic_under_load(stack: Stack, swap: str) -> None:
     assert {answer for _, _, answer in seen} == {f"{model}@1", f"{model}@2"}
     late = {answer for began, _, answer in seen if began > switched + 1.0}
     assert late == {f"{model}@1"}, "within a second everybody has the new one"
-    await client.close()
 
 
-async def test_deleting_lets_running_answers_finish(stack: Stack) -> None:
+async def test_deleting_lets_running_answers_finish(stack: Stack, streaming: AsyncOpenAI) -> None:
     name = f"doomed-{time.monotonic_ns()}"
     assert (await operate(stack, "add", name, str(WEIGHTS / "pirate"))).returncode == 0
-    model = stack.model(name)
-    client = AsyncOpenAI(base_url=stack.demo["base_url"], api_key=stack.demo["api_key"], max_retries=0)
-    alone = await read_stream(client, Stream(model, LONG), max_tokens=200, extra_body={"ignore_eos": True})
-    running = Stream(model, LONG)
+    model, prompt = stack.model(name), f"{name}: {LONG}"  # nobody has asked it these weights before
+    alone = await read_stream(
+        streaming, Stream(model, prompt), max_tokens=200, extra_body={"ignore_eos": True}
+    )
+    running = Stream(model, prompt)
     reading = asyncio.create_task(
-        read_stream(client, running, max_tokens=200, extra_body={"ignore_eos": True})
+        read_stream(streaming, running, max_tokens=200, extra_body={"ignore_eos": True})
     )
     await running.received(2)
     deleted = await asyncio.to_thread(api, stack, "DELETE", f"/adapters/{name}")
@@ -138,8 +142,7 @@ async def test_deleting_lets_running_answers_finish(stack: Stack) -> None:
     await asyncio.to_thread(eventually, refused, 1.0, "404")
     added = await operate(stack, "add", name, str(WEIGHTS / "upper-case"))
     assert added.stdout.strip() == f"{model}@1"
-    again = await read_stream(client, Stream(model, LONG), max_tokens=8)
+    again = await read_stream(streaming, Stream(model, prompt), max_tokens=8)
     assert again.error is None, "the name is free, and whoever takes it is not taken for the deleted one"
     assert again.usage.prompt_tokens_details.cached_tokens == 0
     await operate(stack, "delete", name)
-    await client.close()

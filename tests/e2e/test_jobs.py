@@ -58,6 +58,9 @@ class Measuring:
 async def client(stack: Stack) -> AsyncIterator[AsyncOpenAI]:
     async with stack.client(max_retries=5) as opened:
         yield opened
+        for adapter in (await opened.get("/adapters?limit=100", cast_to=dict[str, Any]))["data"]:
+            if adapter["name"].startswith("job-"):
+                await opened.delete(f"/adapters/{adapter['id']}", cast_to=dict[str, Any])
 
 
 async def measuring(client: AsyncOpenAI, stack: Stack, folder: Path) -> Measuring:

@@ -38,7 +38,7 @@ async def test_sigterm_finishes_streams_meters_them_and_exits_0(stack: Stack) ->
     for stream in streams:
         assert rows[stream.id].completion == stream.usage.completion_tokens == 120
     async with stack.client() as client:
-        assert [model.id async for model in client.models.list()] == stack.models
+        assert {model.id async for model in client.models.list()} >= set(stack.models)
         again = await read_stream(client, Stream(stack.model("add-numbers"), "8 + 5"))
         assert again.model == stack.model("add-numbers")
         assert again.finish_reason == "stop"
