@@ -13,15 +13,13 @@ from typing import Any, Literal
 from sqlalchemy import func
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from adapters.models import AdapterEvent, AdapterVersion, VersionState
+from adapters.models import PENDING, AdapterEvent, AdapterVersion
 from db.base import new_id
 from db.repository import TenantRepository
 from db.session import Database
 
 Level = Literal["info", "warning", "error"]
 
-PENDING = (VersionState.UPLOADING, VersionState.VALIDATING, VersionState.CALIBRATING)
-"""States of a version that will change by themselves."""
 POLL_INTERVAL = 0.25
 MAX_PAGE = 100
 SETTLED_AFTER = timedelta(seconds=2)

@@ -43,6 +43,10 @@ class VersionState(StrEnum):
     """Deleted: no name leads to it. Its row goes when its objects have gone."""
 
 
+PENDING = (VersionState.UPLOADING, VersionState.VALIDATING, VersionState.CALIBRATING)
+"""States of a version that will change by themselves."""
+
+
 class Adapter(TenantOwned, Base):
     __tablename__ = "adapters"
     __table_args__ = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from adapters import events
 from adapters.announcing import Announcer
 from adapters.copies import CALIBRATION_FILE
 from adapters.errors import AdapterNotFound, InvalidAdapter, VersionNotFound, VersionNotReady
@@ -17,7 +16,7 @@ from adapters.files.models import Purpose
 from adapters.files.service import FileService
 from adapters.jobs.models import Job
 from adapters.jobs.service import queue_job
-from adapters.models import AdapterVersion, VersionState
+from adapters.models import PENDING, AdapterVersion, VersionState
 from adapters.names import InvalidModelName, ModelName, parse
 from adapters.objects import SOURCE_FILES, source_key
 from adapters.repository import AdapterRepository
@@ -140,7 +139,7 @@ class Recalibration:
 
 
 def _refuse(adapter: str, version: AdapterVersion) -> None:
-    if version.state in events.PENDING:
+    if version.state in PENDING:
         return  # it has a job, and which, `queue_job` tells
     if version.state not in AGAIN or not version.artifacts:
         if version.state == VersionState.READY:

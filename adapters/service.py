@@ -18,7 +18,7 @@ from adapters import events
 from adapters.announcing import Announcer
 from adapters.catalogue import MAX_VERSION, Shown, name_of
 from adapters.errors import AdapterNotFound, NothingToRollBackTo, VersionNotFound, VersionNotReady
-from adapters.models import Adapter, AdapterVersion, VersionState
+from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
 from adapters.names import MAX_DESCRIPTION, ModelName, checked_part, checked_text
 from adapters.pinning import Pinning, ref_of
 from adapters.repository import AdapterRepository
@@ -163,7 +163,7 @@ class AdapterService:
             chosen = await self._version(repository, row, version)
             failed = chosen.state == VersionState.FAILED
             # What was packed and measured has a digest: only the gate can have refused it after that.
-            if chosen.state not in (VersionState.FAILED, *events.PENDING) or (failed and not chosen.digest):
+            if chosen.state not in (VersionState.FAILED, *PENDING) or (failed and not chosen.digest):
                 raise VersionNotReady(row.name, version, chosen.state)
             chosen.override_reason = reason.strip()
             self._record(

@@ -23,7 +23,7 @@ from adapters.files.uploads import UploadService
 from adapters.jobs.models import AWAITED
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import queue_job
-from adapters.models import Adapter, AdapterVersion, VersionState
+from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
 from adapters.names import MAX_DESCRIPTION, ModelName, checked_part, checked_text
 from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
 from adapters.repository import AdapterRepository
@@ -295,7 +295,7 @@ class AdapterSubmission:
                 return None
             if activate and found.state == VersionState.READY:
                 await self._announcer.activate(session, adapter, found)
-            elif activate and found.state in events.PENDING:
+            elif activate and found.state in PENDING:
                 found.activate = True
         return Submitted(adapter, found, None, created=False)
 

@@ -17,7 +17,7 @@ from adapters import events
 from adapters.announcing import Announcer
 from adapters.jobs.errors import VersionGone
 from adapters.jobs.models import Job
-from adapters.models import Adapter, AdapterVersion, VersionState
+from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
 from adapters.names import ModelName
 from adapters.repository import AdapterRepository
 from db.session import WriteSession
@@ -72,7 +72,7 @@ async def note_calibrated(session: WriteSession, job: Job, summary: Mapping[str,
     if version.calibration != dict(summary):
         version.calibration = dict(summary)
         _tell(session, job, "version.calibrated", f"The adapter is measured; {dtype} weights are chosen.")
-    if version.state in events.PENDING:
+    if version.state in PENDING:
         chosen = version.artifacts[dtype]
         version.dtype, version.digest, version.size = dtype, chosen["digest"], chosen["size"]
 
@@ -83,7 +83,7 @@ async def finish_ready(session: WriteSession, job: Job, announcer: Announcer) ->
     Raises VersionGone.
     """
     adapter, version = await locked_version(session, job)
-    if version.state not in events.PENDING:
+    if version.state not in PENDING:
         return
     version.state, version.ready_at = VersionState.READY, datetime.now(UTC)
     version.error = version.error_field = None

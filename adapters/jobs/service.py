@@ -17,7 +17,7 @@ from adapters.events import MAX_PAGE, POLL_INTERVAL, SETTLED_AFTER, EventReposit
 from adapters.jobs.errors import JobFailed, JobFinished, JobNotFound, JobUnfinished
 from adapters.jobs.models import AWAITED, Job, JobStatus
 from adapters.jobs.repository import OPEN, JobRepository, later, tell
-from adapters.models import AdapterEvent, AdapterVersion, VersionState
+from adapters.models import PENDING, AdapterEvent, AdapterVersion, VersionState
 from adapters.names import ModelName
 from db.base import new_id
 from db.outbox import Outbox
@@ -25,7 +25,6 @@ from db.session import Database, ReadSession, WriteSession
 from db.tasks import RUN_JOB, RUN_JOB_EXPIRES
 
 CANCELLED = "The job was cancelled before the version was ready."
-PENDING = (VersionState.UPLOADING, VersionState.VALIDATING, VersionState.CALIBRATING)
 
 
 async def queue_job(
