@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 AfterCommit = Callable[[], Awaitable[None]]
 
+EVERY_TENANT = "*"
+"""The scope of work that is no one tenant's: finding whose a key is, metering, sweeping, the operator."""
+
 
 class ReadSession(AsyncSession):
     """A read-only transaction."""
@@ -64,17 +67,17 @@ class Database:
         )
 
     @asynccontextmanager
-    async def read(self) -> AsyncIterator[ReadSession]:
-        """A read-only transaction; its rows stay readable after it ends."""
+    async def read(self, tenant: str = EVERY_TENANT) -> AsyncIterator[ReadSession]:
+        """A read-only transaction over the rows of `tenant`; they stay readable after it ends."""
         with unavailable_when_unreachable():
             async with ReadSession(self.engine, expire_on_commit=False) as session:
                 await session.execute(text("SET TRANSACTION READ ONLY"))
                 yield session
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[WriteSession]:
-        """A transaction, committed when the block ends, after which its jobs are sent; rolled back when it
-        raises.
+    async def write(self, tenant: str = EVERY_TENANT) -> AsyncIterator[WriteSession]:
+        """A transaction over the rows of `tenant`, committed when the block ends, after which its jobs are
+        sent; rolled back when it raises.
         """
         with unavailable_when_unreachable():
             async with WriteSession(self.engine, expire_on_commit=False) as session, session.begin():
