@@ -92,6 +92,43 @@ class EventRepository(TenantRepository):
         return (await self.session.execute(query.limit(1))).first() is not None
 
 
+class Tail:
+    """Events of an adapter or a job, read on and on from the one whose id is `after`. Each comes once, also
+    one that appears behind others.
+    """
+
+    def __init__(
+        self,
+        tenant_id: str,
+        adapter_id: str | None = None,
+        *,
+        job_id: str | None = None,
+        after: str | None = None,
+    ) -> None:
+        self._tenant_id = tenant_id
+        self._adapter_id = adapter_id
+        self._job_id = job_id
+        self._after = after
+        self._seen: set[str] = set()
+        """Beyond `after`."""
+        self.at_end = False
+        """Whether the last read came to the end of what there was."""
+
+    async def read(self, session: AsyncSession) -> list[AdapterEvent]:
+        """What is new, at most MAX_PAGE."""
+        page = await EventRepository(session, self._tenant_id).page(
+            self._adapter_id, job_id=self._job_id, after=self._after, limit=MAX_PAGE
+        )
+        fresh = [event for event in page if event.id not in self._seen]
+        self.at_end = len(page) < MAX_PAGE
+        settled = datetime.now(UTC) - SETTLED_AFTER
+        for event in page:
+            if event.created_at < settled or not self.at_end:
+                self._after = event.id
+        self._seen = {event.id for event in page if self._after is None or event.id > self._after}
+        return fresh
+
+
 async def follow(
     database: Database, tenant_id: str, adapter_id: str, after: str | None = None
 ) -> AsyncIterator[list[AdapterEvent]]:
@@ -99,22 +136,15 @@ async def follow(
 
     An empty list now and then: nothing happened. No connection is held between two looks.
     """
-    seen: set[str] = set()
+    tail = Tail(tenant_id, adapter_id, after=after)
     while True:
         async with database.read() as session:
-            events = EventRepository(session, tenant_id)
             # Asked first: what ends the waiting is written with its event.
-            pending = await events.is_pending(adapter_id)
-            page = await events.page(adapter_id, after=after, limit=MAX_PAGE)
-        fresh = [event for event in page if event.id not in seen]
-        settled = datetime.now(UTC) - SETTLED_AFTER
-        for event in page:
-            if event.created_at < settled or len(page) == MAX_PAGE:
-                after = event.id
-        seen = {event.id for event in page if after is None or event.id > after}
+            pending = await EventRepository(session, tenant_id).is_pending(adapter_id)
+            fresh = await tail.read(session)
         if fresh or pending:
             yield fresh
-        if len(page) < MAX_PAGE:
+        if tail.at_end:
             if not pending:
                 return
             await asyncio.sleep(POLL_INTERVAL)

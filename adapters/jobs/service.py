@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from sqlalchemy import func
 
-from adapters.events import MAX_PAGE, POLL_INTERVAL, SETTLED_AFTER, EventRepository
+from adapters.events import POLL_INTERVAL, EventRepository, Tail
 from adapters.jobs.errors import JobFailed, JobFinished, JobNotFound, JobUnfinished
 from adapters.jobs.models import AWAITED, Job, JobStatus
 from adapters.jobs.repository import OPEN, JobRepository, later, tell
@@ -142,21 +141,14 @@ class JobService:
 
         No connection is held between two looks. Raises JobNotFound.
         """
-        seen: set[str] = set()
+        tail = Tail(tenant_id, job_id=job_id, after=after)
         while True:
             async with self._database.read() as session:
                 # Asked first: what ends the job is written with its event.
                 job = await _found(session, tenant_id, job_id)
-                events = EventRepository(session, tenant_id)
-                page = await events.page(job_id=job_id, after=after, limit=MAX_PAGE)
-            fresh = [event for event in page if event.id not in seen]
-            settled = datetime.now(UTC) - SETTLED_AFTER
-            for event in page:
-                if event.created_at < settled or len(page) == MAX_PAGE:
-                    after = event.id
-            seen = {event.id for event in page if after is None or event.id > after}
+                fresh = await tail.read(session)
             yield job, fresh
-            if len(page) < MAX_PAGE:
+            if tail.at_end:
                 if job.status not in OPEN:
                     return
                 await asyncio.sleep(POLL_INTERVAL)
