@@ -14,7 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 
-from adapters import events
 from adapters.announcing import Announcer
 from adapters.copies import Copies, SourceCopies
 from adapters.errors import InvalidAdapter
@@ -25,7 +24,7 @@ from adapters.files.uploads import UploadService, status_of
 from adapters.inspection import InspectionRefused, SandboxUnavailable
 from adapters.jobs.errors import JobFailed, VersionGone
 from adapters.jobs.models import AWAITED, Job, JobStatus
-from adapters.jobs.repository import JobLeases, JobRepository
+from adapters.jobs.repository import JobLeases, JobRepository, tell
 from adapters.jobs.service import enqueue, fail
 from adapters.models import VersionState
 from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
@@ -189,15 +188,8 @@ class AwaitedUploads:
             return False
         version.sources, version.state = copies.sources, VersionState.VALIDATING
         job.parameters = {name: value for name, value in job.parameters.items() if name != AWAITED}
-        events.record(
-            session,
-            job.tenant_id,
-            job.adapter_id,
-            "version.uploaded",
-            f"The files of version {version.version} are there: {', '.join(sorted(copies.sources))}.",
-            version=version.version,
-            job_id=job.id,
-        )
+        names = ", ".join(sorted(copies.sources))
+        tell(session, job, "version.uploaded", f"The files of version {version.version} are there: {names}.")
         enqueue(session, self._outbox, job)
         self._announcer.changed(session, job.tenant_id)
         return True

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from adapters import events
 from adapters.announcing import Announcer
 from adapters.jobs.errors import VersionGone
 from adapters.jobs.models import Job
+from adapters.jobs.repository import tell
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
 from adapters.names import ModelName
 from adapters.repository import AdapterRepository
@@ -47,7 +47,7 @@ async def note_inspected(session: WriteSession, job: Job, inspection: Mapping[st
     _, version = await locked_version(session, job)
     if version.inspection != dict(inspection):
         version.inspection = dict(inspection)
-        _tell(session, job, "version.inspected", "The files are valid.")
+        tell(session, job, "version.inspected", "The files are valid.")
 
 
 async def note_packed(session: WriteSession, job: Job, artifacts: Mapping[str, PackedArtifact]) -> None:
@@ -57,9 +57,8 @@ async def note_packed(session: WriteSession, job: Job, artifacts: Mapping[str, P
     version.rank = max(one.rank for one in artifacts.values())
     if version.artifacts != packed:
         version.artifacts = packed
-        _tell(
-            session, job, "version.packed", f"The weights are packed as {', '.join(sorted(packed))}.", packed
-        )
+        dtypes = ", ".join(sorted(packed))
+        tell(session, job, "version.packed", f"The weights are packed as {dtypes}.", data=packed)
     if version.state in (VersionState.UPLOADING, VersionState.VALIDATING):
         version.state = VersionState.CALIBRATING
 
@@ -71,7 +70,7 @@ async def note_calibrated(session: WriteSession, job: Job, summary: Mapping[str,
     _, version = await locked_version(session, job)
     if version.calibration != dict(summary):
         version.calibration = dict(summary)
-        _tell(session, job, "version.calibrated", f"The adapter is measured; {dtype} weights are chosen.")
+        tell(session, job, "version.calibrated", f"The adapter is measured; {dtype} weights are chosen.")
     if version.state in PENDING:
         chosen = version.artifacts[dtype]
         version.dtype, version.digest, version.size = dtype, chosen["digest"], chosen["size"]
@@ -87,23 +86,8 @@ async def finish_ready(session: WriteSession, job: Job, announcer: Announcer) ->
         return
     version.state, version.ready_at = VersionState.READY, datetime.now(UTC)
     version.error = version.error_field = None
-    _tell(session, job, "version.ready", f"Version {version.version} is ready.")
+    tell(session, job, "version.ready", f"Version {version.version} is ready.")
     if version.activate and (adapter.active_version or 0) < version.version:
         await announcer.activate(session, adapter, version, job_id=job.id)
     else:
         announcer.changed(session, job.tenant_id)
-
-
-def _tell(
-    session: WriteSession, job: Job, event_type: str, message: str, data: dict[str, Any] | None = None
-) -> None:
-    events.record(
-        session,
-        job.tenant_id,
-        job.adapter_id,
-        event_type,
-        message,
-        version=job.version,
-        job_id=job.id,
-        data=data,
-    )
