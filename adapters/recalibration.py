@@ -6,23 +6,19 @@ its weights, whatever is found; one that the gate refused is judged anew. Refuse
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 from adapters.announcing import Announcer
-from adapters.copies import CALIBRATION_FILE
+from adapters.copies import SourceCopies
 from adapters.errors import AdapterNotFound, InvalidAdapter, VersionNotFound, VersionNotReady
-from adapters.files.models import Purpose
 from adapters.files.service import FileService
 from adapters.jobs.models import Job
 from adapters.jobs.service import queue_job
 from adapters.models import PENDING, AdapterVersion, VersionState
 from adapters.names import InvalidModelName, ModelName, parse
-from adapters.objects import SOURCE_FILES, source_key
+from adapters.objects import SOURCE_FILES
 from adapters.repository import AdapterRepository
-from adapters.storage import ObjectStore, StorageUnavailable
-from adapters.submission import Calibration
-from db.base import new_id
+from adapters.submission import Calibration, samples_of
 from db.outbox import Outbox
 from db.session import Database
 
@@ -44,15 +40,15 @@ class Recalibration:
         self,
         database: Database,
         announcer: Announcer,
-        store: ObjectStore,
         files: FileService,
+        copies: SourceCopies,
         outbox: Outbox,
         base: str,
     ) -> None:
         self._database = database
         self._announcer = announcer
-        self._store = store
         self._files = files
+        self._copies = copies
         self._outbox = outbox
         self._base = base
 
@@ -73,36 +69,33 @@ class Recalibration:
         if meant is None:
             raise VersionNotFound(adapter.name, name.version or 0)
         _refuse(adapter.name, meant)
-        samples = await self._copied(tenant_id, adapter.id, calibration.file_id)
-        try:
-            async with self._database.write() as session:
-                repository = AdapterRepository(session, tenant_id)
-                if await repository.lock(ModelName(adapter_id=adapter.id)) is None:
-                    raise AdapterNotFound(model)
-                row = await repository.lock_version(adapter.id, meant.version)
-                if row is None:
-                    raise VersionNotFound(adapter.name, meant.version)
-                _refuse(adapter.name, row)
-                job = await queue_job(
-                    session,
-                    self._outbox,
-                    tenant_id=tenant_id,
-                    adapter_id=adapter.id,
-                    version=row.version,
-                    parameters={"calibration": samples, "dtype": calibration.dtype},
-                    created_by=created_by,
-                )
-                if row.state == VersionState.FAILED:
-                    row.state = VersionState.CALIBRATING
-                    row.error = row.error_field = None
-                    self._announcer.changed(session, tenant_id)
-                await session.flush()
-                await session.refresh(job)
-        except BaseException:
-            if samples is not None:
-                with contextlib.suppress(StorageUnavailable):  # then the sweep does it
-                    await self._store.delete(str(samples["key"]))
-            raise
+        samples = await samples_of(self._files, tenant_id, calibration, "file_id")
+        async with (
+            self._copies.made(tenant_id, adapter.id, samples) as copies,
+            self._database.write() as session,
+        ):
+            repository = AdapterRepository(session, tenant_id)
+            if await repository.lock(ModelName(adapter_id=adapter.id)) is None:
+                raise AdapterNotFound(model)
+            row = await repository.lock_version(adapter.id, meant.version)
+            if row is None:
+                raise VersionNotFound(adapter.name, meant.version)
+            _refuse(adapter.name, row)
+            job = await queue_job(
+                session,
+                self._outbox,
+                tenant_id=tenant_id,
+                adapter_id=adapter.id,
+                version=row.version,
+                parameters={"calibration": copies.calibration, "dtype": calibration.dtype},
+                created_by=created_by,
+            )
+            if row.state == VersionState.FAILED:
+                row.state = VersionState.CALIBRATING
+                row.error = row.error_field = None
+                self._announcer.changed(session, tenant_id)
+            await session.flush()
+            await session.refresh(job)
         return Started(job, str(ModelName(self._base, adapter.name, row.version)))
 
     def _name_of(self, model: str, version: int | None) -> ModelName:
@@ -117,25 +110,6 @@ class Recalibration:
         if name.version not in (None, version):
             raise InvalidAdapter("version", f"{version}, but the model's name says {name.version}")
         return ModelName(name.base, name.adapter, version, name.adapter_id)
-
-    async def _copied(
-        self, tenant_id: str, adapter_id: str, file_id: str | None
-    ) -> dict[str, str | int] | None:
-        """The samples under a key of their own: the file may be deleted before they are read."""
-        if file_id is None:
-            return None
-        file = await self._files.get(tenant_id, file_id)
-        if file.purpose != Purpose.CALIBRATION:
-            raise InvalidAdapter("file_id", f"{file_id} was uploaded for the purpose '{file.purpose}'")
-        key = source_key(tenant_id, adapter_id, new_id("src"), CALIBRATION_FILE)
-        stored = await self._store.copy(file.object_key, key)
-        return {
-            "key": stored.key,
-            "size": stored.size,
-            "sha256": file.sha256,
-            "filename": file.filename,
-            "file_id": file.id,
-        }
 
 
 def _refuse(adapter: str, version: AdapterVersion) -> None:

@@ -244,11 +244,10 @@ class AdapterSubmission:
             raise InvalidAdapter("file_ids", "give either file_ids or upload_ids, with both files")
         param, file_ids = "file_ids", submission.file_ids
         found: dict[str, StoredFile] = {}
-        calibration_id = submission.calibration.file_id
         if submission.upload_ids is not None:
             uploads = await awaited(self._uploads, tenant_id, submission.upload_ids)
             if uploads is not None:
-                return _Meant(await self._samples(tenant_id, calibration_id), uploads)
+                return _Meant(await self._samples(tenant_id, submission), uploads)
             param, file_ids = "upload_ids", await self._uploaded(tenant_id, submission.upload_ids)
         assert file_ids is not None
         for file_id in file_ids:
@@ -261,18 +260,10 @@ class AdapterSubmission:
             found[kind] = file
         if len(found) != len(SOURCE_FILES):
             raise InvalidAdapter(param, f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
-        return _Meant(found | await self._samples(tenant_id, calibration_id), {})
+        return _Meant(found | await self._samples(tenant_id, submission), {})
 
-    async def _samples(self, tenant_id: str, file_id: str | None) -> dict[str, StoredFile]:
-        """The tenant's own samples, if any."""
-        if file_id is None:
-            return {}
-        file = await self._files.get(tenant_id, file_id)
-        if file.purpose != Purpose.CALIBRATION:
-            raise InvalidAdapter(
-                "calibration.file_id", f"{file_id} was uploaded for the purpose '{file.purpose}'"
-            )
-        return {CALIBRATION_FILE: file}
+    async def _samples(self, tenant_id: str, submission: Submission) -> dict[str, StoredFile]:
+        return await samples_of(self._files, tenant_id, submission.calibration, "calibration.file_id")
 
     async def _uploaded(self, tenant_id: str, upload_ids: Sequence[str]) -> list[str]:
         file_ids = []
@@ -345,6 +336,21 @@ class AdapterSubmission:
         )
         self._announcer.changed(session, caller.tenant_id)
         return version, job.id
+
+
+async def samples_of(
+    files: FileService, tenant_id: str, calibration: Calibration, param: str
+) -> dict[str, StoredFile]:
+    """The tenant's own samples, if any, as what is to be copied. Raises FileNotFound, InvalidAdapter, which
+    names `param`.
+    """
+    file_id = calibration.file_id
+    if file_id is None:
+        return {}
+    file = await files.get(tenant_id, file_id)
+    if file.purpose != Purpose.CALIBRATION:
+        raise InvalidAdapter(param, f"{file_id} was uploaded for the purpose '{file.purpose}'")
+    return {CALIBRATION_FILE: file}
 
 
 def _parameters(copies: Copies, calibration: Calibration) -> dict[str, Any]:

@@ -95,7 +95,7 @@ async def open_onboarding(
             adapters=AdapterService(database, redis_client, base, pinning),
             deletion=AdapterDeletion(database, redis_client, base, pinning),
             jobs=JobService(database, outbox, announcer.changed),
-            recalibration=Recalibration(database, announcer, store, files, outbox, base),
+            recalibration=Recalibration(database, announcer, files, copies, outbox, base),
             reports=ReportReader(store),
             outbox=outbox,
         )
