@@ -18,9 +18,11 @@ import struct
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import structlog
 
 from engine.protocol import Usage, UsageEvent
@@ -110,12 +112,16 @@ class InflightTable:
         words[word + _STATE] = _LIVE
         return row
 
-    def add(self, row: int, num_tokens: int) -> None:
-        """Count completion tokens, after `touch`. Must come before anybody is given them."""
-        word, words = _HEADER_WORDS + row * _ROW_WORDS, self._words
-        words[word + _COMPLETION] += num_tokens
-        if not words[word + _FIRST_TOKEN_AT]:
-            words[word + _FIRST_TOKEN_AT] = words[_TOUCHED_AT_WORD]
+    def add(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Count a step's completion tokens, after `touch`. Must come before anybody is given them.
+
+        One call for all rows, since every step pays for it; a row may come several times, once per choice.
+        """
+        rows_N = np.array(rows, dtype=np.intp)
+        np.add.at(self._completions, rows_N, np.array(counts, dtype=np.uint64))
+        unseen_N = rows_N[self._first_token_times[rows_N] == 0]
+        if len(unseen_N):
+            self._first_token_times[unseen_N] = self._words[_TOUCHED_AT_WORD]
 
     def touch(self, now: float) -> None:
         """Note when counters move, in Unix seconds: a first token's time, or death's, should it come."""
@@ -159,6 +165,7 @@ class InflightTable:
             self._free = list(range(self._num_rows - 1, -1, -1))
 
     def close(self) -> None:
+        del self._completions, self._first_token_times  # a mapping that somebody looks into does not close
         self._words.release()
         self._bytes.release()
         self._mmap.close()
@@ -202,6 +209,8 @@ class InflightTable:
         self._mmap = mmap.mmap(self._fd, size)
         self._bytes = memoryview(self._mmap)
         self._words = self._bytes.cast("Q")
+        words_RW = np.frombuffer(self._mmap, dtype=np.uint64, offset=HEADER_LEN).reshape(num_rows, _ROW_WORDS)
+        self._completions, self._first_token_times = words_RW[:, _COMPLETION], words_RW[:, _FIRST_TOKEN_AT]
         self._num_rows = num_rows
 
     @staticmethod

@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -83,10 +83,10 @@ class Meter:
             )
         )
 
-    def begin_step(self) -> Callable[[int, int], None]:
-        """Open a step's counting; what is returned counts (row, completion tokens) before they are sent."""
+    def count(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Count a step's completion tokens, `counts[i]` of `rows[i]`'s request, before they are sent."""
         self._table.touch(time.time())
-        return self._table.add
+        self._table.add(rows, counts)
 
     def started(self, row: int, event: UsageEvent) -> None:
         """A request's first token has been counted: keep what its admission found, in case we die."""

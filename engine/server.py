@@ -218,10 +218,13 @@ class EngineServer:
     def _send_chunks(self, chunks: Iterable[TokenChunk], scores: Iterable[PromptScores]) -> None:
         by_client: dict[bytes, list[TokenChunk]] = {}
         scores_by_client: dict[bytes, list[PromptScores]] = {}
-        routes, count = self._routes, self._meter.begin_step()
+        routes = self._routes
+        rows: list[int] = []
+        counts: list[int] = []
         for chunk in chunks:
             route = routes[chunk.request_id]
-            count(route.row, len(chunk.token_ids))
+            rows.append(route.row)
+            counts.append(len(chunk.token_ids))
             if route.client is not None:
                 by_client.setdefault(route.client, []).append(chunk)
         for found in scores:
@@ -229,6 +232,7 @@ class EngineServer:
             if reader is not None:
                 scores_by_client.setdefault(reader, []).append(found)
                 by_client.setdefault(reader, [])
+        self._meter.count(rows, counts)
         for client, theirs in by_client.items():
             self._transport.send(client, Outputs(chunks=theirs, scores=scores_by_client.get(client, [])))
 
