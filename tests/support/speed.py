@@ -1,7 +1,7 @@
 """Time held against time: what a piece of code takes as a multiple of another, measured in the same run.
 
-A bar in microseconds is about the machine too; a ratio is about our code alone. Both pieces run in turns and the
-best of each counts, so that a slow machine slows both and a busy moment harms neither.
+A bar in microseconds is about the machine too; a ratio is about our code alone. Both pieces run in turns and
+the best of each counts, so that a slow machine slows both and a busy moment harms neither.
 """
 
 from __future__ import annotations
