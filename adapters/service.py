@@ -23,6 +23,7 @@ from adapters.names import MAX_DESCRIPTION, ModelName, checked_part, checked_tex
 from adapters.pinning import Pinning, ref_of
 from adapters.repository import AdapterRepository
 from adapters.resolver import ModelCard, ModelResolver, ResolvedModel
+from adapters.versions import make_ready
 from db.base import new_id
 from db.session import Database, WriteSession
 from engine.protocol import AdapterRef
@@ -175,12 +176,7 @@ class AdapterService:
                 level="warning",
             )
             if failed:
-                chosen.state, chosen.ready_at = VersionState.READY, datetime.now(UTC)
-                chosen.error = chosen.error_field = None
-                self._record(session, row, "version.ready", f"Version {version} is ready.", version=version)
-                if chosen.activate and (row.active_version or 0) < version:
-                    await self._announcer.activate(session, row, chosen)
-                self._announcer.changed(session, tenant_id)
+                await make_ready(session, row, chosen, self._announcer)
         return Shown(row, chosen)
 
     async def register_version(

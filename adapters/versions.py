@@ -1,6 +1,6 @@
 """What becomes of a version on its way to being served: inspected, packed, calibrated, ready.
 
-Owns the states and what is kept of each step. Every function is part of a transaction in which the job that
+Owns the states and what is kept of each step. A job's step is part of a transaction in which the job that
 does the work is locked (`jobs.lease`), so that whoever has lost the lease changes nothing; doing a step again
 says the same again. That a version fails is said with the job's end (`jobs.service`). Refuses to know how a
 step is done.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from adapters import events
 from adapters.announcing import Announcer
 from adapters.jobs.errors import VersionGone
 from adapters.jobs.models import Job
@@ -84,10 +85,30 @@ async def finish_ready(session: WriteSession, job: Job, announcer: Announcer) ->
     adapter, version = await locked_version(session, job)
     if version.state not in PENDING:
         return
+    await make_ready(session, adapter, version, announcer, job_id=job.id)
+
+
+async def make_ready(
+    session: WriteSession,
+    adapter: Adapter,
+    version: AdapterVersion,
+    announcer: Announcer,
+    *,
+    job_id: str | None = None,
+) -> None:
+    """Have a packed version serve, as `finish_ready` says; both rows are locked."""
     version.state, version.ready_at = VersionState.READY, datetime.now(UTC)
     version.error = version.error_field = None
-    tell(session, job, "version.ready", f"Version {version.version} is ready.")
+    events.record(
+        session,
+        adapter.tenant_id,
+        adapter.id,
+        "version.ready",
+        f"Version {version.version} is ready.",
+        version=version.version,
+        job_id=job_id,
+    )
     if version.activate and (adapter.active_version or 0) < version.version:
-        await announcer.activate(session, adapter, version, job_id=job.id)
+        await announcer.activate(session, adapter, version, job_id=job_id)
     else:
-        announcer.changed(session, job.tenant_id)
+        announcer.changed(session, adapter.tenant_id)
