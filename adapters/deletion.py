@@ -18,8 +18,9 @@ from adapters import events
 from adapters.announcing import Announcer
 from adapters.catalogue import name_of
 from adapters.errors import AdapterNotFound
-from adapters.jobs.models import Job, JobStatus
+from adapters.jobs.models import JobStatus
 from adapters.jobs.repository import JobRepository
+from adapters.jobs.service import finish
 from adapters.models import Adapter, AdapterVersion
 from adapters.objects import adapter_of, adapter_prefix, is_source
 from adapters.pinning import Pinning
@@ -69,7 +70,7 @@ class AdapterDeletion:
                 raise AdapterNotFound(adapter)
             now = datetime.now(UTC)
             for job in jobs:
-                _end(job, now)
+                finish(job, JobStatus.CANCELLED)  # whoever works on it finds his lease lost
             before = [
                 AdapterRef(digest, rank)
                 for digest, rank in await repository.mark_deleting(row.id)
@@ -79,12 +80,6 @@ class AdapterDeletion:
             events.record(session, tenant_id, row.id, "adapter.deleted", f"{row.name} is deleted.")
             self._announcer.changed(session, tenant_id, before=before)
         return row
-
-
-def _end(job: Job, now: datetime) -> None:
-    """Nobody goes on with it: whoever does finds his lease lost."""
-    job.status, job.fence, job.finished_at = JobStatus.CANCELLED, job.fence + 1, now
-    job.wanted = job.lease_owner = job.lease_until = job.estimated_finish_at = None
 
 
 async def purge_deleted(

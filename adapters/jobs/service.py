@@ -206,7 +206,7 @@ class JobService:
 
 def cancel(session: WriteSession, job: Job, version: AdapterVersion | None) -> None:
     """End a locked job for good, and its locked version with it unless that has been ready before."""
-    _finish(job, JobStatus.CANCELLED)
+    finish(job, JobStatus.CANCELLED)
     tell(session, job, "job.cancelled", "The job is cancelled.")
     if version is not None and version.state in PENDING:
         version.state = VersionState.FAILED
@@ -216,14 +216,14 @@ def cancel(session: WriteSession, job: Job, version: AdapterVersion | None) -> N
 
 def succeed(session: WriteSession, job: Job, result: dict[str, Any]) -> None:
     """End a locked job for good."""
-    _finish(job, JobStatus.SUCCEEDED)
+    finish(job, JobStatus.SUCCEEDED)
     job.progress, job.result = 1.0, result
     tell(session, job, "job.succeeded", "The job is done.", data=result)
 
 
 def fail(session: WriteSession, job: Job, version: AdapterVersion | None, failure: JobFailed) -> None:
     """End a locked job for good, and its locked version with it unless that has been ready before."""
-    _finish(job, JobStatus.FAILED)
+    finish(job, JobStatus.FAILED)
     job.error = {"code": failure.code, "message": failure.message, "param": failure.param}
     tell(session, job, "job.failed", failure.message, level="error", data=job.error)
     if version is not None and version.state in PENDING:
@@ -241,7 +241,8 @@ def pause(session: WriteSession, job: Job) -> None:
     tell(session, job, "job.paused", "The job is paused and keeps what it has done.")
 
 
-def _finish(job: Job, status: JobStatus) -> None:
+def finish(job: Job, status: JobStatus) -> None:
+    """Write into a locked job that it has ended so. Nobody can go on with it: its fence is a new one."""
     job.status = status
     job.wanted = None
     job.fence += 1
