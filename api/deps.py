@@ -40,6 +40,18 @@ WRITE_FILES = Permission("inference", "files.write")
 READ_ADAPTERS = Permission("inference", "adapters.read")
 WRITE_ADAPTERS = Permission("inference", "adapters.write")
 READ_USAGE = Permission("admin", "usage.read")
+READ_ORGANIZATION = Permission("admin", "organization.read")
+READ_MEMBERS = Permission("admin", "organization.members.read")
+WRITE_MEMBERS = Permission("admin", "organization.members.write")
+READ_PROJECTS = Permission("admin", "organization.projects.read")
+WRITE_PROJECTS = Permission("admin", "organization.projects.write")
+READ_KEYS = Permission("admin", "organization.keys.read")
+WRITE_KEYS = Permission("admin", "organization.keys.write")
+READ_ADMIN_KEYS = Permission("admin", "organization.admin_keys.read")
+WRITE_ADMIN_KEYS = Permission("admin", "organization.admin_keys.write")
+READ_LIMITS = Permission("admin", "organization.limits.read")
+WRITE_LIMITS = Permission("admin", "organization.limits.write")
+READ_AUDIT = Permission("admin", "organization.audit.read")
 
 Check = Callable[[], Awaitable[None]]
 """Returns when what it checks is ready, raises when it is not."""
