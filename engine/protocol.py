@@ -176,6 +176,8 @@ class Rejected(msgspec.Struct, frozen=True):
     request_id: str
     code: RejectCode
     message: str
+    retry_after: float | None = None
+    """Seconds until it may be worth asking again, as far as the engine can tell."""
 
 
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
