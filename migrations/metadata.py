@@ -7,6 +7,7 @@ import adapters.jobs.models
 import adapters.models
 import billing.models
 import db.outbox
+import tenants.audit.models
 import tenants.models
 from db.base import Base
 
@@ -17,6 +18,7 @@ DOMAINS = (
     adapters.models,
     billing.models,
     db.outbox,
+    tenants.audit.models,
     tenants.models,
 )
 """Imported for their tables."""

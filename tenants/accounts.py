@@ -11,10 +11,10 @@ from sqlalchemy.exc import IntegrityError
 from db.base import new_id
 from db.session import Database
 from tenants import passwords
-from tenants.context import ROLES, Role
 from tenants.errors import NameTaken, TenantNotFound
 from tenants.models import Tenant, User
 from tenants.repository import TenantAccounts, TenantDirectory
+from tenants.roles import ROLES, Role
 from tenants.views import STANDARD, PlanView, plan_view
 
 _EMAIL = re.compile(r"[^@\s\x00]{1,64}@[^@\s\x00]{1,189}")

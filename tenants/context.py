@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from tenants.networks import Network
 from tenants.views import STANDARD, PlanView
 
 KeyKind = Literal["inference", "admin"]
 KEY_KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
-
-Role = Literal["admin", "developer"]
-ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +23,24 @@ class TenantContext:
     scopes: frozenset[str] = frozenset()
     """Empty: everything its kind may do."""
     plan: PlanView = STANDARD
+    project_id: str | None = None
+    """The project whose usage and limits its requests count to; None for an admin key."""
+    user_id: str | None = None
+    """Of the user or service account it was made for, if any."""
+    models: frozenset[str] = frozenset()
+    """Names it may ask for, see `may_use`. Empty: all of its tenant's."""
+    networks: tuple[Network, ...] = ()
+    """Where it may be used from; the resolver has seen to it. Empty: anywhere."""
+
+    def may_use(self, model_name: str) -> bool:
+        """Whether the key's list of models has this one, by a name as `/v1/models` shows it.
+
+        `base` is the base alone and `base:*` its adapters alone; `base:adapter` has every pinned version of
+        it too, and `base:adapter@version` that one only. An id (`adp_...`) is on no list: ask with the
+        adapter's name once it is known.
+        """
+        models = self.models
+        if not models or model_name in models:
+            return True
+        base, colon, _ = model_name.partition(":")
+        return bool(colon) and (f"{base}:*" in models or model_name.partition("@")[0] in models)

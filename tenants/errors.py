@@ -4,6 +4,8 @@ business.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class TenantError(Exception):
     """Any of the below."""
@@ -16,6 +18,37 @@ class InvalidApiKey(TenantError):
 
     def __init__(self) -> None:
         super().__init__("the API key is not valid")
+
+
+class AddressNotAllowed(TenantError):
+    """The key is good, and not to be used from where it was."""
+
+    def __init__(self, address: str | None) -> None:
+        super().__init__(f"this API key may not be used from {address or 'an unknown address'}")
+        self.address = address
+
+
+class NotHeld(TenantError):
+    """Somebody would give rights away that they do not have."""
+
+    def __init__(self, field: str, rights: Iterable[str]) -> None:
+        self.field = field
+        self.rights = sorted(rights)
+        super().__init__(f"{field}: you cannot give {', '.join(self.rights)}, which you do not hold")
+
+
+class OwnersOnly(TenantError):
+    """Owners alone appoint, demote and remove owners."""
+
+    def __init__(self) -> None:
+        super().__init__("only an owner of the organization may appoint, demote or remove an owner")
+
+
+class InviteInvalid(TenantError):
+    """Unknown, accepted, deleted, expired: whoever holds such a token is not told which. Never carries it."""
+
+    def __init__(self) -> None:
+        super().__init__("the invitation is not valid, or not any more")
 
 
 class TenantNotFound(TenantError):
@@ -36,6 +69,87 @@ class KeyNotFound(TenantError):
     def __init__(self, key_id: str) -> None:
         super().__init__(f"there is no API key {key_id!r}")
         self.key_id = key_id
+
+
+class ProjectNotFound(TenantError):
+    """No such project in this tenant."""
+
+    def __init__(self, project_id: str) -> None:
+        super().__init__(f"there is no project {project_id!r}")
+        self.project_id = project_id
+
+
+class UserNotFound(TenantError):
+    """No such user in this tenant, or in this project of it."""
+
+    def __init__(self, user_id: str) -> None:
+        super().__init__(f"there is no user {user_id!r}")
+        self.user_id = user_id
+
+
+class ServiceAccountNotFound(TenantError):
+    """No such service account in this project."""
+
+    def __init__(self, account_id: str) -> None:
+        super().__init__(f"there is no service account {account_id!r}")
+        self.account_id = account_id
+
+
+class InviteNotFound(TenantError):
+    """No such invitation in this tenant."""
+
+    def __init__(self, invite_id: str) -> None:
+        super().__init__(f"there is no invitation {invite_id!r}")
+        self.invite_id = invite_id
+
+
+class AuditEntryNotFound(TenantError):
+    """A page was to begin at an entry that this tenant's log does not have."""
+
+    def __init__(self, entry_id: str) -> None:
+        super().__init__(f"there is no audit log entry {entry_id!r}")
+        self.entry_id = entry_id
+
+
+class KeyNotActive(TenantError):
+    """The key is revoked, expired, or replaced already: nothing of it can be changed."""
+
+    def __init__(self, key_id: str, state: str) -> None:
+        super().__init__(f"the API key {key_id!r} is {state}")
+        self.key_id = key_id
+        self.state = state
+
+
+class ProjectArchived(TenantError):
+    """What is archived stays as it is."""
+
+    def __init__(self, project_id: str) -> None:
+        super().__init__(f"the project {project_id!r} is archived")
+        self.project_id = project_id
+
+
+class DefaultProjectKept(TenantError):
+    """The project that keys go to unless told otherwise cannot be archived."""
+
+    def __init__(self, project_id: str) -> None:
+        super().__init__(f"the project {project_id!r} is the organization's default and cannot be archived")
+        self.project_id = project_id
+
+
+class InviteAccepted(TenantError):
+    """An invitation that was accepted is a user now: remove that."""
+
+    def __init__(self, invite_id: str) -> None:
+        super().__init__(f"the invitation {invite_id!r} was accepted already")
+        self.invite_id = invite_id
+
+
+class LastOwner(TenantError):
+    """Somebody must be left who may do everything."""
+
+    def __init__(self, user_id: str) -> None:
+        super().__init__(f"the user {user_id!r} is the organization's last owner")
+        self.user_id = user_id
 
 
 class NameTaken(TenantError):

@@ -1,8 +1,9 @@
-"""Rows of tenants, their users and their API keys."""
+"""Rows of tenants, their projects, their users and their API keys. The audit log has its own."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from ipaddress import IPv4Network, IPv6Network
 from typing import Any
 
 from sqlalchemy import (
@@ -10,14 +11,16 @@ from sqlalchemy import (
     BigInteger,
     CheckConstraint,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
     Text,
+    UniqueConstraint,
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import CIDR, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.base import Base
@@ -41,6 +44,8 @@ class Plan(Base):
     """How many active adapters are kept in the engine's memory whether or not they are used."""
     gate: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
     """Thresholds of calibration that differ from the defaults."""
+    terms: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
+    """By class of service, what differs from the default terms: see `tenants.terms`."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 
@@ -55,23 +60,119 @@ class Tenant(Base):
     """Set: none of its keys and users is let in."""
 
 
+class Project(TenantOwned, Base):
+    """What a tenant keeps apart: keys, members, limits and usage. Never deleted: usage names it."""
+
+    __tablename__ = "projects"
+    __table_args__ = (
+        UniqueConstraint("id", "tenant_id"),
+        CheckConstraint("NOT is_default OR archived_at IS NULL", name="default_kept"),
+        Index(None, "tenant_id", "id"),
+        Index("uq_projects_default", "tenant_id", unique=True, postgresql_where=text("is_default")),
+        Index(
+            "uq_projects_live_name",
+            "tenant_id",
+            "name",
+            unique=True,
+            postgresql_where=text("archived_at IS NULL"),
+        ),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    name: Mapped[str]
+    is_default: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Made with its tenant, and where keys go unless told otherwise."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    archived_at: Mapped[datetime | None]
+    """Set: none of its keys is let in."""
+
+
 class User(TenantOwned, Base):
     """Somebody who signs in to the console."""
 
     __tablename__ = "users"
     __table_args__ = (
-        CheckConstraint("role IN ('admin', 'developer')", name="role_known"),
+        UniqueConstraint("id", "tenant_id"),
+        CheckConstraint("role IN ('owner', 'admin', 'developer', 'billing', 'viewer')", name="role_known"),
         CheckConstraint("email = lower(email)", name="email_lower"),
-        Index(None, "tenant_id"),
+        Index(None, "tenant_id", "id"),
+        Index("uq_users_live_email", "email", unique=True, postgresql_where=text("removed_at IS NULL")),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
-    email: Mapped[str] = mapped_column(unique=True)
+    email: Mapped[str]
+    name: Mapped[str] = mapped_column(server_default=text("''"))
     password_hash: Mapped[str]
     role: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     disabled_at: Mapped[datetime | None]
+    removed_at: Mapped[datetime | None]
+    """Set: no longer a member. The row stays, for what names it."""
+
+
+class ProjectMember(TenantOwned, Base):
+    __tablename__ = "project_members"
+    __table_args__ = (
+        ForeignKeyConstraint(["project_id", "tenant_id"], ["projects.id", "projects.tenant_id"]),
+        ForeignKeyConstraint(["user_id", "tenant_id"], ["users.id", "users.tenant_id"]),
+        CheckConstraint("role IN ('owner', 'member')", name="role_known"),
+        Index(None, "tenant_id", "user_id"),
+    )
+
+    project_id: Mapped[str] = mapped_column(primary_key=True)
+    user_id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    role: Mapped[str]
+    added_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class ServiceAccount(TenantOwned, Base):
+    """A program that works in a project, with keys that no person's leaving takes away."""
+
+    __tablename__ = "service_accounts"
+    __table_args__ = (
+        ForeignKeyConstraint(["project_id", "tenant_id"], ["projects.id", "projects.tenant_id"]),
+        UniqueConstraint("id", "tenant_id"),
+        CheckConstraint("role IN ('owner', 'member')", name="role_known"),
+        Index(None, "tenant_id", "project_id", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    project_id: Mapped[str]
+    name: Mapped[str]
+    role: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    deleted_at: Mapped[datetime | None]
+
+
+class Invite(TenantOwned, Base):
+    """Somebody who may become a user, known by an address and the HMAC of a token."""
+
+    __tablename__ = "invites"
+    __table_args__ = (
+        CheckConstraint("role IN ('owner', 'admin', 'developer', 'billing', 'viewer')", name="role_known"),
+        CheckConstraint("email = lower(email)", name="email_lower"),
+        CheckConstraint("length(digest) = 32", name="digest_length"),
+        Index(None, "tenant_id", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    email: Mapped[str]
+    role: Mapped[str]
+    projects: Mapped[dict[str, str]] = mapped_column(JSONB, server_default=text("'{}'"))
+    """Roles in projects, by their ids, that come with the acceptance."""
+    digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime]
+    accepted_at: Mapped[datetime | None]
+    deleted_at: Mapped[datetime | None]
+
+    def __repr__(self) -> str:
+        return f"Invite({self.id!r})"
 
 
 class ApiKey(TenantOwned, Base):
@@ -79,22 +180,46 @@ class ApiKey(TenantOwned, Base):
 
     __tablename__ = "api_keys"
     __table_args__ = (
+        ForeignKeyConstraint(["project_id", "tenant_id"], ["projects.id", "projects.tenant_id"]),
+        ForeignKeyConstraint(["user_id", "tenant_id"], ["users.id", "users.tenant_id"]),
+        ForeignKeyConstraint(
+            ["service_account_id", "tenant_id"], ["service_accounts.id", "service_accounts.tenant_id"]
+        ),
         CheckConstraint("kind IN ('inference', 'admin')", name="kind_known"),
+        CheckConstraint("(kind = 'admin') = (project_id IS NULL)", name="project_of_inference"),
+        CheckConstraint("num_nonnulls(user_id, service_account_id) <= 1", name="one_owner"),
         CheckConstraint("length(digest) = 32", name="digest_length"),
         Index(None, "tenant_id", "id"),
+        Index(None, "project_id"),
+        Index(None, "user_id"),
+        Index(None, "service_account_id"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    project_id: Mapped[str | None]
+    """None for an admin key alone: it runs the whole account."""
+    user_id: Mapped[str | None]
+    service_account_id: Mapped[str | None]
+    """Whose it is, if anybody's: with them it ends."""
     digest: Mapped[bytes] = mapped_column(LargeBinary, unique=True)
     prefix: Mapped[str]
     name: Mapped[str]
     kind: Mapped[str]
     scopes: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     """Empty: everything its kind may do."""
+    models: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
+    """See `TenantContext.may_use`. Empty: all."""
+    networks: Mapped[list[IPv4Network | IPv6Network]] = mapped_column(
+        ARRAY(CIDR), server_default=text("'{}'")
+    )
+    """Where it may be used from. Empty: anywhere."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+    rotated_at: Mapped[datetime | None]
+    replaced_by: Mapped[str | None] = mapped_column(ForeignKey("api_keys.id"))
+    """The key that a rotation made: this one works on until `expires_at`."""
     last_used_at: Mapped[datetime | None]
     """Kept to the minute."""
 

@@ -1,0 +1,59 @@
+"""What people may do in their tenant, by role. The one table of it; whoever serves a change asks here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, get_args
+
+Role = Literal["owner", "admin", "developer", "billing", "viewer"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+ProjectRole = Literal["owner", "member"]
+PROJECT_ROLES: tuple[ProjectRole, ...] = get_args(ProjectRole)
+
+Right = Literal[
+    "members.read",
+    "members.write",
+    "keys.read",
+    "keys.write",
+    "projects.read",
+    "projects.write",
+    "adapters.read",
+    "adapters.write",
+    "limits.read",
+    "limits.write",
+    "billing.read",
+    "billing.write",
+    "audit.read",
+]
+RIGHTS: frozenset[Right] = frozenset(get_args(Right))
+
+_LOOK: frozenset[Right] = frozenset(
+    {"members.read", "keys.read", "projects.read", "adapters.read", "limits.read"}
+)
+
+RIGHTS_OF: Mapping[Role, frozenset[Right]] = MappingProxyType(
+    {
+        # Owners alone appoint and remove owners: see `tenants.members.service`.
+        "owner": RIGHTS,
+        "admin": RIGHTS - {"billing.write"},
+        "developer": _LOOK | {"adapters.write"},
+        "billing": frozenset(
+            {"members.read", "projects.read", "limits.read", "billing.read", "billing.write"}
+        ),
+        "viewer": _LOOK,
+    }
+)
+
+
+def may(role: Role, right: Right) -> bool:
+    return right in RIGHTS_OF[role]
+
+
+def admin_scopes(role: Role) -> frozenset[str]:
+    """Scopes of an admin key that may do what `role` may. Empty, that is everything, for an owner."""
+    if RIGHTS_OF[role] == RIGHTS:
+        return frozenset()
+    scopes = {f"organization.{right}" for right in RIGHTS_OF[role]}
+    return frozenset(scopes | ({"usage.read"} if may(role, "billing.read") else set()))
