@@ -19,15 +19,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
-from adapters.storage.objects import StoredObject, checked_key, joined
-from adapters.storage.receiving import (
-    CHUNK,
-    fresh_path,
-    on_disk,
-    receive,
-    replace_with_stream,
-    verified,
-)
+from adapters.storage.objects import StoredObject, checked_key, joined, put_stream
+from adapters.storage.receiving import CHUNK, fresh_path, on_disk, replace_with_stream, verified
 
 _SEAL = struct.Struct(">8sQ32s")
 _MARK = b"rootobj1"
@@ -54,13 +47,7 @@ class LocalStore:
     async def put(
         self, key: str, data: AsyncIterator[bytes] | bytes, *, sha256: str | None = None
     ) -> StoredObject:
-        checked_key(key)
-        with _disk_errors(key):
-            received = await receive(data, fresh_path(self.scratch))
-        if sha256 is not None and received.sha256 != sha256:
-            await on_disk(received.path.unlink)
-            raise DigestMismatch(key, sha256, received.sha256)
-        return await self.put_file(key, received.path, sha256=received.sha256)
+        return await put_stream(self, key, data, sha256)
 
     async def put_file(self, key: str, path: Path, *, sha256: str) -> StoredObject:
         target = self._path(key)
@@ -79,7 +66,7 @@ class LocalStore:
                 end = seal.size if length is None else min(seal.size, start + length)
                 pieces = _read(file, start, end)
                 if start == 0 and end == seal.size:
-                    pieces = verified(pieces, lambda found: _objection(key, seal.sha256, found))
+                    pieces = verified(pieces, key, seal.sha256)
                 async for piece in pieces:
                     yield piece
             finally:
@@ -274,10 +261,6 @@ def _look_at(path: Path, key: str) -> StoredObject:
         seal = _read_seal(file, key)
         modified = os.fstat(file.fileno()).st_mtime
     return StoredObject(key, seal.size, seal.sha256, datetime.fromtimestamp(modified, UTC))
-
-
-def _objection(key: str, expected: str, found: str) -> DigestMismatch | None:
-    return None if found == expected else DigestMismatch(key, expected, found)
 
 
 @contextlib.contextmanager

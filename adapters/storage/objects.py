@@ -1,6 +1,6 @@
 """What an object store is to those who use one: objects by key, whole or not at all, digests verified.
 
-Owns the interface and the form of keys. Knows no store.
+Owns the interface, the form of keys, and what every store does alike. Knows no store.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
+
+from adapters.storage.errors import DigestMismatch, StorageUnavailable
+from adapters.storage.receiving import fresh_path, on_disk, receive
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _MAX_KEY = 700
@@ -94,6 +97,21 @@ def checked_key(key: str) -> str:
     if len(key) > _MAX_KEY or not all(_SEGMENT.fullmatch(segment) for segment in key.split("/")):
         raise ValueError(f"not an object's key: {key[:200]!r}")
     return key
+
+
+async def put_stream(
+    store: ObjectStore, key: str, data: AsyncIterator[bytes] | bytes, sha256: str | None
+) -> StoredObject:
+    """A store's `put`, by its `put_file`."""
+    checked_key(key)
+    try:
+        received = await receive(data, fresh_path(store.scratch))
+    except OSError as error:
+        raise StorageUnavailable(f"{key}: {error.strerror or error}") from error
+    if sha256 is not None and received.sha256 != sha256:
+        await on_disk(received.path.unlink)
+        raise DigestMismatch(key, sha256, received.sha256)
+    return await store.put_file(key, received.path, sha256=received.sha256)
 
 
 async def joined(store: ObjectStore, keys: Sequence[str]) -> AsyncIterator[bytes]:

@@ -17,6 +17,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, TypeVar
 
+from adapters.storage.errors import DigestMismatch
+
 T = TypeVar("T")
 
 CHUNK = 1024 * 1024
@@ -140,12 +142,9 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
-async def verified(
-    pieces: AsyncIterator[bytes], mismatch: Callable[[str], Exception | None]
-) -> AsyncIterator[bytes]:
-    """The same bytes; the last of them only after `mismatch(their SHA-256)` had no objection.
-
-    Raises: what `mismatch` returns.
+async def verified(pieces: AsyncIterator[bytes], key: str, sha256: str) -> AsyncIterator[bytes]:
+    """The same bytes, of the object `key`; the last of them only when their digest is right. Raises
+    DigestMismatch.
     """
     digest = hashlib.sha256()
     last: bytes | None = None
@@ -154,9 +153,8 @@ async def verified(
         if last is not None:
             yield last
         last = piece
-    error = mismatch(digest.hexdigest())
-    if error is not None:
-        raise error
+    if digest.hexdigest() != sha256:
+        raise DigestMismatch(key, sha256, digest.hexdigest())
     if last is not None:
         yield last
 

@@ -19,8 +19,8 @@ from obstore.store import S3Store as Bucket
 
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.storage.local import remove_older
-from adapters.storage.objects import StoredObject, checked_key, joined
-from adapters.storage.receiving import CHUNK, fresh_path, on_disk, receive, replace_with_stream, verified
+from adapters.storage.objects import StoredObject, checked_key, joined, put_stream
+from adapters.storage.receiving import CHUNK, on_disk, replace_with_stream, verified
 
 _PART = 8 * 1024 * 1024
 _DIGEST = "sha256"
@@ -84,13 +84,7 @@ class S3Store:
     async def put(
         self, key: str, data: AsyncIterator[bytes] | bytes, *, sha256: str | None = None
     ) -> StoredObject:
-        checked_key(key)
-        with _store_errors(key):
-            received = await receive(data, fresh_path(self.scratch))
-        if sha256 is not None and received.sha256 != sha256:
-            await on_disk(received.path.unlink)
-            raise DigestMismatch(key, sha256, received.sha256)
-        return await self.put_file(key, received.path, sha256=received.sha256)
+        return await put_stream(self, key, data, sha256)
 
     async def put_file(self, key: str, path: Path, *, sha256: str) -> StoredObject:
         checked_key(key)
@@ -120,7 +114,7 @@ class S3Store:
             pieces = _pieces(result.stream(CHUNK))
             expected = result.attributes.get(_DIGEST)
             if whole and expected:
-                pieces = verified(pieces, lambda found: _objection(key, expected, found))
+                pieces = verified(pieces, key, expected)
             async for piece in pieces:
                 yield piece
 
@@ -177,10 +171,6 @@ class S3Store:
 async def _pieces(stream: Any) -> AsyncIterator[bytes]:
     async for piece in stream:
         yield bytes(piece)
-
-
-def _objection(key: str, expected: str, found: str) -> DigestMismatch | None:
-    return None if found == expected else DigestMismatch(key, expected, found)
 
 
 @contextlib.contextmanager
