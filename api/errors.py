@@ -53,7 +53,7 @@ from adapters.jobs.lease import Interrupted
 from adapters.names import InvalidModelName
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.storage.receiving import TooManyBytes
-from billing.errors import InvalidReportQuery, MalformedEvent
+from billing.errors import InvalidReportQuery, MalformedEvent, PriceTaken
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
@@ -217,8 +217,9 @@ FACES: dict[type[Exception], Face] = {
     ModelNotFound: NO_MODEL,
     InvalidModelName: NO_MODEL,
     InvalidReportQuery: Face(400, INVALID, "invalid_value", retry=False),
-    # The worker's: it never crosses HTTP.
+    # The worker's, and the operator's: they never cross HTTP.
     MalformedEvent: INTERNAL,
+    PriceTaken: INTERNAL,
     ModelNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="model"),
     AdapterNotFound: NOT_FOUND,
     VersionNotFound: NOT_FOUND,

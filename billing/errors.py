@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 
 class MalformedEvent(ValueError):
     """A journal entry that no ledger row can be made of. It goes to the dead letters, never blocks the
@@ -15,3 +17,11 @@ class InvalidReportQuery(ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+
+class PriceTaken(ValueError):
+    """Another version of the prices comes into effect at the same moment."""
+
+    def __init__(self, effective_from: datetime) -> None:
+        super().__init__(f"effective_from: another price comes into effect at {effective_from.isoformat()}")
+        self.effective_from = effective_from

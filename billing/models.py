@@ -1,4 +1,4 @@
-"""The ledger: one row per request, partitioned by month; and its sums by the minute.
+"""The ledger: one row per request, partitioned by month; its sums by the minute; and the prices.
 
 Rows name tenants and keys without foreign keys: a bill must be written down even if what it names is gone.
 """
@@ -72,3 +72,22 @@ class UsageRollup(TenantOwned, Base):
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     cached_tokens: Mapped[int] = mapped_column(BigInteger)
     completion_tokens: Mapped[int] = mapped_column(BigInteger)
+
+
+class Price(Base):
+    """A version of the price list, in micro-USD per million tokens. Rows are never changed: the schema sees
+    to it.
+    """
+
+    __tablename__ = "prices"
+    __table_args__ = (
+        CheckConstraint("input >= 0 AND cached_input >= 0 AND output >= 0", name="amounts_sane"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    effective_from: Mapped[datetime] = mapped_column(unique=True)
+    """Requests submitted from then on pay it, until the next version's."""
+    input: Mapped[int] = mapped_column(BigInteger)
+    cached_input: Mapped[int] = mapped_column(BigInteger)
+    output: Mapped[int] = mapped_column(BigInteger)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())

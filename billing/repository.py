@@ -11,7 +11,7 @@ from sqlalchemy import DateTime, Row, bindparam, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.folding import Measured
-from billing.models import UsageRecord, UsageRollup
+from billing.models import Price, UsageRecord, UsageRollup
 from db.repository import TenantRepository
 
 WRITER_LOCK = 0x4C656467
@@ -173,3 +173,17 @@ class UsageRepository(TenantRepository):
         return list(
             (await self.session.execute(query.group_by("bucket", *groups).order_by("bucket", *groups))).all()
         )
+
+
+class PriceList:
+    """Versions of the prices: everybody's, so there is no tenant to scope by."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    def add(self, price: Price) -> None:
+        self.session.add(price)
+
+    async def versions(self) -> list[Price]:
+        """By the moment they come into effect."""
+        return list((await self.session.execute(select(Price).order_by(Price.effective_from))).scalars())

@@ -27,6 +27,17 @@ PinnedAdapters = Annotated[
 Gate = Annotated[
     list[str] | None, typer.Option("--gate", help="A threshold of calibration, NAME=NUMBER; repeatable.")
 ]
+Term = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--term",
+        help="A term of a class of service, CLASS.NAME=JSON, such as priority.allowed=true; repeatable.",
+    ),
+]
+TERMS_HEADER = (
+    *("CLASS", "ALLOWED", "PRICE", "CONTRACTED TOKENS/MIN", "TTFT MS", "MIN TOKENS/S", "AVAILABLE PPM"),
+    *("AT RATE PPM", "CREDITS"),
+)
 PLAN_HEADER = ("NAME", "ADAPTERS", "FILE BYTES", "PINNED", "GATE")
 
 
@@ -136,12 +147,13 @@ def plan_create(
     max_file_bytes: MaxFileBytes = None,
     pinned_adapters: PinnedAdapters = None,
     gate: Gate = None,
+    term: Term = None,
     data: Data = None,
 ) -> None:
     """Create a plan, like the standard one but for the options, and print its id."""
     from cli import plans
 
-    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or ())
+    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or ())
     print(plans.create_plan(data, name, wanted))
 
 
@@ -152,10 +164,22 @@ def plan_set(
     max_file_bytes: MaxFileBytes = None,
     pinned_adapters: PinnedAdapters = None,
     gate: Gate = None,
+    term: Term = None,
     data: Data = None,
 ) -> None:
     """Change a plan for all who are on it, within a second."""
     from cli import plans
 
-    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or ())
+    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or ())
     print_rows(PLAN_HEADER, [plans.set_plan(data, name, wanted)])
+
+
+@plan_app.command("terms")
+def plan_terms(
+    name: Annotated[str, typer.Argument(help="The plan's name.")],
+    data: Data = None,
+) -> None:
+    """Show what a plan says of each class of service. Shares are in millionths (ppm)."""
+    from cli import plans
+
+    print_rows(TERMS_HEADER, plans.list_terms(data, name))

@@ -17,6 +17,7 @@ import typer
 
 from cli.adapter_commands import adapter_app, plan_app
 from cli.errors import CliError, UsageError
+from cli.prices import price_app
 from cli.printing import Data, print_rows
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ app.add_typer(_tenant, name="tenant")
 app.add_typer(_key, name="key")
 app.add_typer(adapter_app, name="adapter")
 app.add_typer(plan_app, name="plan")
+app.add_typer(price_app, name="price")
 app.add_typer(_user, name="user")
 
 

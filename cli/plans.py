@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cli.errors import UsageError
 from cli.operator import Services, call
@@ -15,9 +16,13 @@ if TYPE_CHECKING:
 
 
 def changes(
-    max_adapters: int | None, max_file_bytes: int | None, pinned_adapters: int | None, gate: Iterable[str]
+    max_adapters: int | None,
+    max_file_bytes: int | None,
+    pinned_adapters: int | None,
+    gate: Iterable[str],
+    terms: Iterable[str] = (),
 ) -> PlanChanges:
-    """Of the command line; `gate` as NAME=NUMBER. Raises UsageError."""
+    """Of the command line; `gate` as NAME=NUMBER, `terms` as CLASS.NAME=JSON. Raises UsageError."""
     from tenants.plans import PlanChanges
 
     thresholds = {}
@@ -27,7 +32,19 @@ def changes(
             thresholds[name] = float(number)
         except ValueError:
             raise UsageError(f"--gate takes NAME=NUMBER, not {setting!r}") from None
-    return PlanChanges(max_adapters, max_file_bytes, pinned_adapters, thresholds)
+    return PlanChanges(max_adapters, max_file_bytes, pinned_adapters, thresholds, _terms(terms))
+
+
+def _terms(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
+    terms: dict[str, dict[str, Any]] = {}
+    for setting in settings:
+        where, _, value = setting.partition("=")
+        tier, _, name = where.partition(".")
+        try:
+            terms.setdefault(tier, {})[name] = json.loads(value)
+        except json.JSONDecodeError:
+            raise UsageError(f"--term takes CLASS.NAME=JSON, not {setting!r}") from None
+    return terms
 
 
 def list_plans(data: Path | None) -> list[tuple[str, ...]]:
@@ -53,6 +70,31 @@ def set_plan(data: Path | None, name: str, wanted: PlanChanges) -> tuple[str, ..
 
     async def work(services: Services) -> tuple[str, ...]:
         return _row(await _plans(services).set(name, wanted))
+
+    return call(data, work)
+
+
+def list_terms(data: Path | None, name: str) -> list[tuple[str, ...]]:
+    """Class of service, allowed, price, contracted rate, targets, promises, credits."""
+
+    async def work(services: Services) -> list[tuple[str, ...]]:
+        plan = await _plans(services).find(name)
+        return [
+            (
+                tier,
+                "yes" if terms.allowed else "no",
+                f"{terms.price_percent} %",
+                "-"
+                if terms.contracted_tokens_per_minute is None
+                else str(terms.contracted_tokens_per_minute),
+                str(terms.ttft_target_ms),
+                str(terms.min_output_tokens_per_second),
+                str(terms.availability_ppm),
+                str(terms.output_rate_ppm),
+                ", ".join(f"{percent} % below {below}" for below, percent in terms.credits) or "-",
+            )
+            for tier, terms in plan.terms.items()
+        ]
 
     return call(data, work)
 

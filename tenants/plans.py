@@ -15,11 +15,12 @@ import redis.asyncio
 from sqlalchemy.exc import IntegrityError
 
 from db.base import new_id
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from tenants.errors import NameTaken, PlanNotFound, TenantNotFound
 from tenants.models import STANDARD_PLAN, Plan
 from tenants.repository import TenantDirectory
 from tenants.resolver import publish_key_change
+from tenants.terms import merged
 from tenants.views import STANDARD, PlanView, plan_view
 
 __all__ = ["STANDARD", "STANDARD_PLAN", "PlanChanges", "PlanService", "PlanView"]
@@ -37,6 +38,8 @@ class PlanChanges:
     pinned_adapters: int | None = None
     gate: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Thresholds of calibration to set, by name."""
+    terms: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
+    """Terms to set, by class of service and name: see `tenants.terms.Terms`."""
 
     def check(self) -> None:
         """Raises ValueError naming the limit."""
@@ -48,10 +51,14 @@ class PlanChanges:
             if isinstance(threshold, bool) or not isinstance(threshold, int | float):
                 raise ValueError(f"gate: {name} must be a number, not {threshold!r}")
 
-    def values(self, gate_before: Mapping[str, Any]) -> dict[str, Any]:
-        """Columns to set."""
+    def values(self, gate_before: Mapping[str, Any], terms_before: Mapping[str, Any]) -> dict[str, Any]:
+        """Columns to set. Raises ValueError naming the term."""
         changed = {name: getattr(self, name) for name in _MOST if getattr(self, name) is not None}
-        return changed | ({"gate": {**gate_before, **self.gate}} if self.gate else {})
+        if self.gate:
+            changed["gate"] = {**gate_before, **self.gate}
+        if self.terms:
+            changed["terms"] = merged(terms_before, self.terms)
+        return changed
 
 
 class PlanService:
@@ -65,6 +72,14 @@ class PlanService:
         """Oldest first."""
         async with self._database.read() as session:
             return [plan_view(plan) for plan in await TenantDirectory(session).plans()]
+
+    async def find(self, name: str) -> PlanView:
+        """Raises PlanNotFound."""
+        async with self._database.read(EVERY_TENANT) as session:
+            plan = await TenantDirectory(session).plan(name)
+        if plan is None:
+            raise PlanNotFound(name)
+        return plan_view(plan)
 
     async def of_tenant(self, tenant_id: str) -> PlanView:
         """Raises TenantNotFound."""
@@ -80,7 +95,7 @@ class PlanService:
         changes.check()
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"name must be 1 to 64 of a-z, 0-9, '.', '_' and '-', not {name[:80]!r}")
-        plan = Plan(id=new_id("plan"), name=name, **changes.values({}))
+        plan = Plan(id=new_id("plan"), name=name, **changes.values({}, {}))
         try:
             async with self._database.write() as session:
                 session.add(plan)
@@ -97,7 +112,7 @@ class PlanService:
             plan = await TenantDirectory(session).lock_plan(name)
             if plan is None:
                 raise PlanNotFound(name)
-            for column, value in changes.values(plan.gate).items():
+            for column, value in changes.values(plan.gate, plan.terms).items():
                 setattr(plan, column, value)
             session.after_commit(lambda: publish_key_change(self._redis, None))
         return plan_view(plan)

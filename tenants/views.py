@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from engine.protocol import PriorityClass
 from tenants.models import STANDARD_PLAN, Plan
+from tenants.terms import DEFAULTS, Terms, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,8 @@ class PlanView:
     pinned_adapters: int = 0
     gate: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     """Thresholds of calibration that differ from the defaults."""
+    terms: Mapping[PriorityClass, Terms] = field(default_factory=lambda: DEFAULTS, hash=False)
+    """Of every class of service."""
 
 
 STANDARD = PlanView()
@@ -34,4 +38,5 @@ def plan_view(plan: Plan) -> PlanView:
         plan.max_file_bytes,
         plan.pinned_adapters,
         MappingProxyType(dict(plan.gate)),
+        read(plan.terms),
     )

@@ -1,0 +1,77 @@
+"""`rootstock price`: the price list from the command line.
+
+Owns one call to the service per command. Everything heavy is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from cli.printing import Data, print_rows
+
+price_app = typer.Typer(help="Prices of tokens, in micro-USD per million.", no_args_is_help=True)
+
+HEADER = ("FROM", "INPUT", "CACHED INPUT", "OUTPUT", "ID")
+Amount = Annotated[int, typer.Option(min=0, help="Micro-USD per million tokens.")]
+
+
+@price_app.command("list")
+def price_list(data: Data = None) -> None:
+    """List the versions of the prices, the earliest first."""
+    from billing.pricing import PriceService
+    from cli.operator import Services, call
+
+    async def work(services: Services) -> list[tuple[str, ...]]:
+        versions = await PriceService(services.database, services.redis).list()
+        return [
+            (
+                version.effective_from.isoformat(timespec="seconds"),
+                *map(str, (version.input, version.cached_input, version.output)),
+                version.id,
+            )
+            for version in versions
+        ]
+
+    print_rows(HEADER, call(data, work))
+
+
+@price_app.command("set")
+def price_set(
+    input: Amount,
+    output: Amount,
+    cached_input: Annotated[
+        int | None,
+        typer.Option(min=0, help="Of input found in the prefix cache; that of input if not given."),
+    ] = None,
+    effective_from: Annotated[
+        str | None, typer.Option("--from", help="ISO 8601 with a time zone; now if not given.")
+    ] = None,
+    data: Data = None,
+) -> None:
+    """Add a version of the prices and print its id. Earlier versions stay: what was used under them is billed
+    by them.
+    """
+    from billing.pricing import PriceService
+    from cli.errors import UsageError
+    from cli.operator import Services, call
+
+    try:
+        moment = datetime.fromisoformat(effective_from) if effective_from is not None else None
+    except ValueError:
+        raise UsageError(
+            f"--from takes a moment such as 2027-01-01T00:00:00Z, not {effective_from}"
+        ) from None
+
+    async def work(services: Services) -> str:
+        made = await PriceService(services.database, services.redis).add(
+            input=input,
+            cached_input=input if cached_input is None else cached_input,
+            output=output,
+            effective_from=moment,
+        )
+        return made.id
+
+    print(call(data, work))

@@ -1,0 +1,111 @@
+"""Prices: the arithmetic of a bill, and which version a request pays."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from math import ceil
+
+import pytest
+import redis.asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from billing.errors import MalformedEvent, PriceTaken
+from billing.pricing import PriceBook, PriceService, Rate
+from db.session import Database
+from engine.protocol import Usage
+from tests.support.statements import Statements
+from tests.support.waiting import eventually
+
+amounts = st.integers(0, 10**12)
+counts = st.integers(0, 2**40)
+rates = st.builds(Rate, st.just("prc_1"), amounts, amounts, amounts, st.integers(0, 10_000))
+
+
+@st.composite
+def usages(draw: st.DrawFn) -> Usage:
+    prompt = draw(counts)
+    return Usage(prompt, draw(st.integers(0, prompt)), draw(counts))
+
+
+@given(rates, usages())
+def test_a_request_costs_the_exact_sum_rounded_up_once(rate: Rate, usage: Usage) -> None:
+    exact = (
+        Fraction(usage.prompt_tokens - usage.cached_tokens) * rate.input
+        + Fraction(usage.cached_tokens) * rate.cached_input
+        + Fraction(usage.completion_tokens) * rate.output
+    ) * Fraction(rate.percent, 100 * 1_000_000)
+    assert rate.cost(usage) == ceil(exact)
+
+
+@given(rates, usages(), st.integers(0, 1000), st.integers(0, 1000))
+def test_the_worst_case_is_never_exceeded(rate: Rate, usage: Usage, more: int, longer: int) -> None:
+    worst = rate.worst(usage.prompt_tokens + more, usage.completion_tokens + longer)
+    assert rate.cost(usage) <= worst
+
+
+@given(rates)
+def test_a_rate_survives_its_label(rate: Rate) -> None:
+    assert Rate.of_label(rate.label) == rate
+
+
+@pytest.mark.parametrize(
+    "label", ["", "prc_1", "prc_1:1:2:3", "prc_1:1:2:3:x", "prc_1:1:2:3:-4", "p:1:2:3:²"]
+)
+def test_a_damaged_label_is_refused(label: str) -> None:
+    with pytest.raises(MalformedEvent, match="rate is"):
+        Rate.of_label(label)
+
+
+def test_one_token_costs_at_least_one_micro_dollar_and_nothing_costs_nothing() -> None:
+    rate = Rate("prc_1", 1, 1, 1)
+    assert rate.cost(Usage(1, 0, 0)) == 1
+    assert rate.cost(Usage(0, 0, 0)) == 0
+
+
+async def test_a_request_pays_the_version_in_effect_when_it_was_submitted(
+    database: Database, redis_client: redis.asyncio.Redis
+) -> None:
+    service, book = PriceService(database, redis_client), PriceBook(database, redis_client)
+    await book.start()
+    try:
+        now = datetime.now(UTC)
+        assert await book.rate(100, now.timestamp()) == Rate("", 0, 0, 0)
+        today = await service.add(input=150_000, cached_input=75_000, output=600_000)
+        later = await service.add(input=1, cached_input=1, output=2, effective_from=now + timedelta(days=1))
+
+        async def hears(submitted_at: datetime, price_id: str) -> bool:
+            return (await book.rate(175, submitted_at.timestamp())).price_id == price_id
+
+        assert await eventually(lambda: hears(now + timedelta(hours=1), today.id)) < 1
+        assert await hears(now - timedelta(days=1), "")
+        assert await hears(now + timedelta(days=1), later.id)
+        assert await book.rate(175, now.timestamp() + 60) == Rate(today.id, 150_000, 75_000, 600_000, 175)
+        with Statements(database) as statements:
+            await book.rate(50, now.timestamp() + 60)
+        assert not statements.seen
+        assert await service.list() == [today, later]
+        with pytest.raises(PriceTaken):
+            await service.add(input=1, cached_input=1, output=1, effective_from=later.effective_from)
+        for wrong, words in (({"input": -1}, "input must be"), ({"output": 10**13}, "output must be")):
+            with pytest.raises(ValueError, match=words):
+                await service.add(**({"input": 1, "cached_input": 1, "output": 1} | wrong))
+        with pytest.raises(ValueError, match="effective_from"):
+            await service.add(input=1, cached_input=1, output=1, effective_from=now - timedelta(days=1))
+    finally:
+        await book.close()
+
+
+@pytest.mark.parametrize("change", ["UPDATE prices SET input = 0", "DELETE FROM prices", "TRUNCATE prices"])
+async def test_a_price_is_never_changed(
+    database: Database, redis_client: redis.asyncio.Redis, change: str
+) -> None:
+    service = PriceService(database, redis_client)
+    made = await service.add(input=1, cached_input=1, output=1)
+    with pytest.raises(DBAPIError, match="never changed"):
+        async with database.write() as session:
+            await session.execute(text(change))
+    assert await service.list() == [made]
