@@ -36,7 +36,7 @@ async def connect() -> AsyncIterator[Connect]:
     """Connects clients, waits until the engine is ready, closes them at the end."""
     clients: list[EngineClient] = []
 
-    async def connect_to(engine: EngineProcess, ready_seconds: float = 15, **options: int) -> EngineClient:
+    async def connect_to(engine: EngineProcess, ready_seconds: float = 60, **options: int) -> EngineClient:
         client = EngineClient(engine.endpoint, f"test-{len(clients)}", **options)
         clients.append(client)
         await client.start()

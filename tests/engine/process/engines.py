@@ -61,7 +61,7 @@ class EngineProcess:
         assert self._process is not None
         self._process.send_signal(number)
 
-    def wait(self, seconds: float = 10.0) -> int:
+    def wait(self, seconds: float = 30.0) -> int:
         """Its exit code; minus the signal's number when one killed it."""
         assert self._process is not None
         return self._process.wait(seconds)
@@ -90,7 +90,7 @@ def tokens_of(chunks: list[TokenChunk], index: int = 0) -> list[int]:
     return [token_id for chunk in chunks if chunk.index == index for token_id in chunk.token_ids]
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait for something another process does."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - no event of ours tells

@@ -6,7 +6,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from tests.engine.process.engines import (
     until,
 )
 from tests.engine.process.faulty_engine import HANGS, RAISES, SLOW, THREADLESS
+from tests.support.waiting import AwakeClock
 
 
 async def collect(generation: Generation, into: list[TokenChunk]) -> None:
@@ -50,17 +50,17 @@ async def test_kill_9_of_the_engine_fails_readers_at_once_and_bills_what_they_go
     ]
     await until(lambda: min(len(chunks) for chunks in received.values()) > 20)
 
-    engine.kill()
-    killed = time.monotonic()
-    failures = await asyncio.gather(*readers, return_exceptions=True)
-    assert time.monotonic() - killed < 1.0
+    async with AwakeClock() as clock:
+        engine.kill()
+        failures = await asyncio.gather(*readers, return_exceptions=True)
+        assert clock.seconds < 1.0
     assert [type(failure) for failure in failures] == [EngineGone] * 8
     assert not client.ready
     with pytest.raises(EngineGone, match="not connected"):
         client.submit(submission("later", 5))
 
     engine.start()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         second = await client.wait_ready()
     assert first is not None
     assert second.incarnation != first.incarnation
@@ -79,8 +79,8 @@ async def test_kill_9_of_the_engine_fails_readers_at_once_and_bills_what_they_go
 
     engine.kill()
     engine.start()
-    async with asyncio.timeout(15):
-        await until(lambda: client.ready and client.info is not None and client.info != second, 15)
+    async with asyncio.timeout(60):
+        await until(lambda: client.ready and client.info is not None and client.info != second)
     assert len(journal_events(redis_url)) == len(events) + 1, "leftovers are billed once"
 
 
@@ -99,7 +99,7 @@ async def test_a_bill_after_kill_9_knows_what_the_prompt_cache_saved(
     engine.kill()
     assert isinstance((await asyncio.gather(reader, return_exceptions=True))[0], EngineGone)
     engine.start()
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         await client.wait_ready()
     bill = billed(journal_events(redis_url))["again"]
     assert bill.usage.cached_tokens == 32, "two full blocks of 16"
@@ -121,10 +121,10 @@ async def test_kill_9_of_a_client_aborts_its_requests_and_bills_them(
 ) -> None:
     watcher = await connect(engine)
     mine = watcher.submit(submission("mine", 1000))
-    await until(lambda: watcher.stats is not None and watcher.stats.running == 5, 15.0)
+    await until(lambda: watcher.stats is not None and watcher.stats.running == 5)
     doomed.kill()
-    await until(lambda: watcher.stats is not None and watcher.stats.aborted == 4, 2.0)
-    await until(lambda: len(billed(journal_events(redis_url))) >= 4, 2.0)
+    await until(lambda: watcher.stats is not None and watcher.stats.aborted == 4)
+    await until(lambda: len(billed(journal_events(redis_url))) >= 4)
     bills = billed(journal_events(redis_url))
     for i in range(4):
         assert bills[f"d{i}"].finish_reason == "abort"
@@ -146,8 +146,8 @@ async def test_a_client_that_closes_has_its_requests_aborted_at_once(
     await leaving.close()  # harmless
     with pytest.raises(EngineGone, match="closing"):
         await read(generation)
-    await until(lambda: "r1" in billed(journal_events(redis_url)), 1.0)
-    await until(lambda: watcher.stats is not None and watcher.stats.running == 0, 2.0)
+    await until(lambda: "r1" in billed(journal_events(redis_url)))
+    await until(lambda: watcher.stats is not None and watcher.stats.running == 0)
 
 
 async def test_a_client_finds_an_engine_that_starts_later(folder: Path, redis_url: str) -> None:
@@ -159,7 +159,7 @@ async def test_a_client_finds_an_engine_that_starts_later(folder: Path, redis_ur
             client.submit(submission("r1", 5))
         await asyncio.sleep(0.3)
         process.start()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await client.wait_ready()
         assert len(tokens_of(await read(client.submit(submission("r1", 5))))) == 5
         await client.close()
@@ -170,14 +170,14 @@ async def test_an_engine_that_stops_speaking_counts_as_gone(engine: EngineProces
     generation = client.submit(submission("r1", 5000))
     await anext(generation)
     engine.signal(signal.SIGSTOP)
-    began = time.monotonic()
-    with pytest.raises(EngineGone):
-        await read(generation)
-    assert time.monotonic() - began < 5.0
+    async with AwakeClock() as clock:
+        with pytest.raises(EngineGone):
+            await read(generation)
+        assert clock.seconds < 5.0
     engine.signal(signal.SIGCONT)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await client.wait_ready()
-    await until(lambda: client.stats is not None and client.stats.aborted == 1, 3.0)
+    await until(lambda: client.stats is not None and client.stats.aborted == 1)
 
 
 async def test_sigterm_finishes_what_runs_refuses_what_comes_and_exits_0(
@@ -250,7 +250,7 @@ async def test_a_broken_step_ends_the_engine_and_everything_in_flight_is_billed(
     assert ("the device is lost" if seed == RAISES else "a step hangs") in faulty.read_log()
     if seed == HANGS:
         faulty.start()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(60):
             await client.wait_ready()
     bill = billed(journal_events(redis_url))["r1"]
     assert len(tokens_of(received)) <= bill.usage.completion_tokens == 2
@@ -263,7 +263,7 @@ async def test_sigterm_while_loading_ends_the_engine_at_once(folder: Path, redis
         process.start()
         client = EngineClient(process.endpoint, "early")
         await client.start()
-        await until(lambda log=process.read_log: "client connected" in log(), 15)
+        await until(lambda log=process.read_log: "client connected" in log())
         assert not client.ready
         process.signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 5) == 0

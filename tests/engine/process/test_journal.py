@@ -52,7 +52,7 @@ class Recorder:
             self.failures.append(error)
             self._changed.notify_all()
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    def wait(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
         with self._changed:
             assert self._changed.wait_for(condition, seconds)
 
@@ -81,7 +81,7 @@ def open_journal(tmp_path: Path, recorder: Recorder) -> Iterator[Open]:
         journal.release()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

@@ -16,6 +16,7 @@ from engine.protocol import EngineInfo, EngineMessage, EngineStats, Hello, Outpu
 from engine.settings import DeviceSettings, EngineSettings
 from engine.transport import MAX_BACKLOG, ClientGone, ClientStalled, Delivery, FromClient, Transport
 from tests.engine.process.engines import submission
+from tests.support.waiting import until
 
 INFO = EngineInfo("engine-0", "i", "base", "", "none", "null", 100, 99, 100, "test")
 STATS = EngineStats("engine-0", "i")
@@ -43,13 +44,13 @@ class Wire:
     def greet(self) -> bytes:
         """Submit something to learn the identity the transport knows this socket by."""
         self.socket.send(encode(submission("r1", 5)))
-        delivery = self.inbox.get(timeout=5)
+        delivery = self.inbox.get(timeout=30)
         assert isinstance(delivery, FromClient)
         assert isinstance(delivery.message, Submit)
         return delivery.client
 
     def receive(self) -> object:
-        assert self.socket.poll(5000)
+        assert self.socket.poll(30_000)
         return decode(self.socket.recv())
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ def test_a_peer_that_does_not_read_is_reported_and_still_loses_nothing(wire: Wir
             wire.transport.send(client, Outputs([chunk]))
             num_messages += 1
 
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while wire.inbox.empty():
         say(500)
         time.sleep(0.02)
@@ -110,9 +111,8 @@ def test_a_peer_that_does_not_read_is_reported_and_still_loses_nothing(wire: Wir
 def test_a_peer_that_vanishes_is_missed_within_a_heartbeat(wire: Wire) -> None:
     client = wire.greet()
     wire.socket.close(linger=0)
-    began = time.monotonic()
-    assert wire.inbox.get(timeout=3) == ClientGone(client)
-    assert time.monotonic() - began < 1.0
+    assert until(lambda: not wire.inbox.empty()) < 1.0
+    assert wire.inbox.get() == ClientGone(client)
     wire.transport.send(client, Outputs())  # nothing happens
     wire.socket = wire.connect()
     assert wire.greet() != client
@@ -121,7 +121,7 @@ def test_a_peer_that_vanishes_is_missed_within_a_heartbeat(wire: Wire) -> None:
 def test_a_message_beyond_the_limit_cuts_its_sender_off(wire: Wire) -> None:
     client = wire.greet()
     wire.socket.send(bytes((32 << 20) + 1))
-    assert wire.inbox.get(timeout=5) == ClientGone(client)
+    assert wire.inbox.get(timeout=30) == ClientGone(client)
 
 
 @pytest.mark.parametrize(
