@@ -9,6 +9,7 @@ errors carry data, no HTTP; a test proves that the table names every one of them
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -57,7 +58,17 @@ from billing.errors import InvalidReportQuery, MalformedEvent, PriceTaken
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
-from tenants.errors import InvalidApiKey, KeyNotFound, NameTaken, PlanNotFound, TenantNotFound
+from tenants.errors import (
+    InvalidApiKey,
+    KeyNotFound,
+    LimitNotFound,
+    NameTaken,
+    PlanNotFound,
+    QuotaExhausted,
+    QuotaUnavailable,
+    RateLimited,
+    TenantNotFound,
+)
 
 
 class ApiError(Exception):
@@ -212,6 +223,10 @@ FACES: dict[type[Exception], Face] = {
     InvalidApiKey: BAD_KEY,
     TenantNotFound: NOT_FOUND,
     PlanNotFound: NOT_FOUND,
+    LimitNotFound: NOT_FOUND,
+    RateLimited: Face(429, "rate_limit_error", "rate_limit_exceeded", retry=True, retry_after=1),
+    QuotaExhausted: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
+    QuotaUnavailable: Face(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1),
     KeyNotFound: NOT_FOUND,
     NameTaken: Face(409, "conflict_error", "name_taken", retry=False, param="name"),
     ModelNotFound: NO_MODEL,
@@ -331,7 +346,12 @@ def headers_of(error: BaseException) -> dict[str, str]:
     """Headers beside the envelope."""
     face = face_of(error)
     headers = {"content-type": "application/json", "x-should-retry": "true" if face.retry else "false"}
-    if face.retry_after is not None:
+    carried: float | None = getattr(error, "retry_after", None)
+    if carried is not None and face.retry:
+        # What the error itself knows is exact; whole seconds are for those who read no milliseconds.
+        headers["retry-after"] = str(max(1, math.ceil(carried)))
+        headers["retry-after-ms"] = str(max(1, math.ceil(carried * 1000)))
+    elif face.retry_after is not None:
         headers["retry-after"] = str(face.retry_after)
     if face.status == 401:
         headers["www-authenticate"] = "Bearer"

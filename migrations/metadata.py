@@ -8,6 +8,7 @@ import adapters.models
 import billing.models
 import db.outbox
 import tenants.audit.models
+import tenants.limits.models
 import tenants.models
 from db.base import Base
 
@@ -19,6 +20,7 @@ DOMAINS = (
     billing.models,
     db.outbox,
     tenants.audit.models,
+    tenants.limits.models,
     tenants.models,
 )
 """Imported for their tables."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from tenants.limits.kinds import Limit
 from tenants.networks import Network
 from tenants.views import STANDARD, PlanView
 
@@ -31,6 +32,8 @@ class TenantContext:
     """Names it may ask for, see `may_use`. Empty: all of its tenant's."""
     networks: tuple[Network, ...] = ()
     """Where it may be used from; the resolver has seen to it. Empty: anywhere."""
+    limits: tuple[Limit, ...] = ()
+    """All that its requests count to: of its tenant, its project and itself, the plan's among them."""
 
     def may_use(self, model_name: str) -> bool:
         """Whether the key's list of models has this one, by a name as `/v1/models` shows it.

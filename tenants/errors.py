@@ -5,6 +5,9 @@ business.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
+
+from tenants.limits.kinds import Limit, Metric, RateView
 
 
 class TenantError(Exception):
@@ -159,3 +162,92 @@ class NameTaken(TenantError):
         super().__init__(f"the {what} {name!r} is taken")
         self.what = what
         self.name = name
+
+
+class LimitReached(TenantError):
+    """A limit does not let a request pass. Carries how far the caller is from the tightest ones."""
+
+    def __init__(
+        self,
+        limit: Limit,
+        message: str,
+        requests: RateView | None = None,
+        tokens: RateView | None = None,
+        local: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.requests = requests
+        self.tokens = tokens
+        self.local = local
+        """Judged by this process's share of the limit, because what is shared cannot be asked."""
+
+
+class RateLimited(LimitReached):
+    """Not now: the same request passes after `retry_after` seconds, unless others come before."""
+
+    def __init__(
+        self,
+        limit: Limit,
+        retry_after: float,
+        requests: RateView | None = None,
+        tokens: RateView | None = None,
+        local: bool = False,
+    ) -> None:
+        message = (
+            f"Rate limit reached: {described(limit)}. Please try again in {max(retry_after, 0.001):.3f} s."
+        )
+        super().__init__(limit, message, requests, tokens, local)
+        self.retry_after = retry_after
+
+
+class QuotaExhausted(LimitReached):
+    """Not before `resets_at`, or, where that is None, never: the request alone asks for more than the limit
+    is.
+    """
+
+    retry_after: float | None = None
+
+    def __init__(
+        self,
+        limit: Limit,
+        resets_at: datetime | None,
+        requests: RateView | None = None,
+        tokens: RateView | None = None,
+        local: bool = False,
+    ) -> None:
+        if resets_at is None:
+            message = f"This request alone may take more than the limit allows: {described(limit)}."
+        else:
+            message = (
+                f"You exceeded your current quota: {described(limit)}. It resets at {resets_at.isoformat()}."
+            )
+        super().__init__(limit, message, requests, tokens, local)
+        self.resets_at = resets_at
+
+
+class QuotaUnavailable(TenantError):
+    """What is used of a budget cannot be looked up, so nothing is let through that would count to it."""
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__("the budgets that this request counts to cannot be looked up at the moment")
+        self.retry_after = retry_after
+
+
+class LimitNotFound(TenantError):
+    """No such limit was set for this tenant."""
+
+    def __init__(self, scope: str, scope_id: str, model: str, metric: str) -> None:
+        super().__init__(f"no limit of {metric} is set for {scope} {scope_id[:80]!r}, model {model[:80]!r}")
+        self.scope = scope
+        self.scope_id = scope_id
+        self.model = model
+        self.metric = metric
+
+
+def described(limit: Limit) -> str:
+    """As a message names it."""
+    what = "micro-USD of spend per month" if limit.metric == Metric.SPEND_PER_MONTH else None
+    model = f", model {limit.model}" if limit.model else ""
+    words = what or limit.metric.replace("_", " ")
+    return f"{limit.amount} {words} for {limit.scope} {limit.scope_id}{model}"

@@ -46,6 +46,8 @@ class Plan(Base):
     """Thresholds of calibration that differ from the defaults."""
     terms: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
     """By class of service, what differs from the default terms: see `tenants.terms`."""
+    limits: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=text("'{}'"))
+    """Amounts of limits that every tenant on it has, by metric."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 

@@ -24,6 +24,8 @@ class PlanView:
     """Thresholds of calibration that differ from the defaults."""
     terms: Mapping[PriorityClass, Terms] = field(default_factory=lambda: DEFAULTS, hash=False)
     """Of every class of service."""
+    limits: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    """Amounts of limits of the tenant as a whole, by metric."""
 
 
 STANDARD = PlanView()
@@ -39,4 +41,5 @@ def plan_view(plan: Plan) -> PlanView:
         plan.pinned_adapters,
         MappingProxyType(dict(plan.gate)),
         read(plan.terms),
+        MappingProxyType(dict(plan.limits)),
     )

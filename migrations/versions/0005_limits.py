@@ -24,8 +24,42 @@ $$
 
 
 def upgrade() -> None:
+    _limits()
     _terms()
     _prices()
+
+
+METRICS = (
+    "'requests_per_minute', 'tokens_per_minute', 'input_tokens_per_minute', 'output_tokens_per_minute', "
+    "'concurrent_requests', 'requests_per_day', 'tokens_per_day', 'tokens_per_month', 'spend_per_month', "
+    "'adapters', 'storage_bytes'"
+)
+
+
+def _limits() -> None:
+    op.add_column("plans", sa.Column("limits", JSONB, server_default=EMPTY, nullable=False))
+    op.create_table(
+        "limits",
+        sa.Column("tenant_id", TEXT, nullable=False),
+        sa.Column("scope", TEXT, nullable=False),
+        sa.Column("scope_id", TEXT, nullable=False),
+        sa.Column("model", TEXT, server_default=sa.text("''"), nullable=False),
+        sa.Column("metric", TEXT, nullable=False),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("updated_at", INSTANT, server_default=NOW, nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "scope", "scope_id", "model", "metric", name="pk_limits"),
+        sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name="fk_limits_tenant_id_tenants"),
+        sa.CheckConstraint("scope IN ('tenant', 'project', 'key')", name=op.f("ck_limits_scope_known")),
+        sa.CheckConstraint(
+            "scope <> 'tenant' OR scope_id = tenant_id", name=op.f("ck_limits_scope_of_tenant")
+        ),
+        sa.CheckConstraint(f"metric IN ({METRICS})", name=op.f("ck_limits_metric_known")),
+        sa.CheckConstraint("amount >= 0", name=op.f("ck_limits_amount_counts")),
+        sa.CheckConstraint(
+            "metric NOT IN ('adapters', 'storage_bytes') OR (scope = 'tenant' AND model = '')",
+            name=op.f("ck_limits_stored_by_tenants"),
+        ),
+    )
 
 
 def _terms() -> None:
@@ -56,6 +90,8 @@ def _prices() -> None:
 
 
 def downgrade() -> None:
+    op.drop_table("limits")
+    op.drop_column("plans", "limits")
     op.drop_table("prices")
     op.execute("DROP FUNCTION refuse_price_change()")
     op.drop_column("plans", "terms")

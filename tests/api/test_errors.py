@@ -29,6 +29,7 @@ BASES = {
     "BillingError",
     "FileError",
     "StorageError",
+    "LimitReached",
 }
 """Never raised themselves."""
 

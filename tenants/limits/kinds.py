@@ -1,0 +1,120 @@
+"""The words of limits: what can be limited, for whom, and what a request takes of it. Plain values.
+
+Owns the names, their kinds and their bounds. Refuses to know rows, Redis and requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, NamedTuple, get_args
+
+Scope = Literal["tenant", "project", "key"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+
+Kind = Literal["rate", "held", "day", "month", "stored"]
+"""How a metric is counted: flowing by the minute, as many as are open now, in a calendar's day or month
+(UTC), or lying in the database.
+"""
+Measure = Literal["requests", "input_tokens", "output_tokens", "tokens", "spend", "stored"]
+
+MAX_RATE = 10**11
+"""Largest amount per minute: its bookkeeping stays within the integers that doubles hold exactly."""
+MAX_AMOUNT = 1 << 50
+
+
+class Metric(StrEnum):
+    REQUESTS_PER_MINUTE = "requests_per_minute"
+    TOKENS_PER_MINUTE = "tokens_per_minute"
+    INPUT_TOKENS_PER_MINUTE = "input_tokens_per_minute"
+    OUTPUT_TOKENS_PER_MINUTE = "output_tokens_per_minute"
+    CONCURRENT_REQUESTS = "concurrent_requests"
+    REQUESTS_PER_DAY = "requests_per_day"
+    TOKENS_PER_DAY = "tokens_per_day"
+    TOKENS_PER_MONTH = "tokens_per_month"
+    SPEND_PER_MONTH = "spend_per_month"
+    """Micro-USD."""
+    ADAPTERS = "adapters"
+    STORAGE_BYTES = "storage_bytes"
+
+    @property
+    def kind(self) -> Kind:
+        return _COUNTED[self].kind
+
+    @property
+    def measure(self) -> Measure:
+        return _COUNTED[self].measure
+
+
+class _Counted(NamedTuple):
+    kind: Kind
+    measure: Measure
+
+
+_COUNTED = {
+    Metric.REQUESTS_PER_MINUTE: _Counted("rate", "requests"),
+    Metric.TOKENS_PER_MINUTE: _Counted("rate", "tokens"),
+    Metric.INPUT_TOKENS_PER_MINUTE: _Counted("rate", "input_tokens"),
+    Metric.OUTPUT_TOKENS_PER_MINUTE: _Counted("rate", "output_tokens"),
+    Metric.CONCURRENT_REQUESTS: _Counted("held", "requests"),
+    Metric.REQUESTS_PER_DAY: _Counted("day", "requests"),
+    Metric.TOKENS_PER_DAY: _Counted("day", "tokens"),
+    Metric.TOKENS_PER_MONTH: _Counted("month", "tokens"),
+    Metric.SPEND_PER_MONTH: _Counted("month", "spend"),
+    Metric.ADAPTERS: _Counted("stored", "stored"),
+    Metric.STORAGE_BYTES: _Counted("stored", "stored"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What a request takes, or has taken."""
+
+    requests: int = 1
+    input_tokens: int = 0
+    output_tokens: int = 0
+    spend: int = 0
+    """Micro-USD."""
+
+
+NOTHING = Amounts(requests=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most `amount` of `metric`, for all that happens in the scope."""
+
+    scope: Scope
+    scope_id: str
+    """Of the tenant, the project or the key."""
+    model: str
+    """'' is all models. Else as on a key's list: `base` is the base alone, `base:*` its adapters,
+    `base:adapter` all versions of that, `base:adapter@version` one.
+    """
+    metric: Metric
+    amount: int
+
+    def covers(self, model_name: str) -> bool:
+        """Whether a request for this model, by its full name, counts."""
+        model = self.model
+        if not model or model == model_name:
+            return True
+        base, colon, _ = model_name.partition(":")
+        return bool(colon) and model in (f"{base}:*", model_name.partition("@")[0])
+
+
+def check_amount(metric: Metric, amount: int) -> None:
+    """Raises ValueError naming the field."""
+    most = MAX_RATE if metric.kind == "rate" else MAX_AMOUNT
+    if isinstance(amount, bool) or not isinstance(amount, int) or not 0 <= amount <= most:
+        raise ValueError(f"amount of {metric} must be from 0 to {most}, not {amount!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class RateView:
+    """How far a caller is from a limit, as `x-ratelimit-*` tells it: of several limits, the tightest."""
+
+    limit: int
+    remaining: int
+    reset_seconds: float
+    """Until nothing of it is used any more."""
