@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import structlog
@@ -62,10 +62,12 @@ class EngineError(Exception):
 class RequestRejected(EngineError):
     """The engine would not run the request. Nothing is billed."""
 
-    def __init__(self, code: RejectCode, message: str) -> None:
+    def __init__(self, code: RejectCode, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.retry_after = retry_after
+        """Seconds until it may be worth asking again, as far as the engine can tell."""
 
 
 class EngineGone(EngineError):
@@ -82,16 +84,19 @@ class Generation:
     Ends after the engine's last word; then `usage` is set. Raises RequestRejected, EngineGone or
     ReaderStalled in place of an item, after the chunks that came before it. One reader at a time. A reader
     that is cancelled while it waits aborts the request; one that stops iterating for another reason must call
-    `abort` (it may then read on, to the usage).
+    `abort` (it may then read on, to the usage). Whoever has to know what was used, whatever becomes of the
+    reader, asks with `when_ended`.
     """
 
     __slots__ = (
         "_client",
         "_closed",
-        "_error",
+        "_hears_end",
         "_num_unread",
         "_unread",
         "_waiter",
+        "error",
+        "num_received",
         "request_id",
         "scores",
         "usage",
@@ -101,22 +106,26 @@ class Generation:
         self.request_id = request_id
         self.usage: Usage | None = None
         """Set once the engine has spoken its last word."""
+        self.error: EngineError | None = None
+        """Why there is no answer, or no more of it."""
+        self.num_received = 0
+        """Tokens of the answer that have come so far, over all choices."""
         self.scores: list[TokenLogprob] = []
         """Of the prompt's tokens from `score_from` on, where asked for; complete before the first chunk."""
         self._client = client
         self._unread: list[TokenChunk] = []
         self._num_unread = 0
         self._waiter: asyncio.Future[None] | None = None
-        self._error: EngineError | None = None
         self._closed = False
+        self._hears_end: Callable[[Generation], None] | None = None
 
     def __aiter__(self) -> AsyncIterator[list[TokenChunk]]:
         return self
 
     async def __anext__(self) -> list[TokenChunk]:
         while not self._unread:
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             if self._closed:
                 raise StopAsyncIteration
             assert self._waiter is None, "a generation has one reader"
@@ -139,19 +148,43 @@ class Generation:
         if not self._closed:
             self._client._abort(self.request_id)
 
+    def when_ended(self, hear: Callable[[Generation], None]) -> None:
+        """Call `hear` once nothing more is to come: `usage` is set then, or `error`, or (of a stalled reader)
+        both. At most one hears. Nobody does when it is this client that leaves: the engine's journal will
+        tell.
+        """
+        assert self._hears_end is None, "somebody hears already"
+        self._hears_end = hear
+        if self._closed:
+            hear(self)
+
     def _receive(self, chunk: TokenChunk) -> int:
-        """Keep a chunk for the reader; how many tokens are unread."""
+        """Keep a chunk for the reader; how many tokens are unread. For one who was given up, it is counted
+        and dropped.
+        """
+        num_tokens = len(chunk.token_ids)
+        self.num_received += num_tokens
+        if self.error is not None:
+            return 0
         self._unread.append(chunk)
-        self._num_unread += len(chunk.token_ids)
+        self._num_unread += num_tokens
         return self._num_unread
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _close(self, usage: Usage | None, error: EngineError | None) -> None:
-        self.usage, self._error, self._closed = usage, error, True
+    def _stall(self, error: ReaderStalled) -> None:
+        """Give the reader up; the engine's last word, with the usage, is still to come."""
+        self.error = error
         self._wake()
+
+    def _close(self, usage: Usage | None, error: EngineError | None) -> None:
+        self.usage, self._closed = usage, True
+        self.error = self.error or error
+        self._wake()
+        if self._hears_end is not None:
+            self._hears_end(self)
 
 
 class EngineClient:
@@ -205,6 +238,8 @@ class EngineClient:
             if self._connection.connected:
                 self._connection.socket.send(_encoder.encode(Goodbye()), zmq.NOBLOCK)
             self._ready.clear()
+            for generation in self._generations.values():
+                generation._hears_end = None
             self._disconnect("the client is closing", linger=200)
         await asyncio.to_thread(self._context.term)
 
@@ -335,9 +370,8 @@ class EngineClient:
             gained.add(generation)
             if generation._receive(chunk) > self._max_unread_tokens:
                 self._send(Abort(chunk.request_id))
-                del generations[chunk.request_id]
-                generation._close(
-                    None, ReaderStalled(f"more than {self._max_unread_tokens} tokens were left unread")
+                generation._stall(
+                    ReaderStalled(f"more than {self._max_unread_tokens} tokens were left unread")
                 )
         for generation in gained:
             generation._wake()
@@ -348,7 +382,9 @@ class EngineClient:
         for rejected in outputs.rejected:
             generation = generations.pop(rejected.request_id, None)
             if generation is not None:
-                generation._close(None, RequestRejected(rejected.code, rejected.message))
+                generation._close(
+                    None, RequestRejected(rejected.code, rejected.message, rejected.retry_after)
+                )
 
     def _on_info(self, info: EngineInfo) -> None:
         if self.ready and self.info is not None and info.incarnation != self.info.incarnation:

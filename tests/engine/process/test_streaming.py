@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from cli.local.server import LocalServer
-from engine.client import EngineClient, ReaderStalled, RequestRejected
+from engine.client import EngineClient, Generation, ReaderStalled, RequestRejected
 from engine.protocol import Abort, AdapterRef, Outputs, TokenChunk
 from tests.engine.process.conftest import Connect
 from tests.engine.process.engines import (
@@ -181,6 +181,33 @@ async def test_a_reader_that_does_not_read_is_cut_off(engine: EngineProcess, con
     with pytest.raises(ReaderStalled, match="20 tokens"):
         await anext(stalled)
     await until(lambda: client.stats is not None and client.stats.running == 0)
+
+
+async def test_the_end_is_heard_with_the_usage_whatever_becomes_of_the_reader(
+    engine: EngineProcess, connect: Connect, redis_url: str
+) -> None:
+    client = await connect(engine, max_unread_tokens=20)
+    ended: dict[str, Generation] = {}
+
+    def hear(generation: Generation) -> None:
+        ended[generation.request_id] = generation
+
+    def follow(request_id: str, max_tokens: int) -> Generation:
+        generation = client.submit(submission(request_id, max_tokens))
+        generation.when_ended(hear)
+        return generation
+
+    follow("stalled", 5000)
+    left = follow("left", 5000)
+    await anext(left)
+    left.abort()
+    await read(follow("read", 9))
+    await until(lambda: len(ended) == 3)
+    charged = {event.request_id: event.usage for event in journal_events(redis_url) if event.finish_reason}
+    assert {request_id: generation.usage for request_id, generation in ended.items()} == charged
+    assert isinstance(ended["stalled"].error, ReaderStalled)
+    assert ended["left"].error is None
+    assert ended["read"].num_received == 9
 
 
 async def test_adapters_load_in_the_engine_and_heartbeats_show_it(
