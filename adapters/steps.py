@@ -25,6 +25,7 @@ from adapters.calibration.gate import Gate, StoredDtype
 from adapters.calibration.report import CalibrationReport
 from adapters.calibration.run import CalibrationRequest, CalibrationStack, calibrate
 from adapters.calibration.serving import Asker
+from adapters.calibration.shared import FOLDER, SharedScores
 from adapters.inspection import Inspection, Sandbox
 from adapters.jobs.errors import JobFailed
 from adapters.objects import (
@@ -74,6 +75,7 @@ class AdapterSteps:
         self._sandbox = sandbox
         self._base = base
         self._artifacts_dir = artifacts_dir
+        self._shared = SharedScores(artifacts_dir / FOLDER)
         self._engine_endpoint = engine_endpoint
         self._config = load_config(base.directory)
         self._engine: EngineClient | None = None
@@ -194,7 +196,9 @@ class AdapterSteps:
         """Waits for the engine as long as that takes: without it nothing can be measured."""
         engine = self._engine
         assert engine is not None, "opened with the job"
-        stack = CalibrationStack(engine, self._base.codec, self._base.directory, self._artifacts_dir)
+        stack = CalibrationStack(
+            engine, self._base.codec, self._base.directory, self._artifacts_dir, shared=self._shared
+        )
         done = dict.fromkeys(PARTS, 0.0)
 
         async def note(phase: str, part: int, total: int) -> None:

@@ -20,7 +20,7 @@ from db.tasks import JOBS_QUEUE, QUEUE
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 _ENGINE_DRAIN_S = 20.0
-_JOBS_NICE = 10
+_JOBS_NICE = 19
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from adapters.pinning import Pinning
 from adapters.pipeline import AdapterPipeline
 from adapters.steps import AdapterSteps, Base
 from tokenization.codec import TextCodec
+from worker.giving_way import computing_threads
 from worker.runtime import Runtime
 from worker.settings import JobsSettings
 
@@ -21,6 +22,7 @@ torch.set_grad_enabled(False)
 
 async def open_pipeline(runtime: Runtime, settings: JobsSettings, opened: AsyncExitStack) -> AdapterPipeline:
     """What a `worker.runtime.OpenPipeline` does."""
+    asyncio.get_running_loop().set_default_executor(computing_threads())
     base = Base(
         settings.base_path,
         settings.base_name,

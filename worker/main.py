@@ -32,6 +32,7 @@ from db.tasks import JOBS_QUEUE
 from telemetry import logs
 from worker.ack_watch import AckWatch
 from worker.app import create_app
+from worker.giving_way import stand_behind
 from worker.runtime import OpenPipeline, Runtime
 from worker.settings import JobsSettings, WorkerSettings
 from worker.tasks import register
@@ -62,7 +63,7 @@ def run(settings: WorkerSettings | None = None, open_pipeline: OpenPipeline | No
     def in_child(**_: Any) -> None:
         _die_with_parent(worker_pid)
         runtime.shutdown.inherit()
-        os.nice(settings.nice)
+        stand_behind(settings.nice)
         runtime.open_ahead()
 
     signals.worker_process_init.connect(in_child, weak=False)

@@ -74,6 +74,7 @@ class Reference:
     Args:
         artifacts: packed forms by dtype, whose rounding is measured on the way; none: it is not.
         doubled: score the adapter at twice its scale, too.
+        base: score the base alone, too.
     """
 
     def __init__(
@@ -84,9 +85,11 @@ class Reference:
         device: torch.device | str = "cpu",
         *,
         doubled: bool = False,
+        base: bool = True,
     ) -> None:
         self.config = load_config(base_dir)
-        self._streams = STREAMS | DOUBLED if doubled else STREAMS
+        wanted = {"base": base, "adapter": True, "doubled": doubled}
+        self._streams = {name: factor for name, factor in (STREAMS | DOUBLED).items() if wanted[name]}
         self.memory = MemoryWatch()
         self.device = torch.device(device)
         self.contribution = Contribution(artifacts or {}, self.device)

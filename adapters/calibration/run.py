@@ -2,14 +2,16 @@
 
 Owns the order, and going on where an earlier run ended: what is finished (a chunk of samples served, a pass
 of the reference) is saved under a name that tells what it was made of, so that nothing of another adapter,
-base or file of samples is ever taken for it. Serving and reference run side by side. Refuses to know jobs,
-leases, object stores and plans: it is given where to save, whom to tell, and thresholds.
+base or file of samples is ever taken for it. Serving and reference run side by side. What the base alone
+scores is taken from other calibrations on the same samples. Refuses to know jobs, leases, object stores and
+plans: it is given where to save, whom to tell, and thresholds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,15 +20,18 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 import structlog
+import torch
 
 from adapters.calibration.errors import ServingUnavailable
 from adapters.calibration.gate import Gate, StoredDtype, decide
 from adapters.calibration.measures import BASE, ModuleError, measure
+from adapters.calibration.pacing import REFERENCE_SHARE, Others, Pace
 from adapters.calibration.reference import Reference, passes
 from adapters.calibration.report import CalibrationReport, Cost, Data, Subject
 from adapters.calibration.samples import Limits, Sample, SampleSet, default_set, read_samples
 from adapters.calibration.scores import Scores, decode_scores, encode_scores
 from adapters.calibration.serving import Asker, ScoringEngine, Served
+from adapters.calibration.shared import SharedScores
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.protocol import AdapterRef, EngineInfo
 from tokenization.codec import TextCodec
@@ -80,6 +85,8 @@ class CalibrationStack:
     """Of the reference; never the one that serves."""
     patience: float = 300.0
     """Seconds a sample waits for a busy engine."""
+    shared: SharedScores | None = None
+    """Where scores of the base alone are kept for other calibrations; None: they are made every time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,7 @@ class _Referred:
 class _SavedPass(msgspec.Struct, array_like=True):
     adapter: list[Scores]
     base: list[Scores]
+    """Empty where they were known."""
     doubled: list[Scores]
     """Empty where that is not tried."""
     modules: list[ModuleError]
@@ -165,6 +173,14 @@ class _Calibration:
         self._progress, self._checkpoint = progress, checkpoint
         # A base that is served otherwise from now on has other scores.
         self._served_by = _name(_stack_name(info), _digest(samples))
+        # A tenant's own samples are its own also in this: nobody learns from a cache that another has them.
+        whose = request.asker.tenant if samples.origin == "tenant" else ""
+        arithmetic = f"{torch.__version__} {stack.device}"
+        self._base_served = f"served-{_name(self._served_by, whose)}"
+        self._base_referred = f"reference-{_name(info.base_digest, arithmetic, _digest(samples), whose)}"
+        # A reference on the cores of a busy engine takes more from it than its threads' policy can tell.
+        share = REFERENCE_SHARE if info.device == stack.device else 1.0
+        self._pace = Pace(Others(lambda: stack.engine.stats), share, longest=math.inf)
         source = [_file_digest(path) for path in sorted(request.peft_dir.iterdir()) if path.is_file()]
         artifacts = [f"{dtype}:{ref.digest}" for dtype, ref in sorted(request.artifacts.items())]
         self._referred_by = _name(info.base_digest, *source, *artifacts, _digest(samples))
@@ -177,6 +193,11 @@ class _Calibration:
         found: dict[str, list[Scores]] = {name: [] for name in ways}
         done = 0
         for name, ref in ways.items():
+            known = await self._known(self._base_served) if ref is None else None
+            if known is not None:
+                found[name] = known
+                done += len(known)
+                continue
             for first in range(0, len(self._samples), CHUNK):
                 chunk = self._samples[first : first + CHUNK]
                 key = f"served-{_name(self._served_by, ref.digest if ref else '')}-{first}"
@@ -187,6 +208,8 @@ class _Calibration:
                 found[name] += scores
                 done += len(chunk)
                 await self._progress("serving", done, total)
+            if ref is None:
+                await self._share(self._base_served, found[name])
         return found
 
     async def refer(self) -> _Referred:
@@ -198,6 +221,7 @@ class _Calibration:
             )
             for dtype, ref in request.artifacts.items()
         }
+        known = await self._known(self._base_referred)
         reference = Reference(
             stack.base_dir,
             request.peft_dir,
@@ -205,6 +229,7 @@ class _Calibration:
             stack.device,
             # On samples that are not the adapter's own its best scale says nothing.
             doubled=request.samples is not None,
+            base=known is None,
         )
         found = _Referred([], [], [], [], 0)
         with reference:
@@ -213,7 +238,7 @@ class _Calibration:
             for place, rows in enumerate(ranges):
                 key = f"reference-{self._referred_by}-{place}"
                 saved = await self._saved(key, _decode_pass)
-                if saved is None:
+                if saved is None or (known is None and not saved.base):
                     saved = await self._pass(reference, [self._samples[row] for row in rows], done, total)
                     await self._checkpoint.save(key, msgspec.msgpack.encode(saved))
                 found.adapter.extend(saved.adapter)
@@ -223,18 +248,39 @@ class _Calibration:
                     found.modules.extend(saved.modules)
                 done += reference.num_steps
                 await self._progress("reference", done, total)
-        return replace(found, peak_bytes=reference.memory.peak_bytes)
+        if known is None:
+            await self._share(self._base_referred, found.base)
+        return replace(found, base=known or found.base, peak_bytes=reference.memory.peak_bytes)
 
     async def _pass(self, reference: Reference, samples: list[Sample], done: int, total: int) -> _SavedPass:
         """One pass: a step per layer, so that it can be interrupted between any two."""
-        states = await _in_thread(lambda: reference.begin(samples))
+        states = await self._computed(lambda: reference.begin(samples))
         for index in range(reference.config.num_layers):
-            await _in_thread(lambda index=index: reference.layer(states, index))  # type: ignore[misc]
+            await self._computed(lambda index=index: reference.layer(states, index))  # type: ignore[misc]
             await self._progress("reference", done + index + 1, total)
-        scores = await _in_thread(lambda: reference.scores(states))
+        scores = await self._computed(lambda: reference.scores(states))
         return _SavedPass(
-            scores["adapter"], scores["base"], scores.get("doubled", []), reference.contribution.modules()
+            scores["adapter"],
+            scores.get("base", []),
+            scores.get("doubled", []),
+            reference.contribution.modules(),
         )
+
+    async def _computed(self, work: Callable[[], T]) -> T:
+        """A step of a pass, and the rest it calls for."""
+        began = time.monotonic()
+        found = await _in_thread(work)
+        await self._pace.rest(time.monotonic() - began)
+        return found
+
+    async def _known(self, name: str) -> list[Scores] | None:
+        """What the base alone scores, from another calibration."""
+        shared = self._stack.shared
+        return None if shared is None else await asyncio.to_thread(shared.load, name, self._samples)
+
+    async def _share(self, name: str, scores: list[Scores]) -> None:
+        if self._stack.shared is not None:
+            await asyncio.to_thread(self._stack.shared.save, name, scores)
 
     async def _saved(self, key: str, decode: Callable[[bytes], T]) -> T | None:
         """What an earlier run finished; None too for what cannot be read, which is then made again."""

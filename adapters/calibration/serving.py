@@ -1,8 +1,9 @@
 """Scores from the engine that will serve: through its normal path, behind all paying traffic.
 
 Owns asking the engine for the probabilities of tokens that are given, a few samples at a time at FLEX
-priority, and asking again while it is busy or away. Refuses to know what the scores are compared with.
-Samples come back in their own order whatever order they ran in, so that the result does not depend on load.
+priority, one now and then while others are served, and asking again while it is busy or away. Refuses to know
+what the scores are compared with. Samples come back in their own order whatever order they ran in, so that
+the result does not depend on load.
 """
 
 from __future__ import annotations
@@ -15,13 +16,22 @@ from secrets import token_hex
 from typing import Protocol
 
 from adapters.calibration.errors import ServingRefused, ServingUnavailable
+from adapters.calibration.pacing import SERVING_SHARE, Others, Pace
 from adapters.calibration.samples import Sample
 from adapters.calibration.scores import Scores
 from engine.client import EngineGone, Generation, ReaderStalled, RequestRejected
-from engine.protocol import AdapterRef, EngineInfo, PriorityClass, SamplingParams, Submit, TokenLogprob
+from engine.protocol import (
+    AdapterRef,
+    EngineInfo,
+    EngineStats,
+    PriorityClass,
+    SamplingParams,
+    Submit,
+    TokenLogprob,
+)
 
 AT_ONCE = 8
-"""Samples in the engine at a time: the queue that paying traffic meets is never longer for it."""
+"""Samples in the engine at a time while it serves nobody else; then it is one, with rests between."""
 PATIENCE = 300.0
 """Seconds one sample is asked for again and again before the calibration gives up for now."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -37,6 +47,9 @@ class ScoringEngine(Protocol):
 
     @property
     def info(self) -> EngineInfo | None: ...
+
+    @property
+    def stats(self) -> EngineStats | None: ...
 
     def submit(self, request: Submit) -> Generation: ...
 
@@ -70,9 +83,11 @@ class Served:
     asker: Asker
     at_once: int = AT_ONCE
     patience: float = PATIENCE
+    pace: Pace = field(init=False)
     labels: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "pace", Pace(Others(lambda: self.engine.stats), SERVING_SHARE))
         object.__setattr__(self, "labels", self.asker.labels())
 
     async def scores(self, samples: Sequence[Sample], adapter: AdapterRef | None) -> list[Scores]:
@@ -84,11 +99,17 @@ class Served:
         """
         if not samples:
             return []
-        room = asyncio.Semaphore(self.at_once)
+        room, alone = asyncio.Semaphore(self.at_once), asyncio.Lock()
 
         async def one(sample: Sample) -> Scores:
             async with room:
-                return await self._asked(sample, adapter)
+                if not self.pace.is_slow:
+                    return await self._asked(sample, adapter)
+                async with alone:
+                    began = time.monotonic()
+                    found = await self._asked(sample, adapter)
+                    await self.pace.rest(time.monotonic() - began)
+                    return found
 
         tasks = [asyncio.create_task(one(sample)) for sample in samples]
         try:

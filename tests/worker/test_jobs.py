@@ -18,9 +18,12 @@ async def test_a_job_runs_through_all_steps_and_its_version_serves(jobs: JobsSta
     jobs.start(nice="7")
     job_id = await jobs.make_job()
     await jobs.until(job_id, "succeeded")
+    await jobs.arrival(job_id, STEPS[-1])
     events = await jobs.assert_done_once(job_id)
     assert (await jobs.job(job_id)).phase == "gate"
-    assert os.getpriority(os.PRIO_PROCESS, jobs.trace(job_id)[0][1]) == 7
+    child = jobs.trace(job_id)[0][1]
+    assert os.getpriority(os.PRIO_PROCESS, child) == 7
+    assert os.getsid(child) == child, "its session's share of the cores is its own"
     assert events == [
         "job.created", "job.started", "version.inspected", "version.packed", "version.calibrated",
         "version.ready", "version.activated", "job.succeeded",

@@ -14,7 +14,7 @@ from engine.client import EngineError
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.model.loading import load_model
 from engine.model.weights import base_digest
-from engine.protocol import EngineInfo, Submit, TokenLogprob, TopLogprob
+from engine.protocol import EngineInfo, EngineStats, Submit, TokenLogprob, TopLogprob
 
 CONTEXT = 512
 
@@ -58,6 +58,7 @@ class TorchEngine:
         self._faults = iter(faults)
         self.submits: list[Submit] = []
         self.watch: Callable[[Submit], None] = lambda submit: None
+        self.heartbeat: Callable[[], EngineStats | None] = lambda: None
         self.info = EngineInfo(
             engine_id="engine-0",
             incarnation="one",
@@ -70,6 +71,10 @@ class TorchEngine:
             vocab_size=self._model.config.vocab_size,
             build="test",
         )
+
+    @property
+    def stats(self) -> EngineStats | None:
+        return self.heartbeat()
 
     def submit(self, request: Submit) -> FinishedGeneration:
         self.submits.append(request)

@@ -89,11 +89,13 @@ def make_bench(
     gate: Gate | None = None,
     base: Path = BASE,
     num_samples: int = NUM_SAMPLES,
+    device: str = "cpu",
 ) -> Bench:
     folder.mkdir(parents=True, exist_ok=True)
     peft_dir = write_adapter(folder / "adapter", task, breakage)
     artifacts_dir = folder / "artifacts"
     engine = TorchEngine(base, artifacts_dir, quantization)
+    engine.info = msgspec.structs.replace(engine.info, device=device)
     request = CalibrationRequest(
         ASKER,
         peft_dir,

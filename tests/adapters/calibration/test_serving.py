@@ -32,7 +32,7 @@ def honest(request: Submit) -> FinishedGeneration:
 class CountingEngine:
     """Answers by a function, and knows how many it was asked at once."""
 
-    info = None
+    info = stats = None
 
     def __init__(self, answer: Callable[[Submit], FinishedGeneration] = honest) -> None:
         self._answer = answer
