@@ -80,11 +80,6 @@ class AdapterRepository(TenantRepository):
         """How many adapters the tenant has, on any base."""
         return (await self.session.execute(self._live(func.count()))).scalar_one()
 
-    async def hold_tenant(self) -> None:
-        """Let no other transaction that also holds the tenant go on until this one ends."""
-        lock = func.pg_advisory_xact_lock(func.hashtextextended(f"adapters:{self.tenant_id}", 0))
-        await self.session.execute(select(lock))
-
     # Versions ---------------------------------------------------------------------------------------------
 
     async def versions(self, adapter_id: str) -> list[AdapterVersion]:

@@ -78,7 +78,7 @@ class AdapterService:
         async with self._database.write() as session:
             repository = AdapterRepository(session, tenant_id)
             if changes.name is not None:
-                await repository.hold_tenant()
+                await repository.hold_tenant("adapters")
             row = await self._locked(repository, adapter)
             if changes.name is not None and changes.name != row.name:
                 if await repository.find(self.base, ModelName(self.base, changes.name)) is not None:
@@ -231,7 +231,7 @@ class AdapterService:
 
     async def _ensured(self, session: WriteSession, repository: AdapterRepository, name: str) -> Adapter:
         """The adapter, locked; made unless it is there."""
-        await repository.hold_tenant()
+        await repository.hold_tenant("adapters")
         adapter = await repository.lock(ModelName(self.base, name))
         if adapter is None:
             adapter = Adapter(id=new_id("adp"), tenant_id=repository.tenant_id, base=self.base, name=name)

@@ -140,7 +140,7 @@ class AdapterSubmission:
         ):
             await hold_uploads(session, caller.tenant_id, meant.uploads.values())
             repository = AdapterRepository(session, caller.tenant_id)
-            await repository.hold_tenant()
+            await repository.hold_tenant("adapters")
             await self._refuse(repository, caller.plan, name)
             repository.add_own(adapter)
             await session.flush()

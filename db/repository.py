@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from sqlalchemy import Delete, Select, Text, Update, delete, select, update
+from sqlalchemy import Delete, Select, Text, Update, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, declarative_mixin, mapped_column
 
@@ -43,6 +43,13 @@ class TenantRepository:
 
     def delete_own(self, model: type[Owned]) -> Delete:
         return delete(model).where(model.tenant_id == self.tenant_id)
+
+    async def hold_tenant(self, what: str) -> None:
+        """Let no other transaction that also holds `what` of the tenant go on until this one ends: whoever
+        counts rows before adding one.
+        """
+        lock = func.pg_advisory_xact_lock(func.hashtextextended(f"{what}:{self.tenant_id}", 0))
+        await self.session.execute(select(lock))
 
     def add_own(self, row: Base) -> None:
         """Insert a row of this tenant. A row made for another is a bug, not a request."""

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from db.base import Base
 from db.repository import TenantOwned
+from tenants.models import Tenant
 
 
 class Purpose(StrEnum):
@@ -44,7 +45,7 @@ class StoredFile(TenantOwned, Base):
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey(Tenant.id))
     purpose: Mapped[str]
     filename: Mapped[str]
     size: Mapped[int] = mapped_column(BigInteger)
@@ -69,7 +70,7 @@ class Upload(TenantOwned, Base):
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
-    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
+    tenant_id: Mapped[str] = mapped_column(ForeignKey(Tenant.id))
     purpose: Mapped[str]
     filename: Mapped[str]
     mime_type: Mapped[str]

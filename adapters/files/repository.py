@@ -15,7 +15,6 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from adapters.files.models import StoredFile, Upload, UploadPart, UploadStatus
 from db.repository import TenantRepository
-from tenants.models import Tenant
 
 _ID = re.compile(r"[a-z]{1,10}_[0-9a-z]{1,40}")
 
@@ -54,11 +53,6 @@ class FileRepository(TenantRepository):
             return None
         query = self.delete_own(StoredFile).where(StoredFile.id == file_id, _alive(now))
         return (await self.session.execute(query.returning(StoredFile.object_key))).scalar_one_or_none()
-
-    async def lock_tenant(self) -> None:
-        """Until the transaction ends, whoever else counts this tenant's rows before adding one waits."""
-        query = select(Tenant.id).where(Tenant.id == self.tenant_id)
-        await self.session.execute(query.with_for_update(key_share=True))
 
     async def num_pending_uploads(self, now: datetime) -> int:
         query = self.select_own(Upload, func.count()).where(

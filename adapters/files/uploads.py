@@ -122,7 +122,7 @@ class UploadService:
         )
         async with self._database.write() as session:
             repository = FileRepository(session, tenant_id)
-            await repository.lock_tenant()
+            await repository.hold_tenant("uploads")
             if await repository.num_pending_uploads(made) >= self._max_pending:
                 raise TooManyUploads(self._max_pending)
             repository.add_own(row)
