@@ -1,4 +1,4 @@
-"""Reading JSON bodies into strict msgspec structs, with errors that name the field.
+"""Reading JSON bodies into strict msgspec structs, with errors that name the field; and how JSON says when.
 
 Refuses to know which fields there are.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container
+from datetime import datetime
 from typing import TypeVar
 
 import msgspec
@@ -37,6 +38,11 @@ def decode(
         raise InvalidValue("The body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidValue(f"The body is not valid JSON: {error}.") from None
+
+
+def unix(moment: datetime | None) -> int | None:
+    """In seconds, as OpenAI's objects say when."""
+    return None if moment is None else int(moment.timestamp())
 
 
 def _named(text: str, not_offered: Container[str]) -> ApiError:

@@ -64,15 +64,15 @@ class JobRepository(TenantRepository):
         return (await self.session.execute(query.with_for_update() if lock else query)).scalar_one_or_none()
 
     async def page(
-        self, *, after: str | None, limit: int, ascending: bool = False, adapter_id: str | None = None
+        self, *, after: str | None, limit: int, newest_first: bool = True, adapter_id: str | None = None
     ) -> list[Job]:
         """At most `limit`, beyond the job `after`."""
         query = self.select_own(Job)
         if adapter_id is not None:
             query = query.where(Job.adapter_id == adapter_id)
         if after is not None:
-            query = query.where(Job.id > after if ascending else Job.id < after)
-        query = query.order_by(Job.id if ascending else Job.id.desc()).limit(limit)
+            query = query.where(Job.id < after if newest_first else Job.id > after)
+        query = query.order_by(Job.id.desc() if newest_first else Job.id).limit(limit)
         return list((await self.session.execute(query)).scalars())
 
     async def open_job_of(self, adapter_id: str, version: int) -> Job | None:

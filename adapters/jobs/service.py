@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import func
 
@@ -94,7 +94,7 @@ class JobService:
         *,
         after: str | None = None,
         limit: int = 20,
-        order: Literal["asc", "desc"] = "desc",
+        newest_first: bool = True,
         adapter_id: str | None = None,
     ) -> tuple[list[Job], bool]:
         """A page, and whether there are more beyond it. Raises JobNotFound for an `after` that is none."""
@@ -102,7 +102,7 @@ class JobService:
             if after is not None:
                 await _found(session, tenant_id, after)
             jobs = await JobRepository(session, tenant_id).page(
-                after=after, limit=limit + 1, ascending=order == "asc", adapter_id=adapter_id
+                after=after, limit=limit + 1, newest_first=newest_first, adapter_id=adapter_id
             )
         return jobs[:limit], len(jobs) > limit
 
@@ -124,13 +124,13 @@ class JobService:
         *,
         after: str | None = None,
         limit: int = 20,
-        order: Literal["asc", "desc"] = "desc",
+        newest_first: bool = True,
     ) -> tuple[list[AdapterEvent], bool]:
         """A page of what happened to the job, and whether there is more. Raises JobNotFound."""
         async with self._database.read() as session:
             await _found(session, tenant_id, job_id)
             events = await EventRepository(session, tenant_id).page(
-                job_id=job_id, after=after, limit=limit + 1, newest_first=order == "desc"
+                job_id=job_id, after=after, limit=limit + 1, newest_first=newest_first
             )
         return events[:limit], len(events) > limit
 

@@ -5,7 +5,6 @@ Owns field names, their order and their limits. Refuses to know what is done wit
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,7 +13,7 @@ from msgspec import Meta, Struct
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
 from adapters.names import MAX_DESCRIPTION, ModelName
 from adapters.submission import Calibration, Submission
-from api.json_bodies import decode
+from api.json_bodies import decode, unix
 
 Id = Annotated[str, Meta(pattern=r"^[!-~]{1,100}$")]
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}$")]
@@ -91,7 +90,7 @@ def adapter_object(adapter: Adapter, version: AdapterVersion | None) -> dict[str
     return {
         "id": adapter.id,
         "object": "adapter",
-        "created_at": _unix(adapter.created_at),
+        "created_at": unix(adapter.created_at),
         "name": adapter.name,
         "base_model": adapter.base,
         "model": str(ModelName(adapter.base, adapter.name)),
@@ -110,8 +109,8 @@ def version_object(adapter: Adapter, version: AdapterVersion) -> dict[str, Any]:
     return {
         "id": f"{adapter.id}@{version.version}",
         "object": "adapter.version",
-        "created_at": _unix(version.created_at),
-        "ready_at": _unix(version.ready_at),
+        "created_at": unix(version.created_at),
+        "ready_at": unix(version.ready_at),
         "adapter_id": adapter.id,
         "version": version.version,
         "model": str(ModelName(adapter.base, adapter.name, version.version)),
@@ -140,7 +139,7 @@ def event_object(event: AdapterEvent) -> dict[str, Any]:
     return {
         "id": event.id,
         "object": "adapter.event",
-        "created_at": _unix(event.created_at),
+        "created_at": unix(event.created_at),
         "type": event.type,
         "level": event.level,
         "message": event.message,
@@ -149,7 +148,3 @@ def event_object(event: AdapterEvent) -> dict[str, Any]:
         "version": event.version,
         "job_id": event.job_id,
     }
-
-
-def _unix(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp())

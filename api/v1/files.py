@@ -20,6 +20,7 @@ from adapters.storage.receiving import Received
 from api.deps import READ_FILES, WRITE_FILES, authenticate, services_of
 from api.errors import InvalidValue
 from api.forms import read_form
+from api.json_bodies import unix
 from api.openapi import ERROR_RESPONSES, form_body
 from api.pages import PAGE_PARAMETERS, page, refuse_unknown
 
@@ -47,11 +48,11 @@ def file_object(file: StoredFile) -> dict[str, Any]:
         "id": file.id,
         "object": "file",
         "bytes": file.size,
-        "created_at": int(file.created_at.timestamp()),
+        "created_at": unix(file.created_at),
         "filename": file.filename,
         "purpose": file.purpose,
         "status": "processed",
-        "expires_at": None if file.expires_at is None else int(file.expires_at.timestamp()),
+        "expires_at": unix(file.expires_at),
         "sha256": file.sha256,
     }
 

@@ -5,7 +5,6 @@ Owns field names, their order and their limits. Refuses to know what is done wit
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,7 +13,7 @@ from msgspec import Meta, Struct
 from adapters.jobs.models import Job
 from adapters.models import AdapterEvent
 from adapters.submission import Calibration
-from api.json_bodies import decode
+from api.json_bodies import decode, unix
 from api.v1.adapter_bodies import Id
 
 
@@ -48,10 +47,10 @@ def job_object(job: Job, model: str | None) -> dict[str, Any]:
     return {
         "id": job.id,
         "object": "calibration.job",
-        "created_at": _unix(job.created_at),
-        "started_at": _unix(job.started_at),
-        "finished_at": _unix(job.finished_at),
-        "estimated_finish": _unix(job.estimated_finish_at),
+        "created_at": unix(job.created_at),
+        "started_at": unix(job.started_at),
+        "finished_at": unix(job.finished_at),
+        "estimated_finish": unix(job.estimated_finish_at),
         "status": job.status,
         "model": model,
         "adapter_id": job.adapter_id,
@@ -61,7 +60,7 @@ def job_object(job: Job, model: str | None) -> dict[str, Any]:
         "progress": {
             "phase": job.phase,
             "share": round(job.progress, 4),
-            "estimated_finish": _unix(job.estimated_finish_at),
+            "estimated_finish": unix(job.estimated_finish_at),
         },
         "requested": job.wanted,
         "attempts": job.attempts,
@@ -76,14 +75,10 @@ def job_event_object(event: AdapterEvent) -> dict[str, Any]:
     return {
         "id": event.id,
         "object": "calibration.job.event",
-        "created_at": _unix(event.created_at),
+        "created_at": unix(event.created_at),
         "level": "warn" if event.level == "warning" else event.level,
         "message": event.message,
         "type": event.type,
         "data": event.data,
         "job_id": event.job_id,
     }
-
-
-def _unix(moment: datetime | None) -> int | None:
-    return None if moment is None else int(moment.timestamp())

@@ -25,7 +25,7 @@ from api.deps import (
 )
 from api.event_feed import event_feed
 from api.openapi import ERROR_RESPONSES, json_body
-from api.pages import PAGE_PARAMETERS, Paged, PageQuery, page, refuse_unknown
+from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
 from api.v1.job_bodies import decode_create_job, job_event_object, job_object
 
 router = APIRouter(prefix="/v1/calibration/jobs", responses=ERROR_RESPONSES, tags=["Calibration"])
@@ -63,7 +63,7 @@ async def list_jobs(request: Request, query: Paged, adapter_id: str | None = Non
         caller.tenant_id,
         after=query.after,
         limit=query.limit,
-        order=_order(query),
+        newest_first=query.newest_first,
         adapter_id=adapter_id,
     )
     models = await onboarding_of(request).jobs.models_of(caller.tenant_id, jobs)
@@ -112,7 +112,7 @@ async def list_job_events(
         source = _changes(jobs.follow(caller.tenant_id, job_id, query.after), model)
         return event_feed(source, services_of(request).limits.ping_interval)
     events, more = await jobs.events(
-        caller.tenant_id, job_id, after=query.after, limit=query.limit, order=_order(query)
+        caller.tenant_id, job_id, after=query.after, limit=query.limit, newest_first=query.newest_first
     )
     return page([job_event_object(event) for event in events], query.limit) | {"has_more": more}
 
@@ -175,7 +175,3 @@ async def _changes(
         changed = [] if shown == last else [shown]
         last = shown
         yield [job_event_object(event) for event in events] + changed
-
-
-def _order(query: PageQuery) -> Literal["asc", "desc"]:
-    return "desc" if query.newest_first else "asc"

@@ -18,7 +18,7 @@ from adapters.files.uploads import MAX_PART_BYTES, MAX_PARTS, UploadState
 from adapters.storage.receiving import Received
 from api.deps import WRITE_FILES, authenticate, read_json, services_of
 from api.forms import read_form
-from api.json_bodies import decode
+from api.json_bodies import decode, unix
 from api.openapi import ERROR_RESPONSES, form_body, json_body
 from api.v1.files import file_object, refuse_declared
 
@@ -65,7 +65,7 @@ def part_object(part: UploadPart) -> dict[str, Any]:
     return {
         "id": part.id,
         "object": "upload.part",
-        "created_at": int(part.created_at.timestamp()),
+        "created_at": unix(part.created_at),
         "upload_id": part.upload_id,
         "bytes": part.size,
         "md5": part.md5,
@@ -79,11 +79,11 @@ def upload_object(state: UploadState) -> dict[str, Any]:
         "id": upload.id,
         "object": "upload",
         "bytes": upload.size,
-        "created_at": int(upload.created_at.timestamp()),
+        "created_at": unix(upload.created_at),
         "filename": upload.filename,
         "purpose": upload.purpose,
         "status": upload.status,
-        "expires_at": int(upload.expires_at.timestamp()),
+        "expires_at": unix(upload.expires_at),
         "file": None if state.file is None else file_object(state.file),
     }
 
