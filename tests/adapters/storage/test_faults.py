@@ -133,9 +133,11 @@ async def test_a_server_killed_in_the_middle(tmp_path: Path) -> None:
 
 
 async def test_a_server_that_hangs_is_given_up(tmp_path: Path) -> None:
+    connections: list[asyncio.StreamWriter] = []
+
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
         await reader.read()
-        writer.close()
 
     silent = await asyncio.start_server(swallow, "127.0.0.1", 0)
     async with silent:
@@ -148,6 +150,9 @@ async def test_a_server_that_hangs_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(StorageUnavailable):
             await store.put("a", b"x")
         assert time.monotonic() - began < 5
+        for writer in connections:
+            writer.close()
+            await writer.wait_closed()
 
 
 async def test_a_bucket_that_is_not_there(s3_server: S3Server, tmp_path: Path) -> None:
