@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -23,6 +21,7 @@ from kernels.lora.table import ALIGNMENT, E4M3, AdapterTable
 from kernels.lora_work import NO_SLOT
 from kernels.step_inputs import StepInputs
 from tests.kernels.lora_rows import CUTTINGS, run_case
+from tests.support.speed import calls_of_nothing, times_as_long
 
 FAST = [case for case in CASES if case.width_in * sum(case.widths) <= 1 << 20]
 
@@ -155,15 +154,10 @@ def test_more_rows_than_made_for_are_refused() -> None:
 
 
 def test_lists_are_built_in_a_fraction_of_a_step() -> None:
-    """256 rows on 64 adapters; typically 60 us, and a busy machine must not fail the test."""
+    """256 rows on 64 adapters: 140 us on the machine of the benchmarks, and 256 calls of nothing 10."""
     slots = np.random.default_rng(0).integers(0, 64, 256)
     work = build(slots, 64)
-    times = []
-    for _ in range(50):
-        start = time.perf_counter()
-        work.build(slots)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 1e-3
+    assert times_as_long(lambda: work.build(slots), than=calls_of_nothing(256)) < 60
 
 
 # ---- table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -66,53 +65,68 @@ def test_tokens_depend_on_history_adapter_and_seed_alone() -> None:
                 assert len(chunk.logprobs[0].top) == 3
 
 
-def test_a_step_takes_the_time_it_is_told() -> None:
+class Clock:
+    """Stands in for the module `time`: sleeping is all that takes time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("engine.null_runner.time", made)
+    return made
+
+
+def test_a_step_takes_the_time_it_is_told(clock: Clock) -> None:
     core = build_core(NullRunner([1], 8, step_seconds=0.02))
     core.submit(submission("r", [1], 3))
-    began = time.perf_counter()
     while core.has_work:
         core.step()
-    assert time.perf_counter() - began >= 0.06
+    assert clock.now == pytest.approx(100.06)
 
 
-def test_overlapped_steps_take_no_longer_and_the_first_token_is_told_when_it_is_there() -> None:
+def test_overlapped_steps_take_no_longer_and_the_first_token_is_told_when_it_is_there(clock: Clock) -> None:
     """The host's own time, here 10 ms a step, passes while the device works."""
     step_seconds = 0.03
     core = build_core(NullRunner([1], 8, step_seconds, depth=1))
     core.submit(submission("r", [1], 10))
-    began = time.perf_counter()
     told_at = []
     while core.has_work:
-        told_at += [time.perf_counter() - began for _ in core.step().chunks]
-        time.sleep(0.01)
-    assert len(told_at) == 10
-    assert step_seconds <= told_at[0] < 1.9 * step_seconds
-    assert 10 * step_seconds <= told_at[-1] < 12.5 * step_seconds
+        told_at += [clock.now - 100.0 for _ in core.step().chunks]
+        clock.sleep(0.01)
+    assert told_at == pytest.approx([(step + 1) * step_seconds for step in range(10)])
     stats = core.stats
     assert stats.eager_steps == stats.steps == 10
-    assert stats.step_gap_seconds < 0.02
+    assert stats.step_gap_seconds == 0.0
 
 
-def test_a_result_is_not_to_be_had_before_its_time() -> None:
+def test_a_result_is_not_to_be_had_before_its_time(clock: Clock) -> None:
     runner = NullRunner([7], 1, 0.05, depth=1)
     new = NewRow(0, "r", [1, 2], 2, 0, [1], submission("r", [1, 2]).sampling, 7)
     first = runner.launch(Batch(0, new_rows=[new], scheduled=[Scheduled(0, 2, True)]))
     second = runner.launch(Batch(1, scheduled=[Scheduled(0, 1, True)]))
-    began = time.perf_counter()
     assert first.result().token_ids == [7]
-    assert 0.04 < time.perf_counter() - began < 0.09
+    assert clock.now == pytest.approx(100.05)
     assert second.result().token_ids == [7]
-    assert 0.09 < time.perf_counter() - began < 0.15, "one step after the other"
+    assert clock.now == pytest.approx(100.1), "one step after the other"
     assert runner.counters.gap_seconds == 0.0
 
 
-def test_a_step_launched_late_is_a_gap() -> None:
+def test_a_step_launched_late_is_a_gap(clock: Clock) -> None:
     runner = NullRunner([7], 1, 0.01, depth=1)
     new = NewRow(0, "r", [1, 2], 2, 0, [1], submission("r", [1, 2]).sampling, 7)
     first = runner.launch(Batch(0, new_rows=[new], scheduled=[Scheduled(0, 2, True)]))
-    time.sleep(0.05)
+    clock.sleep(0.05)
     runner.launch(Batch(1, scheduled=[Scheduled(0, 1, True)]))
-    assert 0.03 < runner.counters.gap_seconds < 0.09
+    assert runner.counters.gap_seconds == pytest.approx(0.04)
     first.result()
 
 
