@@ -23,6 +23,7 @@ from admin.forms import read_form
 from admin.services import ConsoleServices, Explanations
 from admin.sessions import Opened, Session, SessionStore
 from tenants.accounts import Account
+from tenants.actors import Actor
 
 HERE = Path(__file__).parent
 CSRF_HEADER = "x-csrf-token"
@@ -51,9 +52,20 @@ class Visitor:
     def tenant_id(self) -> str:
         return self.account.tenant_id
 
+    def acting(self, request: Request) -> Actor:
+        """For the audit log."""
+        return Actor(
+            "user",
+            self.account.user_id,
+            None if request.client is None else request.client.host,
+            request.scope.get("state", {}).get("request_id"),
+            user_id=self.account.user_id,
+            email=self.account.email,
+        )
+
     @property
     def is_admin(self) -> bool:
-        return self.account.role == "admin"
+        return self.account.may("members.write")
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]

@@ -13,13 +13,24 @@ from fastapi import Request
 
 from adapters.files.service import FileService, UploadService
 from adapters.resolver import ModelResolver
-from api.errors import ClientGone, InsufficientPermissions, MissingApiKey, NotServing, UnsupportedMediaType
+from api.errors import (
+    ClientGone,
+    InsufficientPermissions,
+    MismatchedOrganization,
+    MismatchedProject,
+    MissingApiKey,
+    NotServing,
+    UnsupportedMediaType,
+)
 from api.onboarding import Onboarding
+from billing.pricing import PriceBook
 from billing.service import UsageReports
 from engine.client import EngineClient
 from engine.protocol import EngineInfo
 from telemetry.metrics import ServingMetrics
+from tenants.actors import Actor
 from tenants.context import KeyKind, TenantContext
+from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tokenization.codec import TextCodec
 
@@ -80,6 +91,8 @@ class Services:
     usage: UsageReports
     files: FileService
     uploads: UploadService
+    quotas: Quotas
+    prices: PriceBook
     metrics: ServingMetrics = field(default_factory=ServingMetrics)
     checks: Mapping[str, Check] = field(default_factory=dict)
     """By the name /readyz shows: postgres, redis, schema. The engine is asked directly."""
@@ -106,19 +119,47 @@ async def authenticate(request: Request, needed: Permission) -> TenantContext:
 
     Raises:
         MissingApiKey, tenants' InvalidApiKey: 401, the same body for every reason.
+        MismatchedOrganization, MismatchedProject: a header names somebody else's.
         InsufficientPermissions: 403.
     """
     scheme, _, plaintext = request.headers.get("authorization", "").partition(" ")
     plaintext = plaintext.strip()
     if scheme.lower() != "bearer" or not plaintext:
         raise MissingApiKey("no bearer token")
-    caller = await services_of(request).keys.resolve(plaintext)
+    caller = await services_of(request).keys.resolve(plaintext, address_of(request))
     request.state.log = {"tenant": caller.tenant_id, "key_id": caller.key_id}
+    _check_names(request, caller)
     if caller.kind != needed.kind:
         raise InsufficientPermissions(f"This needs an {needed.kind} API key; yours is an {caller.kind} key.")
     if caller.scopes and needed.scope not in caller.scopes:
         raise InsufficientPermissions(f"This API key lacks the scope '{needed.scope}'.")
     return caller
+
+
+def _check_names(request: Request, caller: TenantContext) -> None:
+    """Clients may name the organisation and the project they mean to work for. An admin key is of none."""
+    organization = request.headers.get("openai-organization")
+    if organization and organization not in (caller.tenant_id, caller.tenant_name):
+        raise MismatchedOrganization("OpenAI-Organization header should match organization for API key.")
+    project = request.headers.get("openai-project")
+    if project and caller.project_id is not None and project != caller.project_id:
+        raise MismatchedProject("OpenAI-Project header should match project for API key.")
+
+
+def address_of(request: Request) -> str | None:
+    """Of the client, as far as trusted proxies tell."""
+    return None if request.client is None else request.client.host
+
+
+def actor_of(request: Request, caller: TenantContext) -> Actor:
+    """On whose behalf this request changes something."""
+    return Actor.of_key(caller, address_of(request), request.state.request_id)
+
+
+def check_model(caller: TenantContext, name: str) -> None:
+    """Raises InsufficientPermissions when the key's list of models lacks this one."""
+    if not caller.may_use(name):
+        raise InsufficientPermissions(f"This API key may not use the model '{name}'.", "model")
 
 
 def serving_engine(request: Request) -> EngineInfo:

@@ -54,20 +54,36 @@ from adapters.jobs.lease import Interrupted
 from adapters.names import InvalidModelName
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.storage.receiving import TooManyBytes
+from api.ratelimit import rate_headers
 from billing.errors import InvalidReportQuery, MalformedEvent, PriceTaken
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
 from tenants.errors import (
+    AddressNotAllowed,
+    AuditEntryNotFound,
+    DefaultProjectKept,
     InvalidApiKey,
+    InviteAccepted,
+    InviteInvalid,
+    InviteNotFound,
+    KeyNotActive,
     KeyNotFound,
+    LastOwner,
     LimitNotFound,
+    LimitReached,
     NameTaken,
+    NotHeld,
+    OwnersOnly,
     PlanNotFound,
+    ProjectArchived,
+    ProjectNotFound,
     QuotaExhausted,
     QuotaUnavailable,
     RateLimited,
+    ServiceAccountNotFound,
     TenantNotFound,
+    UserNotFound,
 )
 
 
@@ -128,6 +144,22 @@ class NotServing(ApiError):
     """The process is up and its engine is not, or not yet."""
 
 
+class MismatchedOrganization(ApiError):
+    """`OpenAI-Organization` names another tenant than the key's."""
+
+
+class MismatchedProject(ApiError):
+    """`OpenAI-Project` names another project than the key's."""
+
+
+class NoRoomForFlex(ApiError):
+    """The engine is busy with other classes. What is served in what they leave is asked to come again."""
+
+    def __init__(self, retry_after: float | None) -> None:
+        super().__init__("There is no room for flex requests at the moment. You have not been charged.")
+        self.retry_after = retry_after
+
+
 class GenerationFailed(ApiError):
     """The engine gave a choice up: its numbers were no longer finite."""
 
@@ -172,6 +204,7 @@ INTERNAL = Face(
     message="The server had an error processing the request. Quote its x-request-id when you report it.",
 )
 NOT_FOUND = Face(404, INVALID, "not_found", retry=False)
+FORBIDDEN = Face(403, "permission_error", "insufficient_permissions", retry=False)
 NO_MODEL = Face(404, INVALID, "model_not_found", retry=False, param="model")
 BUSY = Face(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1)
 
@@ -180,13 +213,16 @@ FACES: dict[type[Exception], Face] = {
     UnsupportedParameter: Face(400, INVALID, "unsupported_parameter", retry=False),
     ContextLengthExceeded: Face(400, INVALID, "context_length_exceeded", retry=False),
     MissingApiKey: BAD_KEY,
-    InsufficientPermissions: Face(403, "permission_error", "insufficient_permissions", retry=False),
+    InsufficientPermissions: FORBIDDEN,
     RouteNotFound: NOT_FOUND,
     MethodNotAllowed: Face(405, INVALID, "method_not_allowed", retry=False),
     SlowBody: Face(408, INVALID, "request_timeout", retry=True),
     BodyTooLarge: Face(413, INVALID, "file_too_large", retry=False),
     UnsupportedMediaType: Face(415, INVALID, "unsupported_media_type", retry=False),
     ClientGone: Face(499, INVALID, "client_closed_request", retry=False),
+    MismatchedOrganization: Face(401, INVALID, "mismatched_organization", retry=False),
+    MismatchedProject: Face(401, INVALID, "mismatched_project", retry=False),
+    NoRoomForFlex: Face(429, "rate_limit_error", "resource_unavailable", retry=True, retry_after=1),
     GenerationFailed: Face(500, "server_error", "generation_failed", retry=False),
     GenerationAborted: BUSY,
     NotServing: BUSY,
@@ -228,6 +264,20 @@ FACES: dict[type[Exception], Face] = {
     QuotaExhausted: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
     QuotaUnavailable: Face(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1),
     KeyNotFound: NOT_FOUND,
+    ProjectNotFound: NOT_FOUND,
+    UserNotFound: NOT_FOUND,
+    ServiceAccountNotFound: NOT_FOUND,
+    InviteNotFound: NOT_FOUND,
+    InviteInvalid: NOT_FOUND,
+    AuditEntryNotFound: Face(404, INVALID, "not_found", retry=False, param="after"),
+    AddressNotAllowed: FORBIDDEN,
+    NotHeld: FORBIDDEN,
+    OwnersOnly: FORBIDDEN,
+    KeyNotActive: Face(409, "conflict_error", "key_not_active", retry=False),
+    ProjectArchived: Face(409, "conflict_error", "project_archived", retry=False),
+    DefaultProjectKept: Face(409, "conflict_error", "default_project", retry=False),
+    InviteAccepted: Face(409, "conflict_error", "invite_accepted", retry=False),
+    LastOwner: Face(409, "conflict_error", "last_owner", retry=False),
     NameTaken: Face(409, "conflict_error", "name_taken", retry=False, param="name"),
     ModelNotFound: NO_MODEL,
     InvalidModelName: NO_MODEL,
@@ -353,6 +403,8 @@ def headers_of(error: BaseException) -> dict[str, str]:
         headers["retry-after-ms"] = str(max(1, math.ceil(carried * 1000)))
     elif face.retry_after is not None:
         headers["retry-after"] = str(face.retry_after)
+    if isinstance(error, LimitReached):
+        headers |= rate_headers(error.requests, error.tokens, error.local)
     if face.status == 401:
         headers["www-authenticate"] = "Bearer"
     return headers

@@ -27,7 +27,7 @@ def list_adapters(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
     """Model, state, active version, rank, since when, id."""
 
     async def work(services: Services) -> list[tuple[str, ...]]:
-        owner = await services.tenants.find_tenant(tenant)
+        owner = await services.accounts.tenants.find_tenant(tenant)
         catalogue = _catalogue(services)
         rows: list[tuple[str, ...]] = []
         after: str | None = None
@@ -65,7 +65,7 @@ def show_adapter(
     """Its versions (number, state, rank, dtype, since, digest, why not) and its last events (when, what)."""
 
     async def work(services: Services) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-        owner = await services.tenants.find_tenant(tenant)
+        owner = await services.accounts.tenants.find_tenant(tenant)
         catalogue = _catalogue(services)
         shown, versions = await catalogue.versions(owner.id, name, limit=_PAGE)
         events = await catalogue.events(owner.id, name, limit=20)
@@ -96,11 +96,15 @@ def _event_row(event: AdapterEvent) -> tuple[str, ...]:
 
 def activate_adapter(data: Path | None, tenant: str, name: str, version: int) -> str:
     """The model that the name serves now."""
-    return _change(data, tenant, lambda adapters, owner: adapters.activate(owner, name, version))
+    from tenants.actors import OPERATOR
+
+    return _change(data, tenant, lambda adapters, owner: adapters.activate(owner, name, version, by=OPERATOR))
 
 
 def rollback_adapter(data: Path | None, tenant: str, name: str) -> str:
-    return _change(data, tenant, lambda adapters, owner: adapters.rollback(owner, name))
+    from tenants.actors import OPERATOR
+
+    return _change(data, tenant, lambda adapters, owner: adapters.rollback(owner, name, by=OPERATOR))
 
 
 def override_adapter(data: Path | None, tenant: str, name: str, version: int, reason: str) -> str:
@@ -108,7 +112,9 @@ def override_adapter(data: Path | None, tenant: str, name: str, version: int, re
 
 
 def set_adapter_disabled(data: Path | None, tenant: str, name: str, disabled: bool) -> None:
-    _change(data, tenant, lambda adapters, owner: adapters.set_disabled(owner, name, disabled))
+    from tenants.actors import OPERATOR
+
+    _change(data, tenant, lambda adapters, owner: adapters.set_disabled(owner, name, disabled, by=OPERATOR))
 
 
 def delete_adapter(data: Path | None, tenant: str, name: str) -> str:
@@ -116,11 +122,12 @@ def delete_adapter(data: Path | None, tenant: str, name: str) -> str:
 
     async def work(services: Services) -> str:
         from adapters.deletion import AdapterDeletion
+        from tenants.actors import OPERATOR
 
-        owner = await services.tenants.find_tenant(tenant)
+        owner = await services.accounts.tenants.find_tenant(tenant)
         async with _pinning(services) as pinning:
             deletion = AdapterDeletion(services.database, services.redis, _base(services), pinning)
-            return (await deletion.delete(owner.id, name)).id
+            return (await deletion.delete(owner.id, name, by=OPERATOR)).id
 
     return call(data, work)
 
@@ -129,7 +136,7 @@ def _change(data: Path | None, tenant: str, change: Callable[[AdapterService, st
     async def work(services: Services) -> str:
         from adapters.service import AdapterService
 
-        owner = await services.tenants.find_tenant(tenant)
+        owner = await services.accounts.tenants.find_tenant(tenant)
         async with _pinning(services) as pinning:
             adapters = AdapterService(services.database, services.redis, _base(services), pinning)
             shown = await change(adapters, owner.id)

@@ -101,7 +101,7 @@ class Demo:
     async def _keep_key(self, services: Services, tenant: Tenant, fact: str, kind: Any) -> None:
         """Keep the key in `fact` while it is valid and this tenant's, else make another."""
         from tenants.errors import InvalidApiKey
-        from tenants.service import KeyResolver
+        from tenants.service import OPERATOR, KeyResolver
 
         secret = operator.setting(services.environment, "ROOTSTOCK_TENANTS_KEY_SECRET")
         resolver = KeyResolver(
@@ -114,7 +114,9 @@ class Demo:
             pass
         finally:
             await resolver.close()
-        self._facts[fact] = (await services.tenants.create_key(tenant.id, "demo", kind=kind)).plaintext
+        self._facts[fact] = (
+            await services.accounts.keys.create(tenant.id, "demo", OPERATOR, kind=kind)
+        ).plaintext
 
     async def _keep_user(self, services: Services, tenant: Tenant) -> None:
         """Keep the user while the password is right, else make one; under another email when this one is
@@ -123,13 +125,13 @@ class Demo:
         from tenants.errors import NameTaken
 
         known, password = self._facts.get("email", EMAIL), self._facts.get("password", "")
-        if await services.users.authenticate(known, password):
+        if await services.accounts.users.authenticate(known, password):
             return
         password = secrets.token_urlsafe(12)
         email = EMAIL
         while True:
             try:
-                await services.users.create(tenant.id, email, password)
+                await services.accounts.users.create(tenant.id, email, password)
                 break
             except NameTaken:  # demo.json was lost, the database was not
                 email = f"demo-{secrets.token_hex(4)}@acme.example"
@@ -157,9 +159,9 @@ async def _tenant(services: Services, name: str) -> Tenant:
     from tenants.errors import TenantNotFound
 
     try:
-        return await services.tenants.find_tenant(name)
+        return await services.accounts.tenants.find_tenant(name)
     except TenantNotFound:
-        return await services.tenants.create_tenant(name)
+        return await services.accounts.tenants.create_tenant(name)
 
 
 async def _pack_elsewhere(service: Service, base_digest: str, directories: dict[str, Path]) -> dict[str, Any]:

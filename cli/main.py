@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from cli.account_commands import audit_app, key_app, project_app, tenant_app, user_app
 from cli.adapter_commands import adapter_app, plan_app
 from cli.errors import CliError, UsageError
 from cli.prices import price_app
@@ -29,17 +30,14 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_tenant = typer.Typer(
-    help="Tenants: the customers, each alone with its adapters, keys and usage.", no_args_is_help=True
-)
-_key = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
-_user = typer.Typer(help="People who sign in to a tenant's console.", no_args_is_help=True)
-app.add_typer(_tenant, name="tenant")
-app.add_typer(_key, name="key")
+app.add_typer(tenant_app, name="tenant")
+app.add_typer(project_app, name="project")
+app.add_typer(key_app, name="key")
 app.add_typer(adapter_app, name="adapter")
 app.add_typer(plan_app, name="plan")
 app.add_typer(price_app, name="price")
-app.add_typer(_user, name="user")
+app.add_typer(user_app, name="user")
+app.add_typer(audit_app, name="audit")
 
 
 class Quantization(StrEnum):
@@ -49,13 +47,6 @@ class Quantization(StrEnum):
     INT8 = "int8"
     FP8 = "fp8"
     INT4 = "int4"
-
-
-class KeyKind(StrEnum):
-    """What a key may do: ask models, or run the account."""
-
-    INFERENCE = "inference"
-    ADMIN = "admin"
 
 
 @app.command()
@@ -142,90 +133,6 @@ def migrate(data: Data = None) -> None:
     from cli.operator import migrate
 
     print(f"the schema is at {migrate(data)}")
-
-
-@_tenant.command("create")
-def tenant_create(name: Annotated[str, typer.Argument(help="Such as acme.")], data: Data = None) -> None:
-    """Create a tenant and print its id."""
-    from cli import operator
-
-    print(operator.create_tenant(data, name))
-
-
-@_tenant.command("list")
-def tenant_list(data: Data = None) -> None:
-    """List the tenants."""
-    from cli import operator
-
-    print_rows(("NAME", "ID", "CREATED"), operator.list_tenants(data))
-
-
-@_tenant.command("set-plan")
-def tenant_set_plan(
-    tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
-    plan: Annotated[str, typer.Argument(help="The plan's name.")],
-    data: Data = None,
-) -> None:
-    """Put a tenant on a plan, within a second."""
-    from cli import plans
-
-    plans.set_tenant_plan(data, tenant, plan)
-    print(f"{tenant} is on the plan {plan}")
-
-
-@_key.command("create")
-def key_create(
-    tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
-    kind: Annotated[
-        KeyKind, typer.Option(help="inference: asks models. admin: runs the account.")
-    ] = KeyKind.INFERENCE,
-    name: Annotated[str, typer.Option(help="What it is for.")] = "default",
-    data: Data = None,
-) -> None:
-    """Create a key and print it: only its hash is kept, so this is the one time it is shown."""
-    from cli import operator
-
-    print(operator.create_key(data, tenant, kind.value, name))
-
-
-@_key.command("revoke")
-def key_revoke(
-    tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
-    key_id: Annotated[str, typer.Argument(help="The key's id, from `rootstock key list`.")],
-    data: Data = None,
-) -> None:
-    """Revoke a key: refused everywhere within a second."""
-    from cli import operator
-
-    operator.revoke_key(data, tenant, key_id)
-    print(f"{key_id} is revoked")
-
-
-@_key.command("list")
-def key_list(tenant: Annotated[str, typer.Argument(help="Tenant's name.")], data: Data = None) -> None:
-    """List a tenant's keys; the secrets themselves cannot be shown again."""
-    from cli import operator
-
-    print_rows(
-        ("ID", "NAME", "KIND", "PREFIX", "CREATED", "LAST USED", "STATE"), operator.list_keys(data, tenant)
-    )
-
-
-@_user.command("create")
-def user_create(
-    tenant: Annotated[str, typer.Argument(help="Tenant's name.")],
-    email: Annotated[str, typer.Argument(help="What they sign in with.")],
-    data: Data = None,
-) -> None:
-    """Create a console user; the password is read from the terminal, or one line of standard input."""
-    from cli import operator
-
-    if sys.stdin.isatty():
-        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    else:
-        password = sys.stdin.readline().rstrip("\n")
-    operator.create_user(data, tenant, email, password)
-    print(f"{email} can sign in")
 
 
 @app.command(

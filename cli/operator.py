@@ -1,4 +1,4 @@
-"""What an operator does to a service from the command line: tenants, keys, adapters, users, the schema.
+"""What an operator does to a service from the command line: adapters, the schema. Accounts: `cli.accounts`.
 
 Owns finding the service (a data directory's running `up`, or ROOTSTOCK_* settings), one call to its services
 per command, and turning their errors into one line. Refuses to know printing and SQL.
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from adapters.service import AdapterService
     from db.session import Database
     from engine.protocol import AdapterRef
-    from tenants.accounts import UserAccounts
-    from tenants.service import TenantService
+    from tenants.service import AccountServices
 
 T = TypeVar("T")
 _ENGINE_ANSWER_S = 10.0
@@ -65,8 +64,7 @@ class Services:
     environment: Mapping[str, str]
     database: Database
     redis: Redis
-    tenants: TenantService
-    users: UserAccounts
+    accounts: AccountServices
 
     def adapters(self) -> AdapterService:
         from adapters.service import AdapterService
@@ -82,15 +80,13 @@ async def open_services(environment: Mapping[str, str]) -> AsyncIterator[Service
     from redis.asyncio import Redis
 
     from db.session import Database
-    from tenants.accounts import UserAccounts
-    from tenants.service import TenantService
+    from tenants.service import account_services
 
     database = Database(setting(environment, "ROOTSTOCK_DB_URL"))
     redis = Redis.from_url(setting(environment, "ROOTSTOCK_REDIS_URL"))
     try:
         secret = setting(environment, "ROOTSTOCK_TENANTS_KEY_SECRET")
-        tenants = TenantService(database, redis, secret)
-        yield Services(environment, database, redis, tenants, UserAccounts(database))
+        yield Services(environment, database, redis, account_services(database, redis, secret))
     finally:
         await redis.aclose()
         await database.close()
@@ -155,70 +151,6 @@ def migrate(data: Path | None) -> str:
     return upgrade_schema(setting(environment_of(data), "ROOTSTOCK_DB_URL"))
 
 
-def create_tenant(data: Path | None, name: str) -> str:
-    async def work(services: Services) -> str:
-        return (await services.tenants.create_tenant(name)).id
-
-    return call(data, work)
-
-
-def list_tenants(data: Path | None) -> list[tuple[str, ...]]:
-    async def work(services: Services) -> list[tuple[str, ...]]:
-        return [
-            (tenant.name, tenant.id, minute(tenant.created_at))
-            for tenant in await services.tenants.list_tenants()
-        ]
-
-    return call(data, work)
-
-
-def create_key(data: Path | None, tenant: str, kind: Literal["inference", "admin"], name: str) -> str:
-    """The key's text, shown this once."""
-
-    async def work(services: Services) -> str:
-        owner = await services.tenants.find_tenant(tenant)
-        return (await services.tenants.create_key(owner.id, name, kind=kind)).plaintext
-
-    return call(data, work)
-
-
-def revoke_key(data: Path | None, tenant: str, key_id: str) -> None:
-    async def work(services: Services) -> None:
-        owner = await services.tenants.find_tenant(tenant)
-        await services.tenants.revoke_key(owner.id, key_id)
-
-    call(data, work)
-
-
-def list_keys(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
-    async def work(services: Services) -> list[tuple[str, ...]]:
-        owner = await services.tenants.find_tenant(tenant)
-        return [
-            (
-                *(
-                    key.id,
-                    key.name,
-                    key.kind,
-                    f"{key.prefix}...",
-                    minute(key.created_at),
-                    minute(key.last_used_at),
-                ),
-                "revoked" if key.revoked_at else "active",
-            )
-            for key in await services.tenants.list_keys(owner.id)
-        ]
-
-    return call(data, work)
-
-
-def create_user(data: Path | None, tenant: str, email: str, password: str) -> None:
-    async def work(services: Services) -> None:
-        owner = await services.tenants.find_tenant(tenant)
-        await services.users.create(owner.id, email, password)
-
-    call(data, work)
-
-
 def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]) -> list[str]:
     """Pack PEFT directories, by adapter name, and serve them; the pinned model names."""
     from adapters.names import PART
@@ -230,7 +162,7 @@ def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]
             raise CliError(f"adapter {name}: there is no directory {directory}")
 
     async def work(services: Services) -> list[str]:
-        owner = await services.tenants.find_tenant(tenant)
+        owner = await services.accounts.tenants.find_tenant(tenant)
         base_digest = await served_base_digest(setting(services.environment, "ROOTSTOCK_ENGINE_ENDPOINT"))
         refs = pack_adapters(services.environment, base_digest, directories)
         return await register_adapters(services, owner.id, refs, base_digest)
@@ -285,6 +217,6 @@ def pack_adapters(
     return refs
 
 
-def minute(moment: datetime | None) -> str:
+def minute(moment: datetime | None, absent: str = "never") -> str:
     """A moment as lists show it."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if moment else "never"
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M") if moment else absent

@@ -101,7 +101,7 @@ def list_terms(data: Path | None, name: str) -> list[tuple[str, ...]]:
 
 def set_tenant_plan(data: Path | None, tenant: str, plan: str) -> None:
     async def work(services: Services) -> None:
-        owner = await services.tenants.find_tenant(tenant)
+        owner = await services.accounts.tenants.find_tenant(tenant)
         await _plans(services).set_tenant_plan(owner.id, plan)
 
     call(data, work)

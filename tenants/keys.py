@@ -1,8 +1,9 @@
-"""API keys: their form, their fingerprint, and nothing that could show one by accident.
+"""API keys and tokens of invitations: their form, their fingerprint, and nothing that could show one by
+accident.
 
-`rs_inference_` or `rs_admin_`, then 43 base-62 characters (256 random bits), then 6 of checksum: a mistyped
-or made-up key is refused without a query, and a scanner of leaked secrets can tell a key from noise. Only
-HMAC-SHA256 of a key is ever stored.
+`rs_inference_`, `rs_admin_` or `rs_invite_`, then 43 base-62 characters (256 random bits), then 6 of
+checksum: a mistyped or made-up one is refused without a query, and a scanner of leaked secrets can tell it
+from noise. Only HMAC-SHA256 of it is ever stored.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ CHECKSUM_LEN = 6
 SHOWN_LEN = 4
 """Characters of the secret part that stay visible in lists."""
 
-_FORM = re.compile(
-    rf"rs_({'|'.join(KEY_KINDS)})_([0-9A-Za-z]{{{SECRET_LEN}}})([0-9A-Za-z]{{{CHECKSUM_LEN}}})"
-)
+_FORM = re.compile(rf"rs_[a-z]+_([0-9A-Za-z]{{{SECRET_LEN}}})([0-9A-Za-z]{{{CHECKSUM_LEN}}})")
+_KEY = tuple(f"rs_{kind}_" for kind in KEY_KINDS)
+_INVITE = "rs_invite_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,31 @@ class NewKey:
 def generate(kind: KeyKind) -> NewKey:
     if kind not in KEY_KINDS:
         raise ValueError(f"kind must be one of {', '.join(KEY_KINDS)}, not {kind!r}")
-    body = f"rs_{kind}_{_base62(secrets.randbits(256), SECRET_LEN)}"
-    return NewKey(body + _checksum(body), body[: len(f"rs_{kind}_") + SHOWN_LEN])
+    return _drawn(f"rs_{kind}_")
+
+
+def generate_invite() -> NewKey:
+    """The token of an invitation."""
+    return _drawn(_INVITE)
 
 
 def well_formed(plaintext: str) -> bool:
     """Whether this may be a key at all. Says nothing of any key that exists: the checksum is no secret."""
-    if _FORM.fullmatch(plaintext) is None:
-        return False
-    return plaintext[-CHECKSUM_LEN:] == _checksum(plaintext[:-CHECKSUM_LEN])
+    return plaintext.startswith(_KEY) and _is_whole(plaintext)
+
+
+def well_formed_invite(token: str) -> bool:
+    """Whether this may be an invitation's token at all."""
+    return token.startswith(_INVITE) and _is_whole(token)
+
+
+def _drawn(form: str) -> NewKey:
+    body = form + _base62(secrets.randbits(256), SECRET_LEN)
+    return NewKey(body + _checksum(body), body[: len(form) + SHOWN_LEN])
+
+
+def _is_whole(text: str) -> bool:
+    return _FORM.fullmatch(text) is not None and text[-CHECKSUM_LEN:] == _checksum(text[:-CHECKSUM_LEN])
 
 
 class KeyHasher:

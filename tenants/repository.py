@@ -1,20 +1,42 @@
-"""Queries on tenants, users and keys.
+"""Queries on tenants and their keys, and what lists of a tenant's things have in common.
 
 `TenantDirectory` asks before there is a tenant to scope by (who owns this key, this email, this name?);
-everything after that goes through the scoped `TenantAccounts`.
+everything after that goes through scoped repositories: keys here, people in `members`, projects in
+`projects`.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Sequence
 from datetime import timedelta
+from typing import Any
 
-from sqlalchemy import Row, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, false, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository
-from tenants.models import ApiKey, Plan, Tenant, User
+from tenants.models import ApiKey, Invite, Plan, Project, ServiceAccount, Tenant, User
 
 LAST_USED_PRECISION = timedelta(minutes=1)
+_ID = re.compile(r"[a-z_]{1,16}_[0-9A-Za-z]{1,40}")
+
+
+def is_id(given: str) -> bool:
+    """What is none is nobody's, and may be what no row can hold."""
+    return _ID.fullmatch(given) is not None
+
+
+def keyset(
+    query: Select[Any], column: Any, *, after: str | None, limit: int, newest_first: bool
+) -> Select[Any]:
+    """The page of `query` beyond the row whose id is `after`; ids sort as the rows were made. Nothing is
+    beyond what is no id.
+    """
+    if after is not None:
+        beyond = column < after if newest_first else column > after
+        query = query.where(beyond if is_id(after) else false())
+    return query.order_by(column.desc() if newest_first else column).limit(limit)
 
 
 class TenantDirectory:
@@ -40,6 +62,9 @@ class TenantDirectory:
         """All of them, oldest first."""
         return list((await self.session.execute(select(Plan).order_by(Plan.created_at, Plan.id))).scalars())
 
+    async def plan(self, name: str) -> Plan | None:
+        return (await self.session.execute(select(Plan).where(Plan.name == name))).scalar_one_or_none()
+
     async def plan_of(self, tenant_id: str) -> Plan | None:
         query = select(Plan).join(Tenant, Tenant.plan_id == Plan.id).where(Tenant.id == tenant_id)
         return (await self.session.execute(query)).scalar_one_or_none()
@@ -49,67 +74,106 @@ class TenantDirectory:
         query = select(Plan).where(Plan.name == name).with_for_update()
         return (await self.session.execute(query)).scalar_one_or_none()
 
-    async def key_by_digest(self, digest: bytes) -> Row[ApiKey, Tenant, Plan] | None:
-        """The key, its tenant and that one's plan, by the HMAC of its text: one query by a unique index."""
+    async def key_by_digest(self, digest: bytes) -> Row[ApiKey, Tenant, Plan, Project | None] | None:
+        """The key, its tenant, that one's plan and the key's project, by the HMAC of its text: one query by
+        a unique index.
+        """
         query = (
-            select(ApiKey, Tenant, Plan)
+            select(ApiKey, Tenant, Plan, Project)
             .join(Tenant, Tenant.id == ApiKey.tenant_id)
             .join(Plan, Plan.id == Tenant.plan_id)
+            .outerjoin(Project, Project.id == ApiKey.project_id)
             .where(ApiKey.digest == digest)
         )
         return (await self.session.execute(query)).one_or_none()
 
     async def user_by_email(self, email: str) -> Row[User, Tenant] | None:
+        """Who signs in with it now."""
         query = (
-            select(User, Tenant).join(Tenant, Tenant.id == User.tenant_id).where(User.email == email.lower())
+            select(User, Tenant)
+            .join(Tenant, Tenant.id == User.tenant_id)
+            .where(User.email == email.lower(), User.removed_at.is_(None))
         )
         return (await self.session.execute(query)).one_or_none()
 
-
-class TenantAccounts(TenantRepository):
-    """One tenant's users and keys."""
-
-    async def key(self, key_id: str) -> ApiKey | None:
-        query = self.select_own(ApiKey).where(ApiKey.id == key_id)
+    async def tenant_of_invite(self, digest: bytes) -> str | None:
+        """Whose invitation a token is of, whatever its state."""
+        query = select(Invite.tenant_id).where(Invite.digest == digest)
         return (await self.session.execute(query)).scalar_one_or_none()
 
-    async def keys(self) -> list[ApiKey]:
-        """Oldest first, revoked ones too."""
-        return list((await self.session.execute(self.select_own(ApiKey).order_by(ApiKey.id))).scalars())
+    async def set_disabled(self, tenant_id: str, disabled: bool) -> bool | None:
+        """Close or reopen a tenant: whether that changed anything, None when there is none."""
+        tenant = await self.session.get(Tenant, tenant_id, with_for_update=True)
+        if tenant is None:
+            return None
+        if (tenant.disabled_at is not None) == disabled:
+            return False
+        await self.session.execute(
+            update(Tenant).where(Tenant.id == tenant_id).values(disabled_at=func.now() if disabled else None)
+        )
+        return True
 
-    async def revoke_key(self, key_id: str) -> bytes | None:
-        """Revoke it unless it is already; its digest, or None when there is no such key."""
+    async def note_keys_used(self, key_ids: Collection[str]) -> None:
+        """Set `last_used_at` of keys, of any tenants, for which that was not done within the minute."""
+        due = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < func.now() - LAST_USED_PRECISION)
+        # In one order in every process: two that note the same keys must not wait for each other.
+        held = (
+            select(ApiKey.id)
+            .where(ApiKey.id.in_(key_ids), due)
+            .order_by(ApiKey.id)
+            .with_for_update(skip_locked=True)
+        )
+        await self.session.execute(update(ApiKey).where(ApiKey.id.in_(held)).values(last_used_at=func.now()))
+
+
+ShownKey = Row[ApiKey, User | None, ServiceAccount | None]
+"""A key and whose it is."""
+
+
+class KeyRepository(TenantRepository):
+    """One tenant's keys."""
+
+    async def find(self, key_id: str) -> ShownKey | None:
+        if not is_id(key_id):
+            return None
+        return (await self.session.execute(self._shown().where(ApiKey.id == key_id))).one_or_none()
+
+    async def lock(self, key_id: str) -> ApiKey | None:
+        """The key, held against other writers until the transaction ends."""
+        if not is_id(key_id):
+            return None
+        query = self.select_own(ApiKey).where(ApiKey.id == key_id).with_for_update()
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def page(
+        self,
+        *conditions: ColumnElement[bool],
+        after: str | None,
+        limit: int,
+        newest_first: bool,
+    ) -> Sequence[ShownKey]:
+        query = self._shown().where(*conditions)
+        page = keyset(query, ApiKey.id, after=after, limit=limit, newest_first=newest_first)
+        return (await self.session.execute(page)).all()
+
+    async def revoke(self, *conditions: ColumnElement[bool]) -> Sequence[Row[str, bytes]]:
+        """Revoke those that are not yet; their ids and digests."""
         query = (
             self.update_own(ApiKey)
-            .where(ApiKey.id == key_id)
-            .values(revoked_at=func.coalesce(ApiKey.revoked_at, func.now()))
-            .returning(ApiKey.digest)
+            .where(ApiKey.revoked_at.is_(None), *conditions)
+            .values(revoked_at=func.now())
+            .returning(ApiKey.id, ApiKey.digest)
         )
-        return (await self.session.execute(query)).scalar_one_or_none()
+        return (await self.session.execute(query)).all()
 
-    async def note_key_used(self, key_id: str) -> None:
-        """Set `last_used_at`, unless that was done within the minute."""
-        due = or_(ApiKey.last_used_at.is_(None), ApiKey.last_used_at < func.now() - LAST_USED_PRECISION)
-        query = self.update_own(ApiKey).where(ApiKey.id == key_id, due).values(last_used_at=func.now())
-        await self.session.execute(query)
+    async def digests(self, *conditions: ColumnElement[bool]) -> Sequence[bytes]:
+        """What the caches know the keys by, of those that may be in one."""
+        query = self.select_own(ApiKey, ApiKey.digest).where(ApiKey.revoked_at.is_(None), *conditions)
+        return (await self.session.execute(query)).scalars().all()
 
-    async def user(self, user_id: str) -> User | None:
-        query = self.select_own(User).where(User.id == user_id)
-        return (await self.session.execute(query)).scalar_one_or_none()
-
-    async def users(self) -> list[User]:
-        return list((await self.session.execute(self.select_own(User).order_by(User.id))).scalars())
-
-    async def set_password_hash(self, user_id: str, password_hash: str) -> None:
-        query = self.update_own(User).where(User.id == user_id).values(password_hash=password_hash)
-        await self.session.execute(query)
-
-    async def disable(self, disabled: bool) -> bool:
-        """Close or reopen the whole tenant. False when there is none."""
-        query = (
-            update(Tenant)
-            .where(Tenant.id == self.tenant_id)
-            .values(disabled_at=func.coalesce(Tenant.disabled_at, func.now()) if disabled else None)
-            .returning(Tenant.id)
+    def _shown(self) -> Select[Any]:
+        return (
+            self.select_own(ApiKey, ApiKey, User, ServiceAccount)
+            .outerjoin(User, User.id == ApiKey.user_id)
+            .outerjoin(ServiceAccount, ServiceAccount.id == ApiKey.service_account_id)
         )
-        return (await self.session.execute(query)).scalar_one_or_none() is not None

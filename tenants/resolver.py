@@ -1,12 +1,14 @@
-"""From the text of a key to who is asking: one query on a miss, none on a hit, revoked everywhere within a
-second.
+"""From the text of a key to who is asking: one query on a miss, none on a hit, changed and revoked everywhere
+within a second. Also owns noting when keys were last used.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -14,16 +16,23 @@ import redis.asyncio
 
 from db.cache import EVERYTHING, RowCache
 from db.errors import DatabaseUnavailable
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from tenants.context import TenantContext
-from tenants.errors import InvalidApiKey
+from tenants.errors import AddressNotAllowed, InvalidApiKey
 from tenants.keys import KeyHasher, well_formed
-from tenants.repository import LAST_USED_PRECISION, TenantAccounts, TenantDirectory
+from tenants.models import ApiKey, Plan, Project, Tenant
+from tenants.networks import is_inside
+from tenants.repository import LAST_USED_PRECISION, TenantDirectory
 from tenants.views import plan_view
 
 logger = logging.getLogger(__name__)
 
 KEYS_CHANNEL = "rootstock:invalidate:keys"
+NOTE_AFTER = 2.0
+"""Seconds over which uses are gathered, to be noted in one statement."""
+MOST_NOTED = 1_000
+_TOLD_ONE_BY_ONE = 1_000
+"""Changed keys above which every key is looked up again instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,67 +50,110 @@ class KeyResolver:
         self._database = database
         self._hasher = KeyHasher(secret)
         self._cache: RowCache[_KnownKey] = RowCache(redis_client, KEYS_CHANNEL, self._load, ttl=ttl)
-        self._notes: set[asyncio.Task[None]] = set()
+        self._used: set[str] = set()
+        self._noting: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
 
     async def start(self) -> None:
         await self._cache.start()
 
     async def close(self) -> None:
         await self._cache.close()
-        await asyncio.gather(*self._notes, return_exceptions=True)
+        self._closing.set()
+        if self._noting is not None:
+            await self._noting
 
     @property
     def listening(self) -> bool:
         """Whether revocations are being heard; while not, a key is looked up again every second."""
         return self._cache.listening
 
-    async def resolve(self, plaintext: str) -> TenantContext:
-        """Who holds this key. Raises InvalidApiKey, or DatabaseUnavailable for a key not seen lately."""
+    async def resolve(self, plaintext: str, address: str | None = None) -> TenantContext:
+        """Who holds this key, used from `address`: the client's, as seen through trusted proxies.
+
+        Raises InvalidApiKey; AddressNotAllowed, also where a key has networks and the address is not known;
+        DatabaseUnavailable for a key not seen lately.
+        """
         if not well_formed(plaintext):
             raise InvalidApiKey
         known = await self._cache.get(self._hasher.digest(plaintext).hex(), "")
         if known is None or (known.expires_at is not None and known.expires_at <= datetime.now(UTC)):
             raise InvalidApiKey
-        return known.context
+        context = known.context
+        if context.networks and not is_inside(address, context.networks):
+            raise AddressNotAllowed(address)
+        return context
 
     async def _load(self, digest_hex: str, _: str) -> _KnownKey | None:
         digest = bytes.fromhex(digest_hex)
-        async with self._database.read() as session:
+        async with self._database.read(EVERY_TENANT) as session:
             found = await TenantDirectory(session).key_by_digest(digest)
         if found is None:
             return None
-        key, tenant, plan = found
-        if (
-            not hmac.compare_digest(key.digest, digest)
-            or key.revoked_at is not None
-            or tenant.disabled_at is not None
-        ):
-            return None
+        key, tenant, plan, project = found
         now = datetime.now(UTC)
-        if key.expires_at is not None and key.expires_at <= now:
+        if not hmac.compare_digest(key.digest, digest) or not _is_let_in(key, tenant, project, now):
             return None
         if key.last_used_at is None or key.last_used_at < now - LAST_USED_PRECISION:
-            note = asyncio.create_task(self._note_used(tenant.id, key.id))  # the request does not wait for it
-            self._notes.add(note)
-            note.add_done_callback(self._notes.discard)
-        context = TenantContext(
-            tenant.id,
-            tenant.name,
-            key.id,
-            key.kind,  # type: ignore[arg-type]
-            frozenset(key.scopes),
-            plan_view(plan),
-        )
-        return _KnownKey(context, key.expires_at)
+            self._note_used(key.id)
+        return _KnownKey(_context(key, tenant, plan), key.expires_at)
 
-    async def _note_used(self, tenant_id: str, key_id: str) -> None:
-        try:
-            async with self._database.write() as session:
-                await TenantAccounts(session, tenant_id).note_key_used(key_id)
-        except DatabaseUnavailable:
-            logger.warning("last use of %s not noted: database unavailable", key_id)
+    def _note_used(self, key_id: str) -> None:
+        """Have the key's use noted soon. No request waits for it."""
+        if len(self._used) < MOST_NOTED:
+            self._used.add(key_id)
+        if self._noting is None and not self._closing.is_set():
+            self._noting = asyncio.create_task(self._note_uses(), name="last uses of keys")
+
+    async def _note_uses(self) -> None:
+        while self._used:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), NOTE_AFTER)
+            used, self._used = self._used, set()
+            try:
+                async with self._database.write(EVERY_TENANT) as session:
+                    await TenantDirectory(session).note_keys_used(used)
+            except DatabaseUnavailable:
+                logger.warning("last use of %d keys not noted: database unavailable", len(used))
+        self._noting = None
+
+
+def _is_let_in(key: ApiKey, tenant: Tenant, project: Project | None, now: datetime) -> bool:
+    return (
+        key.revoked_at is None
+        and (key.expires_at is None or key.expires_at > now)
+        and tenant.disabled_at is None
+        and (project is None or project.archived_at is None)
+    )
+
+
+def _context(key: ApiKey, tenant: Tenant, plan: Plan) -> TenantContext:
+    """What requests with the key carry: all of it is looked up again when any of it changes."""
+    return TenantContext(
+        tenant_id=tenant.id,
+        tenant_name=tenant.name,
+        key_id=key.id,
+        kind=key.kind,  # type: ignore[arg-type]
+        scopes=frozenset(key.scopes),
+        plan=plan_view(plan),
+        project_id=key.project_id,
+        user_id=key.user_id or key.service_account_id,
+        models=frozenset(key.models),
+        networks=tuple(key.networks),
+    )
 
 
 async def publish_key_change(redis_client: redis.asyncio.Redis, digest: bytes | None) -> None:
     """Tell every resolver that a key changed, or with None that any may have."""
     await redis_client.publish(KEYS_CHANNEL, EVERYTHING if digest is None else digest.hex())
+
+
+async def publish_key_changes(redis_client: redis.asyncio.Redis, digests: Collection[bytes]) -> None:
+    """Tell every resolver that these keys changed."""
+    if len(digests) > _TOLD_ONE_BY_ONE:
+        await publish_key_change(redis_client, None)
+        return
+    async with redis_client.pipeline(transaction=False) as pipeline:
+        for digest in digests:
+            pipeline.publish(KEYS_CHANNEL, digest.hex())
+        await pipeline.execute()

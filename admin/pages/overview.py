@@ -14,9 +14,10 @@ from typing import Any
 from adapters.service import ModelCard, ModelResolver
 from admin.chart import Chart, bar_chart
 from billing.service import UsageReports
-from tenants.service import TenantService
+from tenants.key_service import KeyService
 
 MAX_BARS = 12
+MAX_KEYS = 1_000
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Overview:
 class OverviewPage:
     """Gathers the page from the services."""
 
-    tenants: TenantService
+    keys: KeyService
     models: ModelResolver
     usage: UsageReports
 
@@ -78,7 +79,7 @@ class OverviewPage:
         midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         cards, keys, report = await asyncio.gather(
             self.models.list(tenant_id),
-            self.tenants.list_keys(tenant_id),
+            self.keys.list(tenant_id, with_revoked=True, limit=MAX_KEYS, newest_first=False),
             self.usage.completions(tenant_id, start_time=int(midnight.timestamp()), group_by=["model"]),
         )
         results = [result for bucket in report["data"] for result in bucket["results"]]
@@ -94,7 +95,7 @@ class OverviewPage:
                     last_used_at=key.last_used_at.astimezone(UTC) if key.last_used_at else None,
                     revoked=key.revoked_at is not None,
                 )
-                for key in keys
+                for key, *_ in keys
             ],
             usage=_total(results),
             chart=bar_chart(_bars(results)),

@@ -48,7 +48,7 @@ async def resolver(database: Database, redis_client: redis.asyncio.Redis) -> Asy
 
 @pytest.fixture
 async def tenants(database: Database, redis_client: redis.asyncio.Redis) -> tuple[str, str]:
-    service = TenantService(database, redis_client, "a server's secret of enough length")
+    service = TenantService(database, redis_client)
     ours, theirs = [await service.create_tenant(name) for name in ("ours", "theirs")]
     return ours.id, theirs.id
 

@@ -20,6 +20,7 @@ from api.console import EXPLANATIONS
 from billing.service import UsageReports
 from db.session import Database
 from tenants.accounts import UserAccounts
+from tenants.key_service import KeyService
 from tenants.service import TenantService
 from tests.support.onboarding import BASE_DIGEST, Scene, scene
 
@@ -33,6 +34,7 @@ class Site:
 
     app: Starlette
     tenants: TenantService
+    keys: KeyService
     accounts: UserAccounts
     adapters: AdapterService
     redis: redis.asyncio.Redis
@@ -62,7 +64,8 @@ async def sign_in(visitor: httpx.AsyncClient, email: str = EMAIL, password: str 
 async def site(
     database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
 ) -> AsyncIterator[Site]:
-    tenants = TenantService(database, redis_client, "s" * 32)
+    tenants = TenantService(database, redis_client)
+    keys = KeyService(database, redis_client, "s" * 32)
     accounts = UserAccounts(database)
     async with scene(database, redis_client, redis_url, tmp_path) as place:
         tenant_id = place.tenants[0]
@@ -72,7 +75,7 @@ async def site(
             ConsoleServices(
                 redis=redis_client,
                 accounts=accounts,
-                overview=OverviewPage(tenants, models, UsageReports(database)),
+                overview=OverviewPage(keys, models, UsageReports(database)),
                 files=place.files,
                 uploads=place.uploads,
                 adapters=place.onboarding,
@@ -81,7 +84,7 @@ async def site(
             )
         )
         app = Starlette(routes=[Mount("/console", console)])
-        yield Site(app, tenants, accounts, place.onboarding.adapters, redis_client, tenant_id, place)
+        yield Site(app, tenants, keys, accounts, place.onboarding.adapters, redis_client, tenant_id, place)
 
 
 @pytest.fixture

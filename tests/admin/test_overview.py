@@ -9,6 +9,7 @@ import httpx
 from admin.chart import LABEL_PX, PLOT_PX, bar_chart
 from admin.pages.overview import MAX_BARS, _bars
 from engine.protocol import AdapterRef
+from tenants.actors import OPERATOR
 from tests.admin.conftest import Site, sign_in
 
 
@@ -17,10 +18,10 @@ async def test_models_and_keys_of_the_tenant_and_nobody_else(site: Site, visitor
     for tenant_id, name, digit in ((site.tenant_id, "pirate", "a"), (other.id, "secret", "b")):
         ref = AdapterRef(digit * 64, 8)
         await site.adapters.register_version(tenant_id, name, ref, base_digest="c" * 64)
-    mine = await site.tenants.create_key(site.tenant_id, "laptop")
-    gone = await site.tenants.create_key(site.tenant_id, "old robot")
-    await site.tenants.revoke_key(site.tenant_id, gone.id)
-    await site.tenants.create_key(other.id, "theirs")
+    mine = await site.keys.create(site.tenant_id, "laptop", OPERATOR)
+    gone = await site.keys.create(site.tenant_id, "old robot", OPERATOR)
+    await site.keys.revoke(site.tenant_id, gone.id, OPERATOR)
+    await site.keys.create(other.id, "theirs", OPERATOR)
     await sign_in(visitor)
     page = (await visitor.get("/")).text
     assert "sapling:pirate" in page
@@ -33,7 +34,7 @@ async def test_models_and_keys_of_the_tenant_and_nobody_else(site: Site, visitor
 
 
 async def test_names_are_shown_as_text(site: Site, visitor: httpx.AsyncClient) -> None:
-    await site.tenants.create_key(site.tenant_id, "<script>alert(1)</script>\"'")
+    await site.keys.create(site.tenant_id, "<script>alert(1)</script>\"'", OPERATOR)
     await sign_in(visitor)
     page = (await visitor.get("/")).text
     assert "<script" not in page

@@ -210,7 +210,7 @@ class FakeKeys:
         }
         self.error: Exception | None = None
 
-    async def resolve(self, plaintext: str) -> TenantContext:
+    async def resolve(self, plaintext: str, address: str | None = None) -> TenantContext:
         if self.error is not None:
             raise self.error
         if plaintext not in self.callers:

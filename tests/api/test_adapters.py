@@ -20,9 +20,10 @@ from api.app import create_app
 from api.deps import Services
 from billing.service import UsageReports
 from db.session import Database
+from tenants.actors import OPERATOR
+from tenants.key_service import KeyService, KeyTerms
 from tenants.plans import PlanChanges, PlanService
 from tenants.resolver import KeyResolver
-from tenants.service import TenantService
 from tests.api.fakes import FakeEngine
 from tests.support.onboarding import SAPLING, SECRET, Scene, scene
 from tests.support.waiting import eventually
@@ -73,8 +74,8 @@ async def site(
                 onboarding=place.onboarding,
             )
         )
-        tenants = TenantService(database, redis_client, SECRET)
-        made = [(await tenants.create_key(tenant, "main")).plaintext for tenant in place.tenants]
+        made_keys = KeyService(database, redis_client, SECRET)
+        made = [(await made_keys.create(tenant, "main", OPERATOR)).plaintext for tenant in place.tenants]
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         ours, theirs = (
             httpx.AsyncClient(
@@ -355,17 +356,17 @@ async def test_the_plan_of_the_caller_counts(site: Site) -> None:
 
 
 async def test_scopes(site: Site) -> None:
-    tenants = TenantService(site.place.database, site.place.redis, SECRET)
+    keys = KeyService(site.place.database, site.place.redis, SECRET)
     made = await site.create()
     for scope, status in (("adapters.read", 403), ("adapters.write", 200)):
-        key = await tenants.create_key(site.place.tenants[0], scope, scopes=frozenset({scope}))
+        key = await keys.create(site.place.tenants[0], scope, OPERATOR, terms=KeyTerms(frozenset({scope})))
         headers = {"authorization": f"Bearer {key.plaintext}"}
         path = f"/v1/adapters/{made.json()['id']}"
         answer = await site.ours.post(path, json={"description": "new"}, headers=headers)
         assert answer.status_code == status
         read = await site.ours.get(path, headers=headers)
         assert read.status_code == (200 if status == 403 else 403)
-    admin = await tenants.create_key(site.place.tenants[0], "admin", kind="admin")
+    admin = await keys.create(site.place.tenants[0], "admin", OPERATOR, kind="admin")
     refused = await site.ours.get("/v1/adapters", headers={"authorization": f"Bearer {admin.plaintext}"})
     assert refused.status_code == 403
 

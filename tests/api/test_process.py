@@ -23,6 +23,8 @@ from openai.types.chat import ChatCompletionChunk
 from adapters.service import AdapterService
 from db.session import Database
 from engine.protocol import AdapterRef
+from tenants.actors import OPERATOR
+from tenants.key_service import KeyService
 from tenants.service import TenantService
 from tests.api.conftest import wait_until
 
@@ -113,10 +115,10 @@ class Account:
 
 @pytest.fixture
 async def account(database: Database, redis_client: redis.asyncio.Redis) -> Account:
-    service = TenantService(database, redis_client, SECRET)
-    tenant = await service.create_tenant("acme")
-    key = await service.create_key(tenant.id, "main")
-    admin = await service.create_key(tenant.id, "admin", kind="admin")
+    tenant = await TenantService(database, redis_client).create_tenant("acme")
+    keys = KeyService(database, redis_client, SECRET)
+    key = await keys.create(tenant.id, "main", OPERATOR)
+    admin = await keys.create(tenant.id, "admin", OPERATOR, kind="admin")
     adapters = AdapterService(database, redis_client, "sapling")
     await adapters.register_version(tenant.id, "pirate", AdapterRef("d" * 64, 8), base_digest="0" * 64)
     return Account(key.plaintext, admin.plaintext)

@@ -13,6 +13,8 @@ from api.deps import Services
 from billing.service import UsageReports
 from db.session import Database
 from engine.protocol import Submit
+from tenants.actors import OPERATOR
+from tenants.key_service import KeyService
 from tenants.resolver import KeyResolver
 from tenants.service import TenantService
 from tests.api.fakes import FakeEngine, Script
@@ -26,9 +28,10 @@ BODY = {"model": "sapling", "messages": [{"role": "user", "content": "hi"}], "st
 async def test_no_connection_is_held_while_the_engine_works_and_a_revoked_key_is_dead(
     codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis
 ) -> None:
-    tenants = TenantService(database, redis_client, SECRET)
+    tenants = TenantService(database, redis_client)
     tenant = await tenants.create_tenant("acme")
-    key = await tenants.create_key(tenant.id, "main")
+    key_service = KeyService(database, redis_client, SECRET)
+    key = await key_service.create(tenant.id, "main", OPERATOR)
     keys = KeyResolver(database, redis_client, SECRET)
     models = ModelResolver(database, redis_client, "sapling")
     engine = FakeEngine(codec)
@@ -63,7 +66,7 @@ async def test_no_connection_is_held_while_the_engine_works_and_a_revoked_key_is
             await client.post("/v1/chat/completions", json=BODY)
             assert held[-1] == 0
             assert database.checked_out == 0
-            await tenants.revoke_key(tenant.id, key.id)
+            await key_service.revoke(tenant.id, key.id, OPERATOR)
 
             async def refused() -> bool:
                 return (await client.get("/v1/models")).status_code == 401

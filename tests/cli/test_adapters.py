@@ -35,7 +35,7 @@ def run(
     async def populate() -> None:
         database = Database(database_url)
         async with Redis.from_url(redis_url) as redis:
-            tenant = await TenantService(database, redis, SECRET).create_tenant("acme")
+            tenant = await TenantService(database, redis).create_tenant("acme")
             for digit in "12":
                 await AdapterService(database, redis, "sapling").register_version(
                     tenant.id, "pirate", AdapterRef(digit * 64, 8), base_digest="b" * 64

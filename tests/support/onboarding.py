@@ -162,7 +162,7 @@ async def scene(
     database: Database, redis_client: redis.asyncio.Redis, redis_url: str, directory: Path
 ) -> AsyncIterator[Scene]:
     """A new one, with two tenants."""
-    service = TenantService(database, redis_client, SECRET)
+    service = TenantService(database, redis_client)
     ours, theirs = [await service.create_tenant(name) for name in ("ours", "theirs")]
     async with reopened(database, redis_client, redis_url, directory, (ours.id, theirs.id)) as place:
         yield place

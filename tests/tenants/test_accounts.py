@@ -16,7 +16,7 @@ PASSWORD = "correct horse battery"
 
 @pytest.fixture
 def service(database: Database, redis_client: redis.asyncio.Redis) -> TenantService:
-    return TenantService(database, redis_client, "a server's secret of enough length")
+    return TenantService(database, redis_client)
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ async def test_a_user_signs_in_with_the_right_password_only(
 ) -> None:
     tenant = await service.create_tenant("acme")
     made = await accounts.create(tenant.id, "Ann@Example.com", PASSWORD)
-    assert (made.email, made.role, made.tenant_name) == ("ann@example.com", "admin", "acme")
+    assert (made.email, made.role, made.tenant_name) == ("ann@example.com", "owner", "acme")
     assert await accounts.authenticate("ANN@example.com", PASSWORD) == made
     assert await accounts.authenticate("ann@example.com", PASSWORD + "!") is None
     assert await accounts.authenticate("bob@example.com", PASSWORD) is None

@@ -4,7 +4,9 @@ import pytest
 import redis.asyncio
 
 from db.session import Database
+from tenants.actors import OPERATOR
 from tenants.errors import NameTaken, PlanNotFound, TenantNotFound
+from tenants.key_service import KeyService
 from tenants.plans import STANDARD, PlanChanges, PlanService
 from tenants.resolver import KeyResolver
 from tenants.service import TenantService
@@ -21,7 +23,7 @@ def plans(database: Database, redis_client: redis.asyncio.Redis) -> PlanService:
 
 @pytest.fixture
 async def tenant(database: Database, redis_client: redis.asyncio.Redis) -> str:
-    return (await TenantService(database, redis_client, SECRET).create_tenant("acme")).id
+    return (await TenantService(database, redis_client).create_tenant("acme")).id
 
 
 async def test_the_schema_makes_the_standard_plan(plans: PlanService, tenant: str) -> None:
@@ -61,7 +63,7 @@ async def test_what_is_wrong_with_a_plan_is_named(plans: PlanService, tenant: st
 async def test_a_caller_carries_its_plan_and_hears_of_changes(
     plans: PlanService, tenant: str, database: Database, redis_client: redis.asyncio.Redis
 ) -> None:
-    key = await TenantService(database, redis_client, SECRET).create_key(tenant, "main")
+    key = await KeyService(database, redis_client, SECRET).create(tenant, "main", OPERATOR)
     keys = KeyResolver(database, redis_client, SECRET)
     await keys.start()
     try:

@@ -1,0 +1,123 @@
+"""Queries on the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from db.repository import TenantRepository
+from tenants.audit.chain import START
+from tenants.audit.models import AuditEntry, AuditHead
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which entries; each empty one lets all pass."""
+
+    types: Collection[str] = ()
+    actor_ids: Collection[str] = ()
+    """Of keys, users, service accounts."""
+    actor_emails: Collection[str] = ()
+    target_ids: Collection[str] = ()
+    project_ids: Collection[str] = ()
+    since: datetime | None = None
+    """This moment included."""
+    until: datetime | None = None
+    """This moment not."""
+
+    def conditions(self) -> list[ColumnElement[bool]]:
+        found: list[ColumnElement[bool]] = []
+        actor = AuditEntry.actor
+        if self.types:
+            found.append(AuditEntry.type.in_(self.types))
+        if self.actor_ids:
+            found.append(
+                or_(
+                    actor["id"].astext.in_(self.actor_ids),
+                    actor["user_id"].astext.in_(self.actor_ids),
+                )
+            )
+        if self.actor_emails:
+            found.append(actor["email"].astext.in_([email.lower() for email in self.actor_emails]))
+        if self.target_ids:
+            found.append(AuditEntry.target_id.in_(self.target_ids))
+        if self.project_ids:
+            found.append(AuditEntry.project_id.in_(self.project_ids))
+        if self.since is not None:
+            found.append(AuditEntry.at >= self.since)
+        if self.until is not None:
+            found.append(AuditEntry.at < self.until)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The end of a chain, held against others until the transaction ends."""
+
+    seq: int
+    digest: bytes
+    now: datetime
+    """By the database's clock, once the chain was ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What the head says the last entry is, and what it is."""
+
+    head_seq: int
+    head_digest: bytes
+    last_seq: int
+
+
+class AuditRepository(TenantRepository):
+    async def hold_head(self) -> Head:
+        """The chain's end, made when there is none; whoever else asks waits until this transaction ends."""
+        query = (
+            insert(AuditHead)
+            .values(tenant_id=self.tenant_id, seq=0, digest=START)
+            .on_conflict_do_update(index_elements=[AuditHead.tenant_id], set_={"seq": AuditHead.seq})
+            .returning(AuditHead.seq, AuditHead.digest, func.clock_timestamp())
+        )
+        seq, digest, now = (await self.session.execute(query)).one()
+        return Head(seq, bytes(digest), now)
+
+    async def add(self, entry: AuditEntry) -> None:
+        """The next entry, under the head that is held."""
+        self.add_own(entry)
+        moved = update(AuditHead).where(AuditHead.tenant_id == self.tenant_id)
+        await self.session.execute(moved.values(seq=entry.seq, digest=entry.digest))
+
+    async def seq_of(self, entry_id: str) -> int | None:
+        query = self.select_own(AuditEntry, AuditEntry.seq).where(AuditEntry.id == entry_id)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def page(
+        self, wanted: AuditFilter, *, after: int | None, limit: int, newest_first: bool
+    ) -> Sequence[AuditEntry]:
+        """Entries beyond the one at `after`, in the order of their commits or against it."""
+        query = self.select_own(AuditEntry).where(*wanted.conditions())
+        if after is not None:
+            query = query.where(AuditEntry.seq < after if newest_first else AuditEntry.seq > after)
+        query = query.order_by(AuditEntry.seq.desc() if newest_first else AuditEntry.seq)
+        return (await self.session.execute(query.limit(limit))).scalars().all()
+
+    async def ends(self) -> Ends:
+        """Of one moment."""
+        last = select(func.max(AuditEntry.seq)).where(AuditEntry.tenant_id == self.tenant_id)
+        head = select(AuditHead.seq).where(AuditHead.tenant_id == self.tenant_id)
+        digest = select(AuditHead.digest).where(AuditHead.tenant_id == self.tenant_id)
+        query = select(head.scalar_subquery(), digest.scalar_subquery(), last.scalar_subquery())
+        head_seq, head_digest, last_seq = (await self.session.execute(query)).one()
+        return Ends(head_seq or 0, START if head_digest is None else bytes(head_digest), last_seq or 0)
+
+
+async def chains(session: AsyncSession) -> list[str]:
+    """Whose there are, over every tenant."""
+    entries = select(AuditEntry.tenant_id).distinct()
+    query = entries.union(select(AuditHead.tenant_id)).order_by("tenant_id")
+    return list((await session.execute(query)).scalars())

@@ -1,0 +1,336 @@
+"""What can be done to a tenant's keys. Every method is one transaction; who holds a key is told nothing, the
+caches are told after the commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import redis.asyncio
+from sqlalchemy import ColumnElement
+
+from db.base import new_id
+from db.session import Database, WriteSession
+from tenants import keys
+from tenants.actors import Actor
+from tenants.audit.service import AuditLog
+from tenants.context import KEY_KINDS, KeyKind
+from tenants.errors import (
+    KeyNotActive,
+    KeyNotFound,
+    ProjectArchived,
+    ProjectNotFound,
+    ServiceAccountNotFound,
+    TenantNotFound,
+    UserNotFound,
+)
+from tenants.fields import checked_name
+from tenants.key_terms import KEEP, Keep, KeyChanges, KeyTerms, changed_columns, columns_of, require_held
+from tenants.members.repository import MemberRepository
+from tenants.models import ApiKey, Project
+from tenants.projects.repository import ProjectRepository
+from tenants.repository import KeyRepository, ShownKey, TenantDirectory
+from tenants.resolver import publish_key_change
+
+__all__ = ["KEEP", "CreatedKey", "Keep", "KeyChanges", "KeyService", "KeyTerms", "ShownKey"]
+
+DEFAULT_GRACE = timedelta(days=1)
+MAX_GRACE = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedKey:
+    """A key as it is shown, once, to whoever asked for it."""
+
+    id: str
+    plaintext: str = field(repr=False)
+    prefix: str
+    kind: KeyKind
+    expires_at: datetime | None
+    row: ApiKey = field(repr=False)
+
+
+class KeyService:
+    """Keys of every tenant. `secret` is the server's, under which they are stored."""
+
+    def __init__(self, database: Database, redis_client: redis.asyncio.Redis, secret: str) -> None:
+        self._database = database
+        self._redis = redis_client
+        self._hasher = keys.KeyHasher(secret)
+
+    async def create(
+        self,
+        tenant_id: str,
+        name: str,
+        actor: Actor,
+        *,
+        kind: KeyKind = "inference",
+        project_id: str | None = None,
+        user_id: str | None = None,
+        service_account_id: str | None = None,
+        terms: KeyTerms | None = None,
+    ) -> CreatedKey:
+        """Make a key. Its text is in the answer and nowhere else.
+
+        An inference key is of a project: unless told otherwise of its service account's, else of the default
+        one. With its user or service account it ends.
+
+        Raises:
+            TenantNotFound, ProjectNotFound, ProjectArchived, UserNotFound, ServiceAccountNotFound
+            NotHeld: an admin key for more than `actor` may do.
+            ValueError: naming the field.
+        """
+        if kind not in KEY_KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KEY_KINDS)}, not {kind!r}")
+        if kind == "admin" and (project_id is not None or service_account_id is not None):
+            raise ValueError("kind: an admin key is the organization's, not a project's")
+        terms = terms or KeyTerms()
+        row = ApiKey(
+            tenant_id=tenant_id,
+            name=checked_name("name", name),
+            kind=kind,
+            user_id=user_id,
+            service_account_id=service_account_id,
+            **columns_of(terms, kind, actor),
+        )
+        async with self._database.write(tenant_id) as session:
+            if await TenantDirectory(session).tenant(tenant_id) is None:
+                raise TenantNotFound(tenant_id)
+            if kind == "inference":
+                row.project_id = await self._project_of_new(session, row, project_id)
+            if user_id is not None and await MemberRepository(session, tenant_id).hold(user_id) is None:
+                raise UserNotFound(user_id)
+            made = self._add(session, row)
+            await AuditLog.record(
+                session,
+                tenant_id,
+                actor,
+                "api_key.created",
+                ("api_key", row.id),
+                _described(row),
+                project_id=row.project_id,
+            )
+        return _created(row, made)
+
+    async def list(
+        self,
+        tenant_id: str,
+        *,
+        kind: KeyKind | None = None,
+        project_id: str | None = None,
+        user_id: str | None = None,
+        service_account_id: str | None = None,
+        with_revoked: bool = False,
+        after: str | None = None,
+        limit: int = 20,
+        newest_first: bool = True,
+    ) -> list[ShownKey]:
+        """Keys beyond the one whose id is `after`, in the order they were made."""
+        chosen: list[ColumnElement[bool]] = [
+            column == wanted
+            for column, wanted in (
+                (ApiKey.kind, kind),
+                (ApiKey.project_id, project_id),
+                (ApiKey.user_id, user_id),
+                (ApiKey.service_account_id, service_account_id),
+            )
+            if wanted is not None
+        ]
+        if not with_revoked:
+            chosen.append(ApiKey.revoked_at.is_(None))
+        async with self._database.read(tenant_id) as session:
+            page = await KeyRepository(session, tenant_id).page(
+                *chosen, after=after, limit=limit, newest_first=newest_first
+            )
+        return [*page]
+
+    async def get(self, tenant_id: str, key_id: str, *, kind: KeyKind | None = None) -> ShownKey:
+        """Revoked ones too. Raises KeyNotFound, also for one of another kind."""
+        async with self._database.read(tenant_id) as session:
+            found = await KeyRepository(session, tenant_id).find(key_id)
+        if found is None or (kind is not None and found[0].kind != kind):
+            raise KeyNotFound(key_id)
+        return found
+
+    async def update(
+        self,
+        tenant_id: str,
+        key_id: str,
+        changes: KeyChanges,
+        actor: Actor,
+        *,
+        kind: KeyKind | None = None,
+        project_id: str | None = None,
+    ) -> ShownKey:
+        """Change a key in every process within a second. Raises KeyNotFound, also for one that is not of
+        `kind` or in `project_id`; KeyNotActive, NotHeld, ValueError naming the field.
+        """
+        async with self._database.write(tenant_id) as session:
+            row = await _locked(session, tenant_id, key_id, kind, project_id)
+            if row.revoked_at is not None:
+                raise KeyNotActive(key_id, "revoked")
+            changed = changed_columns(row, changes, actor)
+            for name, value in changed.items():
+                setattr(row, name, value)
+            await AuditLog.record(
+                session,
+                tenant_id,
+                actor,
+                "api_key.updated",
+                ("api_key", key_id),
+                {name: _described(row).get(name) for name in changed},
+                project_id=row.project_id,
+            )
+            self._tell(session, row.digest)
+            found = await KeyRepository(session, tenant_id).find(key_id)
+            assert found is not None
+        return found
+
+    async def rotate(
+        self,
+        tenant_id: str,
+        key_id: str,
+        actor: Actor,
+        *,
+        grace: timedelta = DEFAULT_GRACE,
+        kind: KeyKind | None = None,
+        project_id: str | None = None,
+    ) -> CreatedKey:
+        """Another key in its place, for the same and as long; the old one works on until `grace` ends.
+
+        Raises KeyNotFound; KeyNotActive for one that is revoked, expired or rotated already; NotHeld,
+        ValueError.
+        """
+        if not timedelta(0) <= grace <= MAX_GRACE:
+            raise ValueError(f"grace must be from 0 to {MAX_GRACE.total_seconds():.0f} seconds")
+        async with self._database.write(tenant_id) as session:
+            old = await _locked(session, tenant_id, key_id, kind, project_id)
+            now = datetime.now(UTC)
+            _require_active(old, now)
+            if old.kind == "admin":
+                require_held("key", frozenset(old.scopes), actor)
+            row = ApiKey(
+                tenant_id=tenant_id,
+                **{name: getattr(old, name) for name in _CARRIED_OVER},
+                expires_at=None if old.expires_at is None else now + (old.expires_at - old.created_at),
+            )
+            made = self._add(session, row)
+            await session.flush()
+            ends = now + grace
+            old.rotated_at, old.replaced_by = now, row.id
+            old.expires_at = ends if old.expires_at is None else min(ends, old.expires_at)
+            await AuditLog.record(
+                session,
+                tenant_id,
+                actor,
+                "api_key.rotated",
+                ("api_key", key_id),
+                {"replaced_by": row.id, "expires_at": old.expires_at.isoformat()},
+                project_id=old.project_id,
+            )
+            self._tell(session, old.digest)
+        return _created(row, made)
+
+    async def revoke(
+        self,
+        tenant_id: str,
+        key_id: str,
+        actor: Actor,
+        *,
+        kind: KeyKind | None = None,
+        project_id: str | None = None,
+    ) -> None:
+        """Revoke a key in every process within a second. Revoking again changes nothing. Raises
+        KeyNotFound.
+        """
+        async with self._database.write(tenant_id) as session:
+            row = await _locked(session, tenant_id, key_id, kind, project_id)
+            if row.revoked_at is None:
+                await KeyRepository(session, tenant_id).revoke(ApiKey.id == key_id)
+                await AuditLog.record(
+                    session,
+                    tenant_id,
+                    actor,
+                    "api_key.deleted",
+                    ("api_key", key_id),
+                    project_id=row.project_id,
+                )
+            self._tell(session, row.digest)
+
+    async def _project_of_new(self, session: WriteSession, row: ApiKey, project_id: str | None) -> str:
+        projects = ProjectRepository(session, row.tenant_id)
+        if row.service_account_id is not None:
+            account = await projects.hold_account(row.service_account_id)
+            if account is None or project_id not in (None, account.project_id):
+                raise ServiceAccountNotFound(row.service_account_id)
+            project_id = account.project_id
+        project: Project | None
+        if project_id is None:
+            project = await projects.default()
+        else:
+            project = await projects.hold(project_id)
+        if project is None:
+            raise ProjectNotFound(project_id or "default")
+        if project.archived_at is not None:
+            raise ProjectArchived(project.id)
+        return project.id
+
+    def _add(self, session: WriteSession, row: ApiKey) -> keys.NewKey:
+        """Draw a text for `row`, and add it."""
+        made = keys.generate(row.kind)  # type: ignore[arg-type]
+        row.id, row.digest, row.prefix = new_id("key"), self._hasher.digest(made.plaintext), made.prefix
+        row.created_at = datetime.now(UTC)
+        KeyRepository(session, row.tenant_id).add_own(row)
+        return made
+
+    def _tell(self, session: WriteSession, digest: bytes) -> None:
+        session.after_commit(lambda: publish_key_change(self._redis, digest))
+
+
+_CARRIED_OVER = (
+    *("name", "kind", "project_id", "user_id", "service_account_id"),
+    *("scopes", "models", "networks"),
+)
+"""What a rotation leaves as it is."""
+
+
+async def _locked(
+    session: WriteSession, tenant_id: str, key_id: str, kind: KeyKind | None, project_id: str | None
+) -> ApiKey:
+    row = await KeyRepository(session, tenant_id).lock(key_id)
+    if (
+        row is None
+        or (kind is not None and row.kind != kind)
+        or (project_id is not None and row.project_id != project_id)
+    ):
+        raise KeyNotFound(key_id)
+    return row
+
+
+def _require_active(row: ApiKey, now: datetime) -> None:
+    if row.revoked_at is not None:
+        raise KeyNotActive(row.id, "revoked")
+    if row.replaced_by is not None:
+        raise KeyNotActive(row.id, "rotated already")
+    if row.expires_at is not None and row.expires_at <= now:
+        raise KeyNotActive(row.id, "expired")
+
+
+def _described(row: ApiKey) -> dict[str, Any]:
+    """For the audit log."""
+    return {
+        "name": row.name,
+        "kind": row.kind,
+        "user_id": row.user_id,
+        "service_account_id": row.service_account_id,
+        "scopes": [*row.scopes],
+        "models": [*row.models],
+        "networks": [str(network) for network in row.networks],
+        "expires_at": None if row.expires_at is None else row.expires_at.isoformat(),
+    }
+
+
+def _created(row: ApiKey, made: keys.NewKey) -> CreatedKey:
+    return CreatedKey(row.id, made.plaintext, made.prefix, row.kind, row.expires_at, row)  # type: ignore[arg-type]

@@ -1,0 +1,118 @@
+"""What a key may be used for, as it is asked for: scopes, models, networks, an end.
+
+Owns what may be asked, and by whom. Refuses to know storage.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, Final, Literal
+
+from tenants.actors import Actor
+from tenants.context import KeyKind
+from tenants.errors import KeyNotActive, NotHeld
+from tenants.fields import checked_name
+from tenants.models import ApiKey
+from tenants.networks import parse_networks
+
+MAX_MODELS = 256
+_SCOPE = re.compile(r"[a-z0-9_.:-]{1,64}")
+_MODEL = re.compile(r"[a-z0-9._-]{1,64}(:(\*|[a-z0-9._-]{1,64}(@[1-9][0-9]{0,8})?))?")
+
+
+class Keep(Enum):
+    KEEP = "keep"
+
+
+KEEP: Final = Keep.KEEP
+"""Leave it as it is, where None means that there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTerms:
+    """What a key may be used for, and until when."""
+
+    scopes: frozenset[str] = frozenset()
+    """Empty: everything its kind may do."""
+    models: frozenset[str] = frozenset()
+    """See `TenantContext.may_use`. Empty: all."""
+    networks: tuple[str, ...] = ()
+    """As `10.0.0.0/8` or a single address. Empty: anywhere."""
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyChanges:
+    """What to change of a key; None leaves it as it is."""
+
+    name: str | None = None
+    scopes: frozenset[str] | None = None
+    models: frozenset[str] | None = None
+    networks: tuple[str, ...] | None = None
+    expires_at: datetime | Literal[Keep.KEEP] | None = KEEP
+
+
+def changed_columns(row: ApiKey, changes: KeyChanges, actor: Actor) -> dict[str, Any]:
+    """Columns to set. Raises KeyNotActive, NotHeld, ValueError."""
+    changed: dict[str, Any] = {}
+    if changes.name is not None:
+        changed["name"] = checked_name("name", changes.name)
+    if changes.scopes is not None:
+        changed["scopes"] = _checked_scopes(changes.scopes, row.kind, actor)
+    if changes.models is not None:
+        changed["models"] = _checked_models(changes.models)
+    if changes.networks is not None:
+        changed["networks"] = [*parse_networks(changes.networks)]
+    if changes.expires_at is not KEEP:
+        if row.replaced_by is not None:
+            raise KeyNotActive(row.id, "rotated already: it ends when its grace does")
+        changed["expires_at"] = _checked_expiry(changes.expires_at)
+    return changed
+
+
+def columns_of(terms: KeyTerms, kind: KeyKind, actor: Actor) -> dict[str, Any]:
+    """Of a new key. Raises NotHeld, ValueError."""
+    return {
+        "scopes": _checked_scopes(terms.scopes, kind, actor),
+        "models": _checked_models(terms.models),
+        "networks": [*parse_networks(terms.networks)],
+        "expires_at": _checked_expiry(terms.expires_at),
+    }
+
+
+def _checked_scopes(scopes: frozenset[str], kind: str, actor: Actor) -> list[str]:
+    for scope in scopes:
+        if _SCOPE.fullmatch(scope) is None:
+            raise ValueError(f"scopes: {scope[:80]!r} is not a scope")
+    if kind == "admin":
+        require_held("scopes", scopes, actor)
+    return sorted(scopes)
+
+
+def require_held(field_name: str, scopes: frozenset[str], actor: Actor) -> None:
+    """Nobody passes on more of the account than they may run themselves. Raises NotHeld."""
+    if not actor.scopes:
+        return
+    more = scopes - actor.scopes if scopes else {"everything"}
+    if more:
+        raise NotHeld(field_name, more)
+
+
+def _checked_models(models: Iterable[str]) -> list[str]:
+    wanted = sorted(set(models))
+    for model in wanted:
+        if _MODEL.fullmatch(model) is None:
+            raise ValueError(f"models: {model[:80]!r} is not a model name, nor `base:*`")
+    if len(wanted) > MAX_MODELS:
+        raise ValueError(f"models must be at most {MAX_MODELS}, not {len(wanted)}")
+    return wanted
+
+
+def _checked_expiry(moment: datetime | None) -> datetime | None:
+    if moment is not None and (moment.tzinfo is None or moment <= datetime.now(UTC)):
+        raise ValueError("expires_at must be in the future, with a time zone")
+    return moment

@@ -1,0 +1,204 @@
+"""Invitations: somebody with a certain address may become a user, once, by a token that only they were given.
+
+Every method is one transaction. Sends no mail: whoever invites is given the token, to pass it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy.exc import IntegrityError
+
+from db.base import new_id
+from db.session import EVERY_TENANT, Database
+from tenants import keys, passwords
+from tenants.accounts import Account, account_of, new_user
+from tenants.actors import Actor
+from tenants.audit.service import AuditLog
+from tenants.errors import (
+    InviteAccepted,
+    InviteInvalid,
+    InviteNotFound,
+    NameTaken,
+    ProjectNotFound,
+    TenantNotFound,
+)
+from tenants.fields import checked_email
+from tenants.members.repository import MemberRepository
+from tenants.members.service import checked_project_role, checked_role, new_member, require_may_appoint
+from tenants.models import Invite, Tenant, User
+from tenants.repository import TenantDirectory
+from tenants.roles import ProjectRole, Role
+
+DEFAULT_LIFE = timedelta(days=7)
+MAX_LIFE = timedelta(days=90)
+MAX_PROJECTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedInvite:
+    """An invitation as it is shown, once, to whoever made it."""
+
+    invite: Invite
+    token: str = field(repr=False)
+
+
+class InviteService:
+    """Invitations of every tenant. `secret` is the server's, under which tokens are stored."""
+
+    def __init__(self, database: Database, secret: str) -> None:
+        self._database = database
+        self._hasher = keys.KeyHasher(secret)
+
+    async def list(
+        self, tenant_id: str, *, after: str | None = None, limit: int = 20, newest_first: bool = True
+    ) -> list[Invite]:
+        """Invitations beyond the one whose id is `after`: accepted and expired ones too."""
+        async with self._database.read(tenant_id) as session:
+            page = await MemberRepository(session, tenant_id).invite_page(
+                after=after, limit=limit, newest_first=newest_first
+            )
+        return [*page]
+
+    async def get(self, tenant_id: str, invite_id: str) -> Invite:
+        """Raises InviteNotFound."""
+        async with self._database.read(tenant_id) as session:
+            found = await MemberRepository(session, tenant_id).invite(invite_id)
+        if found is None:
+            raise InviteNotFound(invite_id)
+        return found
+
+    async def create(
+        self,
+        tenant_id: str,
+        email: str,
+        role: Role,
+        actor: Actor,
+        *,
+        projects: Mapping[str, ProjectRole] | None = None,
+        life: timedelta = DEFAULT_LIFE,
+    ) -> CreatedInvite:
+        """Invite an address, to `role` in the tenant and to roles in `projects`, by their ids.
+
+        Raises NameTaken for the address of one of the tenant's users; ProjectNotFound, OwnersOnly, ValueError
+        naming the field. Whether other tenants know the address, nobody is told here.
+        """
+        email = checked_email(email)
+        checked_role(role)
+        places = dict(projects or {})
+        if len(places) > MAX_PROJECTS:
+            raise ValueError(f"projects must be at most {MAX_PROJECTS}, not {len(places)}")
+        for place in places.values():
+            checked_project_role(place)
+        if not timedelta(0) < life <= MAX_LIFE:
+            raise ValueError(f"expires_at must be within {MAX_LIFE.days} days")
+        made, now = keys.generate_invite(), datetime.now(UTC)
+        invite = Invite(
+            id=new_id("invite"),
+            tenant_id=tenant_id,
+            email=email,
+            role=role,
+            projects=places,
+            digest=self._hasher.digest(made.plaintext),
+            created_at=now,
+            expires_at=now + life,
+        )
+        async with self._database.write(tenant_id) as session:
+            if await TenantDirectory(session).tenant(tenant_id) is None:
+                raise TenantNotFound(tenant_id)
+            members = MemberRepository(session, tenant_id)
+            await require_may_appoint(members, actor, role)
+            if await members.by_email(email) is not None:
+                raise NameTaken("email", email)
+            for missing in sorted(set(places) - await members.live_projects(places)):
+                raise ProjectNotFound(missing)
+            members.add_own(invite)
+            details = {"email": email, "role": role, "projects": places}
+            await AuditLog.record(session, tenant_id, actor, "invite.sent", ("invite", invite.id), details)
+        return CreatedInvite(invite, made.plaintext)
+
+    async def delete(self, tenant_id: str, invite_id: str, actor: Actor) -> None:
+        """Its token is good for nothing any more. Raises InviteNotFound, InviteAccepted."""
+        async with self._database.write(tenant_id) as session:
+            invite = await MemberRepository(session, tenant_id).invite(invite_id, lock=True)
+            if invite is None:
+                raise InviteNotFound(invite_id)
+            if invite.accepted_at is not None:
+                raise InviteAccepted(invite_id)
+            invite.deleted_at = datetime.now(UTC)
+            details = {"email": invite.email}
+            await AuditLog.record(session, tenant_id, actor, "invite.deleted", ("invite", invite_id), details)
+
+    async def accept(
+        self,
+        token: str,
+        password: str,
+        *,
+        name: str = "",
+        address: str | None = None,
+        request_id: str | None = None,
+    ) -> Account:
+        """Make the user that the token's holder becomes; with their places in projects that still are.
+
+        Raises InviteInvalid whatever is wrong with the token; NameTaken when the address has become that of a
+        user meanwhile; ValueError naming the field.
+        """
+        if not keys.well_formed_invite(token):
+            raise InviteInvalid
+        password_hash = await asyncio.to_thread(passwords.hash_password, password)
+        digest = self._hasher.digest(token)
+        async with self._database.read(EVERY_TENANT) as reading:
+            tenant_id = await TenantDirectory(reading).tenant_of_invite(digest)
+        if tenant_id is None:
+            raise InviteInvalid
+        try:
+            return await self._accept(tenant_id, digest, name, password_hash, address, request_id)
+        except IntegrityError as error:
+            raise NameTaken("email", "of this invitation") from error
+
+    async def _accept(
+        self,
+        tenant_id: str,
+        digest: bytes,
+        name: str,
+        password_hash: str,
+        address: str | None,
+        request_id: str | None,
+    ) -> Account:
+        async with self._database.write(tenant_id) as session:
+            members = MemberRepository(session, tenant_id)
+            # Held: of two who accept at once, the second finds it accepted.
+            invite = await members.lock_invite_by_digest(digest)
+            tenant: Tenant | None = await TenantDirectory(session).tenant(tenant_id)
+            now = datetime.now(UTC)
+            if (
+                invite is None
+                or invite.accepted_at is not None
+                or invite.expires_at <= now
+                or tenant is None
+                or tenant.disabled_at is not None
+            ):
+                raise InviteInvalid
+            invite.accepted_at = now
+            user: User = new_user(tenant_id, invite.email, password_hash, invite.role, name)
+            members.add_own(user)
+            await session.flush()
+            places = sorted(await members.live_projects(invite.projects))
+            for project_id in places:
+                members.add_own(new_member(tenant_id, project_id, user.id, invite.projects[project_id]))
+            actor = Actor("user", user.id, address, request_id, user_id=user.id, email=user.email)
+            await AuditLog.record(
+                session, tenant_id, actor, "invite.accepted", ("invite", invite.id), {"email": user.email}
+            )
+            await AuditLog.record(
+                session,
+                tenant_id,
+                actor,
+                "user.added",
+                ("user", user.id),
+                {"email": user.email, "role": user.role, "projects": places},
+            )
+        return account_of(user, tenant)

@@ -1,0 +1,142 @@
+"""Queries on one tenant's people: its users, their places in projects, and invitations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Row, Select
+
+from db.repository import TenantRepository
+from tenants.models import Invite, Project, ProjectMember, User
+from tenants.repository import is_id, keyset
+
+Member = Row[ProjectMember, User]
+Membership = Row[ProjectMember, Project]
+
+
+class MemberRepository(TenantRepository):
+    # Users ------------------------------------------------------------------------------------------------
+
+    async def find(self, user_id: str) -> User | None:
+        """Not one that was removed; nor do the others find such."""
+        if not is_id(user_id):
+            return None
+        return (await self.session.execute(self._live().where(User.id == user_id))).scalar_one_or_none()
+
+    async def lock(self, user_id: str) -> User | None:
+        """The user, held against other writers and holders until the transaction ends."""
+        if not is_id(user_id):
+            return None
+        query = self._live().where(User.id == user_id).with_for_update()
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def hold(self, user_id: str) -> User | None:
+        """The user, whom nobody removes until the transaction ends."""
+        if not is_id(user_id):
+            return None
+        query = self._live().where(User.id == user_id).with_for_update(read=True)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def by_email(self, email: str) -> User | None:
+        query = self._live().where(User.email == email)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def hold_owners(self) -> set[str]:
+        """Ids of the owners, of whom none changes until the transaction ends. Before any other user is
+        locked, or two that do so wait for each other.
+        """
+        query = self.select_own(User, User.id).where(User.removed_at.is_(None), User.role == "owner")
+        return set((await self.session.execute(query.order_by(User.id).with_for_update())).scalars())
+
+    async def page(
+        self, *, emails: Collection[str], after: str | None, limit: int, newest_first: bool
+    ) -> Sequence[User]:
+        query = self._live()
+        if emails:
+            query = query.where(User.email.in_([email.lower() for email in emails]))
+        page = keyset(query, User.id, after=after, limit=limit, newest_first=newest_first)
+        return (await self.session.execute(page)).scalars().all()
+
+    async def set_password_hash(self, user_id: str, password_hash: str) -> None:
+        query = self.update_own(User).where(User.id == user_id).values(password_hash=password_hash)
+        await self.session.execute(query)
+
+    def _live(self) -> Select[Any]:
+        return self.select_own(User).where(User.removed_at.is_(None))
+
+    # Places in projects -----------------------------------------------------------------------------------
+
+    async def member(self, project_id: str, user_id: str, *, lock: bool = False) -> Member | None:
+        if not (is_id(project_id) and is_id(user_id)):
+            return None
+        query = self._members(project_id).where(ProjectMember.user_id == user_id)
+        if lock:
+            query = query.with_for_update(of=ProjectMember)
+        return (await self.session.execute(query)).one_or_none()
+
+    async def member_page(
+        self, project_id: str, *, after: str | None, limit: int, newest_first: bool
+    ) -> Sequence[Member]:
+        """By the users' ids."""
+        query = keyset(
+            self._members(project_id),
+            ProjectMember.user_id,
+            after=after,
+            limit=limit,
+            newest_first=newest_first,
+        )
+        return (await self.session.execute(query)).all()
+
+    async def memberships(self, user_ids: Collection[str]) -> Sequence[Membership]:
+        """The places of these users in projects that are not archived."""
+        query = (
+            self.select_own(ProjectMember, ProjectMember, Project)
+            .join(Project, Project.id == ProjectMember.project_id)
+            .where(ProjectMember.user_id.in_(user_ids), Project.archived_at.is_(None))
+            .order_by(Project.id)
+        )
+        return (await self.session.execute(query)).all()
+
+    async def leave(self, user_id: str, project_id: str | None = None) -> None:
+        """Take the user out of a project, or of all."""
+        query = self.delete_own(ProjectMember).where(ProjectMember.user_id == user_id)
+        if project_id is not None:
+            query = query.where(ProjectMember.project_id == project_id)
+        await self.session.execute(query)
+
+    def _members(self, project_id: str) -> Select[Any]:
+        return (
+            self.select_own(ProjectMember, ProjectMember, User)
+            .join(User, User.id == ProjectMember.user_id)
+            .where(ProjectMember.project_id == project_id)
+        )
+
+    # Invitations ------------------------------------------------------------------------------------------
+
+    async def invite(self, invite_id: str, *, lock: bool = False) -> Invite | None:
+        if not is_id(invite_id):
+            return None
+        query = self._invites().where(Invite.id == invite_id)
+        if lock:
+            query = query.with_for_update()
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def lock_invite_by_digest(self, digest: bytes) -> Invite | None:
+        query = self._invites().where(Invite.digest == digest).with_for_update()
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def invite_page(self, *, after: str | None, limit: int, newest_first: bool) -> Sequence[Invite]:
+        query = keyset(self._invites(), Invite.id, after=after, limit=limit, newest_first=newest_first)
+        return (await self.session.execute(query)).scalars().all()
+
+    def _invites(self) -> Select[Any]:
+        return self.select_own(Invite).where(Invite.deleted_at.is_(None))
+
+    async def live_projects(self, project_ids: Collection[str]) -> set[str]:
+        """Which of these are projects of the tenant that are not archived."""
+        wanted = [project_id for project_id in project_ids if is_id(project_id)]
+        query = self.select_own(Project, Project.id).where(
+            Project.id.in_(wanted), Project.archived_at.is_(None)
+        )
+        return set((await self.session.execute(query)).scalars())

@@ -1,0 +1,260 @@
+"""What can be done to a tenant's users and their places in projects. Every method is one transaction, and
+tells the caches after its commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import redis.asyncio
+from sqlalchemy import ColumnElement
+
+from db.session import Database, WriteSession
+from tenants.actors import Actor
+from tenants.audit.service import AuditLog
+from tenants.errors import LastOwner, OwnersOnly, ProjectNotFound, UserNotFound
+from tenants.fields import checked_name
+from tenants.members.repository import Member, MemberRepository, Membership
+from tenants.models import ApiKey, ProjectMember, User
+from tenants.projects.repository import ProjectRepository
+from tenants.projects.service import live_project
+from tenants.repository import KeyRepository
+from tenants.resolver import publish_key_changes
+from tenants.roles import PROJECT_ROLES, RIGHTS_OF, ROLES, ProjectRole, Role
+
+__all__ = ["Member", "MemberService", "Membership"]
+
+
+class MemberService:
+    """Users of every tenant. They come by invitation (`InviteService`), or made by the operator
+    (`UserAccounts`).
+    """
+
+    def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
+        self._database = database
+        self._redis = redis_client
+
+    async def list(
+        self,
+        tenant_id: str,
+        *,
+        emails: Collection[str] = (),
+        after: str | None = None,
+        limit: int = 20,
+        newest_first: bool = True,
+    ) -> list[User]:
+        """Users beyond the one whose id is `after`, in the order they came; with `emails`, only those."""
+        async with self._database.read(tenant_id) as session:
+            page = await MemberRepository(session, tenant_id).page(
+                emails=emails, after=after, limit=limit, newest_first=newest_first
+            )
+        return [*page]
+
+    async def get(self, tenant_id: str, user_id: str) -> User:
+        """Raises UserNotFound."""
+        async with self._database.read(tenant_id) as session:
+            found = await MemberRepository(session, tenant_id).find(user_id)
+        if found is None:
+            raise UserNotFound(user_id)
+        return found
+
+    async def update(
+        self,
+        tenant_id: str,
+        user_id: str,
+        actor: Actor,
+        *,
+        role: Role | None = None,
+        name: str | None = None,
+    ) -> User:
+        """Change a user; one who may do less than before loses their admin keys, everywhere within a second.
+
+        Raises UserNotFound, LastOwner, OwnersOnly, ValueError.
+        """
+        checked_role(role)
+        changes = {"role": role, "name": None if name is None else checked_name("name", name)}
+        async with self._database.write(tenant_id) as session:
+            members = MemberRepository(session, tenant_id)
+            owners = await members.hold_owners()
+            user = await members.lock(user_id)
+            if user is None:
+                raise UserNotFound(user_id)
+            revoked: Sequence[str] = ()
+            if role is not None and role != user.role:
+                await require_may_appoint(members, actor, user.role, role)
+                if owners == {user_id}:
+                    raise LastOwner(user_id)
+                if not RIGHTS_OF[user.role] <= RIGHTS_OF[role]:  # type: ignore[index]
+                    revoked = await self._revoke(
+                        session, tenant_id, ApiKey.user_id == user_id, ApiKey.kind == "admin"
+                    )
+            changed = {field: value for field, value in changes.items() if value is not None}
+            for field, value in changed.items():
+                setattr(user, field, value)
+            details = changed | ({"revoked_keys": [*revoked]} if revoked else {})
+            await AuditLog.record(session, tenant_id, actor, "user.updated", ("user", user_id), details)
+        return user
+
+    async def remove(self, tenant_id: str, user_id: str, actor: Actor) -> None:
+        """Take a user out of the tenant: out of its projects and the console, and revoke their keys,
+        everywhere within a second. Raises UserNotFound, LastOwner, OwnersOnly.
+        """
+        async with self._database.write(tenant_id) as session:
+            members = MemberRepository(session, tenant_id)
+            owners = await members.hold_owners()
+            user = await members.lock(user_id)
+            if user is None:
+                raise UserNotFound(user_id)
+            await require_may_appoint(members, actor, user.role)
+            if owners == {user_id}:
+                raise LastOwner(user_id)
+            user.removed_at = datetime.now(UTC)
+            await members.leave(user_id)
+            revoked = await self._revoke(session, tenant_id, ApiKey.user_id == user_id)
+            details = {"email": user.email, "role": user.role, "revoked_keys": [*revoked]}
+            await AuditLog.record(session, tenant_id, actor, "user.deleted", ("user", user_id), details)
+
+    # Places in projects -----------------------------------------------------------------------------------
+
+    async def memberships(self, tenant_id: str, user_ids: Collection[str]) -> Sequence[Membership]:
+        """In which projects that are not archived these users are."""
+        async with self._database.read(tenant_id) as session:
+            return [*await MemberRepository(session, tenant_id).memberships(user_ids)]
+
+    async def project_members(
+        self,
+        tenant_id: str,
+        project_id: str,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        newest_first: bool = True,
+    ) -> Sequence[Member]:
+        """Members beyond the user whose id is `after`. Raises ProjectNotFound."""
+        async with self._database.read(tenant_id) as session:
+            if await ProjectRepository(session, tenant_id).find(project_id) is None:
+                raise ProjectNotFound(project_id)
+            page = await MemberRepository(session, tenant_id).member_page(
+                project_id, after=after, limit=limit, newest_first=newest_first
+            )
+        return [*page]
+
+    async def project_member(self, tenant_id: str, project_id: str, user_id: str) -> Member:
+        """Raises UserNotFound, whatever of the two is not there."""
+        async with self._database.read(tenant_id) as session:
+            found = await MemberRepository(session, tenant_id).member(project_id, user_id)
+        if found is None:
+            raise UserNotFound(user_id)
+        return found
+
+    async def add_to_project(
+        self, tenant_id: str, project_id: str, user_id: str, role: ProjectRole, actor: Actor
+    ) -> Member:
+        """Somebody who is in it already has `role` now. Raises ProjectNotFound, ProjectArchived,
+        UserNotFound, ValueError.
+        """
+        checked_project_role(role)
+        async with self._database.write(tenant_id) as session:
+            await live_project(session, tenant_id, project_id)
+            members = MemberRepository(session, tenant_id)
+            if await members.hold(user_id) is None:
+                raise UserNotFound(user_id)
+            found = await members.member(project_id, user_id, lock=True)
+            if found is None:
+                members.add_own(new_member(tenant_id, project_id, user_id, role))
+            else:
+                found[0].role = role
+            await self._record_place(session, tenant_id, actor, "created", project_id, user_id, role)
+            member = await members.member(project_id, user_id)
+            assert member is not None
+        return member
+
+    async def update_in_project(
+        self, tenant_id: str, project_id: str, user_id: str, role: ProjectRole, actor: Actor
+    ) -> Member:
+        """Raises ProjectNotFound, ProjectArchived, UserNotFound, ValueError."""
+        checked_project_role(role)
+        async with self._database.write(tenant_id) as session:
+            await live_project(session, tenant_id, project_id)
+            member = await MemberRepository(session, tenant_id).member(project_id, user_id, lock=True)
+            if member is None:
+                raise UserNotFound(user_id)
+            member[0].role = role
+            await self._record_place(session, tenant_id, actor, "created", project_id, user_id, role)
+        return member
+
+    async def remove_from_project(self, tenant_id: str, project_id: str, user_id: str, actor: Actor) -> None:
+        """Take a user out of a project, and revoke their keys of it, everywhere within a second. Raises
+        UserNotFound.
+        """
+        async with self._database.write(tenant_id) as session:
+            members = MemberRepository(session, tenant_id)
+            member = await members.member(project_id, user_id, lock=True)
+            if member is None:
+                raise UserNotFound(user_id)
+            role = member[0].role
+            await members.leave(user_id, project_id)
+            await self._revoke(session, tenant_id, ApiKey.user_id == user_id, ApiKey.project_id == project_id)
+            await self._record_place(session, tenant_id, actor, "deleted", project_id, user_id, role)
+
+    async def _record_place(
+        self,
+        session: WriteSession,
+        tenant_id: str,
+        actor: Actor,
+        what: str,
+        project_id: str,
+        user_id: str,
+        role: str,
+    ) -> None:
+        await AuditLog.record(
+            session,
+            tenant_id,
+            actor,
+            f"role.assignment.{what}",
+            ("user", user_id),
+            {"role": role},
+            project_id=project_id,
+        )
+
+    async def _revoke(
+        self, session: WriteSession, tenant_id: str, *conditions: ColumnElement[bool]
+    ) -> Sequence[str]:
+        """Their ids."""
+        revoked = await KeyRepository(session, tenant_id).revoke(*conditions)
+        digests = [row.digest for row in revoked]
+        session.after_commit(lambda: publish_key_changes(self._redis, digests))
+        return sorted(row.id for row in revoked)
+
+
+def new_member(tenant_id: str, project_id: str, user_id: str, role: str) -> ProjectMember:
+    return ProjectMember(
+        tenant_id=tenant_id,
+        project_id=project_id,
+        user_id=user_id,
+        role=role,
+        added_at=datetime.now(UTC),
+    )
+
+
+async def require_may_appoint(members: MemberRepository, actor: Actor, *roles: str) -> None:
+    """Whether `actor` may take or give these roles. Keys of no user are the organization's own. Raises
+    OwnersOnly.
+    """
+    if "owner" not in roles or actor.user_id is None:
+        return
+    person = await members.find(actor.user_id)
+    if person is None or person.role != "owner":
+        raise OwnersOnly
+
+
+def checked_role(role: Any) -> None:
+    if role is not None and role not in ROLES:
+        raise ValueError(f"role must be one of {', '.join(ROLES)}, not {str(role)[:40]!r}")
+
+
+def checked_project_role(role: Any) -> None:
+    if role not in PROJECT_ROLES:
+        raise ValueError(f"role must be one of {', '.join(PROJECT_ROLES)}, not {str(role)[:40]!r}")

@@ -1,0 +1,95 @@
+"""Queries on one tenant's projects and the service accounts in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import func
+
+from db.repository import TenantRepository
+from tenants.models import Project, ServiceAccount
+from tenants.repository import is_id, keyset
+
+
+class ProjectRepository(TenantRepository):
+    async def find(self, project_id: str) -> Project | None:
+        """Archived ones too."""
+        if not is_id(project_id):
+            return None
+        query = self.select_own(Project).where(Project.id == project_id)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def default(self) -> Project | None:
+        query = self.select_own(Project).where(Project.is_default)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def lock(self, project_id: str) -> Project | None:
+        """The project, held against other writers and holders until the transaction ends."""
+        if not is_id(project_id):
+            return None
+        query = self.select_own(Project).where(Project.id == project_id).with_for_update()
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def hold(self, project_id: str) -> Project | None:
+        """The project, which nobody archives until the transaction ends."""
+        if not is_id(project_id):
+            return None
+        query = self.select_own(Project).where(Project.id == project_id).with_for_update(read=True)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def page(
+        self, *, with_archived: bool, after: str | None, limit: int, newest_first: bool
+    ) -> Sequence[Project]:
+        query = self.select_own(Project)
+        if not with_archived:
+            query = query.where(Project.archived_at.is_(None))
+        page = keyset(query, Project.id, after=after, limit=limit, newest_first=newest_first)
+        return (await self.session.execute(page)).scalars().all()
+
+    # Service accounts -------------------------------------------------------------------------------------
+
+    async def account(self, project_id: str, account_id: str) -> ServiceAccount | None:
+        if not (is_id(project_id) and is_id(account_id)):
+            return None
+        query = self.select_own(ServiceAccount).where(
+            ServiceAccount.id == account_id,
+            ServiceAccount.project_id == project_id,
+            ServiceAccount.deleted_at.is_(None),
+        )
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def lock_account(self, project_id: str, account_id: str) -> ServiceAccount | None:
+        """The account, held against other writers and holders until the transaction ends."""
+        if not (is_id(project_id) and is_id(account_id)):
+            return None
+        query = self.select_own(ServiceAccount).where(
+            ServiceAccount.id == account_id,
+            ServiceAccount.project_id == project_id,
+            ServiceAccount.deleted_at.is_(None),
+        )
+        return (await self.session.execute(query.with_for_update())).scalar_one_or_none()
+
+    async def hold_account(self, account_id: str) -> ServiceAccount | None:
+        """The account, which nobody deletes until the transaction ends."""
+        if not is_id(account_id):
+            return None
+        query = self.select_own(ServiceAccount).where(
+            ServiceAccount.id == account_id, ServiceAccount.deleted_at.is_(None)
+        )
+        return (await self.session.execute(query.with_for_update(read=True))).scalar_one_or_none()
+
+    async def account_page(
+        self, project_id: str, *, after: str | None, limit: int, newest_first: bool
+    ) -> Sequence[ServiceAccount]:
+        query = self.select_own(ServiceAccount).where(
+            ServiceAccount.project_id == project_id, ServiceAccount.deleted_at.is_(None)
+        )
+        page = keyset(query, ServiceAccount.id, after=after, limit=limit, newest_first=newest_first)
+        return (await self.session.execute(page)).scalars().all()
+
+    async def delete_accounts(self, project_id: str) -> None:
+        """All of the project's."""
+        query = self.update_own(ServiceAccount).where(
+            ServiceAccount.project_id == project_id, ServiceAccount.deleted_at.is_(None)
+        )
+        await self.session.execute(query.values(deleted_at=func.now()))

@@ -1,0 +1,154 @@
+"""What can be done to a tenant's projects. Every method is one transaction, and tells the caches after its
+commit.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import redis.asyncio
+from sqlalchemy.exc import IntegrityError
+
+from db.base import new_id
+from db.session import Database, WriteSession
+from tenants.actors import Actor
+from tenants.audit.service import AuditLog
+from tenants.errors import DefaultProjectKept, NameTaken, ProjectArchived, ProjectNotFound
+from tenants.fields import checked_name
+from tenants.models import ApiKey, Project
+from tenants.projects.repository import ProjectRepository
+from tenants.repository import KeyRepository
+from tenants.resolver import publish_key_changes
+
+DEFAULT_NAME = "Default"
+
+
+class ProjectService:
+    """Projects of every tenant."""
+
+    def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
+        self._database = database
+        self._redis = redis_client
+
+    async def list(
+        self,
+        tenant_id: str,
+        *,
+        with_archived: bool = False,
+        after: str | None = None,
+        limit: int = 20,
+        newest_first: bool = True,
+    ) -> list[Project]:
+        """Projects beyond the one whose id is `after`, in the order they were made."""
+        async with self._database.read(tenant_id) as session:
+            page = await ProjectRepository(session, tenant_id).page(
+                with_archived=with_archived, after=after, limit=limit, newest_first=newest_first
+            )
+        return [*page]
+
+    async def get(self, tenant_id: str, project_id: str) -> Project:
+        """Archived ones too. Raises ProjectNotFound."""
+        async with self._database.read(tenant_id) as session:
+            found = await ProjectRepository(session, tenant_id).find(project_id)
+        if found is None:
+            raise ProjectNotFound(project_id)
+        return found
+
+    async def default(self, tenant_id: str) -> Project:
+        """Raises ProjectNotFound where there is no such tenant."""
+        async with self._database.read(tenant_id) as session:
+            found = await ProjectRepository(session, tenant_id).default()
+        if found is None:
+            raise ProjectNotFound("default")
+        return found
+
+    async def create(self, tenant_id: str, name: str, actor: Actor) -> Project:
+        """Raises NameTaken for that of a project which is not archived, ValueError."""
+        project = new_project(tenant_id, checked_name("name", name))
+        try:
+            async with self._database.write(tenant_id) as session:
+                await add_project(session, project, actor)
+        except IntegrityError as error:
+            raise NameTaken("project name", project.name) from error
+        return project
+
+    async def rename(self, tenant_id: str, project_id: str, name: str, actor: Actor) -> Project:
+        """Raises ProjectNotFound, ProjectArchived, NameTaken, ValueError."""
+        name = checked_name("name", name)
+        try:
+            async with self._database.write(tenant_id) as session:
+                project = await live_project(session, tenant_id, project_id)
+                project.name = name
+                await AuditLog.record(
+                    session,
+                    tenant_id,
+                    actor,
+                    "project.updated",
+                    ("project", project_id),
+                    {"name": name},
+                    project_id=project_id,
+                )
+        except IntegrityError as error:
+            raise NameTaken("project name", name) from error
+        return project
+
+    async def archive(self, tenant_id: str, project_id: str, actor: Actor) -> Project:
+        """End a project: its keys are revoked in every process within a second, its service accounts with
+        them. Again changes nothing. Raises ProjectNotFound, DefaultProjectKept.
+        """
+        async with self._database.write(tenant_id) as session:
+            projects = ProjectRepository(session, tenant_id)
+            project = await projects.lock(project_id)
+            if project is None:
+                raise ProjectNotFound(project_id)
+            if project.is_default:
+                raise DefaultProjectKept(project_id)
+            if project.archived_at is None:
+                project.archived_at = datetime.now(UTC)
+                await projects.delete_accounts(project_id)
+                revoked = await KeyRepository(session, tenant_id).revoke(ApiKey.project_id == project_id)
+                digests = [row.digest for row in revoked]
+                session.after_commit(lambda: publish_key_changes(self._redis, digests))
+                await AuditLog.record(
+                    session,
+                    tenant_id,
+                    actor,
+                    "project.archived",
+                    ("project", project_id),
+                    {"name": project.name, "revoked_keys": sorted(row.id for row in revoked)},
+                    project_id=project_id,
+                )
+        return project
+
+
+def new_project(tenant_id: str, name: str, *, is_default: bool = False) -> Project:
+    return Project(
+        id=new_id("proj"),
+        tenant_id=tenant_id,
+        name=name,
+        is_default=is_default,
+        created_at=datetime.now(UTC),
+    )
+
+
+async def add_project(session: WriteSession, project: Project, actor: Actor) -> None:
+    ProjectRepository(session, project.tenant_id).add_own(project)
+    await AuditLog.record(
+        session,
+        project.tenant_id,
+        actor,
+        "project.created",
+        ("project", project.id),
+        {"name": project.name},
+        project_id=project.id,
+    )
+
+
+async def live_project(session: WriteSession, tenant_id: str, project_id: str) -> Project:
+    """The project, held against other writers. Raises ProjectNotFound, ProjectArchived."""
+    project = await ProjectRepository(session, tenant_id).lock(project_id)
+    if project is None:
+        raise ProjectNotFound(project_id)
+    if project.archived_at is not None:
+        raise ProjectArchived(project_id)
+    return project

@@ -1,0 +1,142 @@
+"""What can be done to a project's service accounts. Every method is one transaction, and tells the caches
+after its commit.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import redis.asyncio
+
+from db.base import new_id
+from db.session import Database
+from tenants.actors import Actor
+from tenants.audit.service import AuditLog
+from tenants.errors import ProjectNotFound, ServiceAccountNotFound
+from tenants.fields import checked_name
+from tenants.models import ApiKey, ServiceAccount
+from tenants.projects.repository import ProjectRepository
+from tenants.projects.service import live_project
+from tenants.repository import KeyRepository
+from tenants.resolver import publish_key_changes
+from tenants.roles import PROJECT_ROLES, ProjectRole
+
+
+class ServiceAccountService:
+    """Service accounts of every tenant. Their keys: `KeyService.create(..., service_account_id=...)`."""
+
+    def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
+        self._database = database
+        self._redis = redis_client
+
+    async def list(
+        self,
+        tenant_id: str,
+        project_id: str,
+        *,
+        after: str | None = None,
+        limit: int = 20,
+        newest_first: bool = True,
+    ) -> list[ServiceAccount]:
+        """Accounts beyond the one whose id is `after`. Raises ProjectNotFound."""
+        async with self._database.read(tenant_id) as session:
+            projects = ProjectRepository(session, tenant_id)
+            if await projects.find(project_id) is None:
+                raise ProjectNotFound(project_id)
+            page = await projects.account_page(
+                project_id, after=after, limit=limit, newest_first=newest_first
+            )
+        return [*page]
+
+    async def get(self, tenant_id: str, project_id: str, account_id: str) -> ServiceAccount:
+        """Raises ServiceAccountNotFound, whatever of the two is not there."""
+        async with self._database.read(tenant_id) as session:
+            found = await ProjectRepository(session, tenant_id).account(project_id, account_id)
+        if found is None:
+            raise ServiceAccountNotFound(account_id)
+        return found
+
+    async def create(
+        self, tenant_id: str, project_id: str, name: str, actor: Actor, *, role: ProjectRole = "member"
+    ) -> ServiceAccount:
+        """Raises ProjectNotFound, ProjectArchived, ValueError."""
+        account = ServiceAccount(
+            id=new_id("svc_acct"),
+            tenant_id=tenant_id,
+            project_id=project_id,
+            name=checked_name("name", name),
+            role=_checked_role(role),
+            created_at=datetime.now(UTC),
+        )
+        async with self._database.write(tenant_id) as session:
+            await live_project(session, tenant_id, project_id)
+            ProjectRepository(session, tenant_id).add_own(account)
+            await AuditLog.record(
+                session,
+                tenant_id,
+                actor,
+                "service_account.created",
+                ("service_account", account.id),
+                {"name": account.name, "role": role},
+                project_id=project_id,
+            )
+        return account
+
+    async def update(
+        self,
+        tenant_id: str,
+        project_id: str,
+        account_id: str,
+        actor: Actor,
+        *,
+        name: str | None = None,
+        role: ProjectRole | None = None,
+    ) -> ServiceAccount:
+        """Raises ServiceAccountNotFound, ValueError."""
+        changes = {
+            "name": None if name is None else checked_name("name", name),
+            "role": None if role is None else _checked_role(role),
+        }
+        changed = {field: value for field, value in changes.items() if value is not None}
+        async with self._database.write(tenant_id) as session:
+            account = await ProjectRepository(session, tenant_id).lock_account(project_id, account_id)
+            if account is None:
+                raise ServiceAccountNotFound(account_id)
+            for field, value in changed.items():
+                setattr(account, field, value)
+            await AuditLog.record(
+                session,
+                tenant_id,
+                actor,
+                "service_account.updated",
+                ("service_account", account_id),
+                changed,
+                project_id=project_id,
+            )
+        return account
+
+    async def delete(self, tenant_id: str, project_id: str, account_id: str, actor: Actor) -> None:
+        """End an account and revoke its keys, everywhere within a second. Raises ServiceAccountNotFound."""
+        async with self._database.write(tenant_id) as session:
+            account = await ProjectRepository(session, tenant_id).lock_account(project_id, account_id)
+            if account is None:
+                raise ServiceAccountNotFound(account_id)
+            account.deleted_at = datetime.now(UTC)
+            revoked = await KeyRepository(session, tenant_id).revoke(ApiKey.service_account_id == account_id)
+            digests = [row.digest for row in revoked]
+            session.after_commit(lambda: publish_key_changes(self._redis, digests))
+            await AuditLog.record(
+                session,
+                tenant_id,
+                actor,
+                "service_account.deleted",
+                ("service_account", account_id),
+                {"name": account.name, "revoked_keys": sorted(row.id for row in revoked)},
+                project_id=project_id,
+            )
+
+
+def _checked_role(role: str) -> str:
+    if role not in PROJECT_ROLES:
+        raise ValueError(f"role must be one of {', '.join(PROJECT_ROLES)}, not {role[:40]!r}")
+    return role
