@@ -29,6 +29,8 @@ from adapters.storage.objects import ObjectStore
 from db.session import Database
 from engine.lora.artifact import artifact_path
 from engine.protocol import AdapterRef
+from tenants.actors import SYSTEM, Actor
+from tenants.audit.service import AuditLog
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +55,7 @@ class AdapterDeletion:
         self._announcer = Announcer(redis_client, pinning)
         self.base = base
 
-    async def delete(self, tenant_id: str, adapter: str) -> Adapter:
+    async def delete(self, tenant_id: str, adapter: str, *, by: Actor = SYSTEM) -> Adapter:
         """Take an adapter out of service for good. Its name is free at once, running answers finish, work on
         it stops, and what is stored of it is for `purge_deleted`. Raises AdapterNotFound.
         """
@@ -79,6 +81,9 @@ class AdapterDeletion:
             row.deleted_at, row.active_version, row.previous_version = now, None, None
             events.record(session, tenant_id, row.id, "adapter.deleted", f"{row.name} is deleted.")
             self._announcer.changed(session, tenant_id, before=before)
+            await AuditLog.record(
+                session, tenant_id, by, "adapter.deleted", ("adapter", row.id), {"name": row.name}
+            )
         return row
 
 

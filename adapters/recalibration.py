@@ -21,6 +21,8 @@ from adapters.repository import AdapterRepository
 from adapters.submission import Calibration, samples_of
 from db.outbox import Outbox
 from db.session import Database
+from tenants.actors import SYSTEM, Actor
+from tenants.audit.service import AuditLog
 
 AGAIN = (VersionState.READY, VersionState.DISABLED, VersionState.FAILED)
 
@@ -53,7 +55,14 @@ class Recalibration:
         self._base = base
 
     async def start(
-        self, tenant_id: str, created_by: str, model: str, version: int | None, calibration: Calibration
+        self,
+        tenant_id: str,
+        created_by: str,
+        model: str,
+        version: int | None,
+        calibration: Calibration,
+        *,
+        by: Actor = SYSTEM,
     ) -> Started:
         """Queue a job. `model`: as requests name it; without a version, there or in `version`, the one that
         serves is meant, or else the latest.
@@ -96,7 +105,11 @@ class Recalibration:
                 self._announcer.changed(session, tenant_id)
             await session.flush()
             await session.refresh(job)
-        return Started(job, str(ModelName(self._base, adapter.name, row.version)))
+            named = str(ModelName(self._base, adapter.name, row.version))
+            await AuditLog.record(
+                session, tenant_id, by, "calibration_job.created", ("job", job.id), {"model": named}
+            )
+        return Started(job, named)
 
     def _name_of(self, model: str, version: int | None) -> ModelName:
         try:

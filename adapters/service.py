@@ -8,8 +8,9 @@ way `versions`, deleting them `deletion`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import redis.asyncio
 from sqlalchemy.exc import IntegrityError
@@ -27,6 +28,8 @@ from adapters.versions import make_ready
 from db.base import new_id
 from db.session import Database, WriteSession
 from engine.protocol import AdapterRef
+from tenants.actors import OPERATOR, SYSTEM, Actor
+from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken
 
 __all__ = ["AdapterService", "Changes", "ModelCard", "ModelResolver", "Registered", "ResolvedModel", "Shown"]
@@ -55,6 +58,10 @@ class Changes:
     """Empty: none any more."""
     disabled: bool | None = None
 
+    def told(self) -> dict[str, Any]:
+        """For the audit log."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
 
 class AdapterService:
     """Tenants' adapters on one base model. `pinning`: as `Announcer`'s."""
@@ -70,7 +77,7 @@ class AdapterService:
         self._announcer = Announcer(redis_client, pinning)
         self.base = checked_part("base", base)
 
-    async def update(self, tenant_id: str, adapter: str, changes: Changes) -> Shown:
+    async def update(self, tenant_id: str, adapter: str, changes: Changes, *, by: Actor = SYSTEM) -> Shown:
         """Raises AdapterNotFound, NameTaken, ValueError naming the field."""
         if changes.name is not None:
             checked_part("name", changes.name)
@@ -93,9 +100,12 @@ class AdapterService:
             await session.flush()
             found = await repository.find_with_version(self.base, ModelName(adapter_id=row.id))
             assert found is not None
+            await AuditLog.record(
+                session, tenant_id, by, "adapter.updated", ("adapter", row.id), changes.told()
+            )
         return Shown(*found)
 
-    async def activate(self, tenant_id: str, adapter: str, version: int) -> Shown:
+    async def activate(self, tenant_id: str, adapter: str, version: int, *, by: Actor = SYSTEM) -> Shown:
         """Serve `version` under the unpinned name. Raises AdapterNotFound, VersionNotFound,
         VersionNotReady.
         """
@@ -104,9 +114,12 @@ class AdapterService:
             row = await self._locked(repository, adapter)
             chosen = await self._ready(repository, row, version)
             await self._announcer.activate(session, row, chosen)
+            await AuditLog.record(
+                session, tenant_id, by, "adapter.activated", ("adapter", row.id), {"version": version}
+            )
         return Shown(row, chosen)
 
-    async def rollback(self, tenant_id: str, adapter: str) -> Shown:
+    async def rollback(self, tenant_id: str, adapter: str, *, by: Actor = SYSTEM) -> Shown:
         """Serve what the unpinned name served before; again, and it is as it was. Raises AdapterNotFound,
         NothingToRollBackTo, VersionNotReady.
         """
@@ -117,16 +130,26 @@ class AdapterService:
                 raise NothingToRollBackTo(row.name)
             chosen = await self._ready(repository, row, row.previous_version)
             await self._announcer.activate(session, row, chosen)
+            await AuditLog.record(
+                session,
+                tenant_id,
+                by,
+                "adapter.rolled_back",
+                ("adapter", row.id),
+                {"version": chosen.version},
+            )
         return Shown(row, chosen)
 
-    async def set_disabled(self, tenant_id: str, adapter: str, disabled: bool) -> Shown:
+    async def set_disabled(
+        self, tenant_id: str, adapter: str, disabled: bool, *, by: Actor = SYSTEM
+    ) -> Shown:
         """Take an adapter, all its versions, out of service or back, within a second. Raises
         AdapterNotFound.
         """
-        return await self.update(tenant_id, adapter, Changes(disabled=disabled))
+        return await self.update(tenant_id, adapter, Changes(disabled=disabled), by=by)
 
     async def set_version_disabled(
-        self, tenant_id: str, adapter: str, version: int, disabled: bool
+        self, tenant_id: str, adapter: str, version: int, disabled: bool, *, by: Actor = SYSTEM
     ) -> tuple[Adapter, AdapterVersion]:
         """Take one version out of service or back, within a second. The unpinned name does not fall back on
         another: while its version is disabled, it is as absent as that. Raises AdapterNotFound,
@@ -148,9 +171,19 @@ class AdapterService:
                 served = [ref_of(chosen)] if row.active_version == version else []
                 now, before = ([], served) if disabled else (served, [])
                 self._announcer.changed(session, tenant_id, now=now, before=before)
+                await AuditLog.record(
+                    session,
+                    tenant_id,
+                    by,
+                    f"adapter_version.{what}",
+                    ("adapter", row.id),
+                    {"version": version},
+                )
         return row, chosen
 
-    async def override(self, tenant_id: str, adapter: str, version: int, reason: str) -> Shown:
+    async def override(
+        self, tenant_id: str, adapter: str, version: int, reason: str, *, by: Actor = OPERATOR
+    ) -> Shown:
         """Let a version pass although calibration's gate refused it, or will; for the operator, who says why.
 
         One that is still on its way is let pass when it gets there. Raises AdapterNotFound, VersionNotFound,
@@ -177,6 +210,14 @@ class AdapterService:
             )
             if failed:
                 await make_ready(session, row, chosen, self._announcer)
+            await AuditLog.record(
+                session,
+                tenant_id,
+                by,
+                "adapter_version.overridden",
+                ("adapter", row.id),
+                {"version": version, "reason": reason.strip()},
+            )
         return Shown(row, chosen)
 
     async def register_version(
@@ -188,6 +229,7 @@ class AdapterService:
         base_digest: str,
         size: int | None = None,
         activate: bool = True,
+        by: Actor = OPERATOR,
     ) -> Registered:
         """Add packed weights as the next version of the adapter `name`, made when it is not there; serve them
         at once when `activate`. The same weights again change no version. For the operator, whose word stands
@@ -224,6 +266,15 @@ class AdapterService:
                 if activate and row.state == VersionState.READY:
                     await self._announcer.activate(session, adapter, row)
                 self._announcer.changed(session, tenant_id)
+                if created:
+                    await AuditLog.record(
+                        session,
+                        tenant_id,
+                        by,
+                        "adapter_version.created",
+                        ("adapter", adapter.id),
+                        {"name": name, "version": row.version},
+                    )
         except IntegrityError as error:
             raise ValueError(f"tenant_id: there is no tenant {tenant_id!r}") from error
         pinned = ModelName(self.base, name, row.version)

@@ -30,6 +30,8 @@ from adapters.repository import AdapterRepository
 from db.base import new_id
 from db.outbox import Outbox
 from db.session import Database, WriteSession
+from tenants.actors import SYSTEM, Actor
+from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken
 from tenants.views import PlanView
 
@@ -44,6 +46,7 @@ class Caller:
     tenant_id: str
     created_by: str
     plan: PlanView
+    actor: Actor = SYSTEM
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class AdapterSubmission:
             version, job_id = await self._add(
                 session, caller, adapter, copies, meant.uploads, submission, base_digest
             )
+            await _audit(session, caller, "adapter.created", adapter, version)
         await self._arrived_meanwhile(caller.tenant_id, meant)
         return Submitted(adapter, version, job_id, created=True)
 
@@ -180,6 +184,7 @@ class AdapterSubmission:
                     version, job_id = await self._add(
                         session, caller, row, copies, {}, submission, base_digest
                     )
+                    await _audit(session, caller, "adapter_version.created", row, version)
                     return Submitted(row, version, job_id, created=True)
             await self._copies.discard(copies)  # somebody was faster with the very same files
         known = await self._known(caller, adapter_id, wanted, submission.activate)
@@ -209,6 +214,7 @@ class AdapterSubmission:
                     version, job_id = await self._add(
                         session, caller, row, copies, meant.uploads, submission, base_digest
                     )
+                    await _audit(session, caller, "adapter_version.created", row, version)
                 else:
                     version, job_id = known, None
                     known.activate = known.activate or submission.activate
@@ -285,7 +291,10 @@ class AdapterSubmission:
             if adapter is None or found is None:
                 return None
             if activate and found.state == VersionState.READY:
+                served = adapter.active_version
                 await self._announcer.activate(session, adapter, found)
+                if served != found.version:
+                    await _audit(session, caller, "adapter.activated", adapter, found)
             elif activate and found.state in PENDING:
                 found.activate = True
         return Submitted(adapter, found, None, created=False)
@@ -336,6 +345,15 @@ class AdapterSubmission:
         )
         self._announcer.changed(session, caller.tenant_id)
         return version, job.id
+
+
+async def _audit(
+    session: WriteSession, caller: Caller, event_type: str, adapter: Adapter, version: AdapterVersion
+) -> None:
+    details = {"name": adapter.name, "version": version.version, "activate": version.activate}
+    await AuditLog.record(
+        session, caller.tenant_id, caller.actor, event_type, ("adapter", adapter.id), details
+    )
 
 
 async def samples_of(

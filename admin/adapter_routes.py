@@ -122,15 +122,21 @@ class AdapterRoutes:
     # Actions ----------------------------------------------------------------------------------------------
 
     async def rollback(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        await self._services.adapters.rollback(visitor.tenant_id, request.path_params["adapter"])
+        await self._services.adapters.rollback(
+            visitor.tenant_id, request.path_params["adapter"], by=visitor.acting(request)
+        )
         return self._back(request)
 
     async def disable(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        await self._services.adapters.set_disabled(visitor.tenant_id, request.path_params["adapter"], True)
+        await self._services.adapters.set_disabled(
+            visitor.tenant_id, request.path_params["adapter"], True, by=visitor.acting(request)
+        )
         return self._back(request)
 
     async def enable(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        await self._services.adapters.set_disabled(visitor.tenant_id, request.path_params["adapter"], False)
+        await self._services.adapters.set_disabled(
+            visitor.tenant_id, request.path_params["adapter"], False, by=visitor.acting(request)
+        )
         return self._back(request)
 
     async def delete(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
@@ -139,11 +145,13 @@ class AdapterRoutes:
         shown = await self._services.catalogue.get(visitor.tenant_id, request.path_params["adapter"])
         if form.get("name", "").strip() != shown.adapter.name:
             raise HTTPException(400, "The name you typed is not this adapter's. Nothing was deleted.")
-        await self._services.deletion.delete(visitor.tenant_id, shown.adapter.id)
+        await self._services.deletion.delete(visitor.tenant_id, shown.adapter.id, by=visitor.acting(request))
         return self._frame.to(request, "/adapters")
 
     async def activate(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        await self._services.adapters.activate(visitor.tenant_id, *_version_of(request))
+        await self._services.adapters.activate(
+            visitor.tenant_id, *_version_of(request), by=visitor.acting(request)
+        )
         return self._back(request)
 
     async def disable_version(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
@@ -154,7 +162,9 @@ class AdapterRoutes:
 
     async def _set_version(self, request: Request, visitor: Visitor, *, disabled: bool) -> Response:
         adapter, number = _version_of(request)
-        await self._services.adapters.set_version_disabled(visitor.tenant_id, adapter, number, disabled)
+        await self._services.adapters.set_version_disabled(
+            visitor.tenant_id, adapter, number, disabled, by=visitor.acting(request)
+        )
         return self._frame.to(request, f"/adapters/{adapter}/versions/{number}")
 
     async def steer(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
@@ -167,7 +177,7 @@ class AdapterRoutes:
         verb = verbs.get(request.path_params["verb"])
         if verb is None:
             raise HTTPException(404, "There is no such action.")
-        await verb(visitor.tenant_id, request.path_params["job"])
+        await verb(visitor.tenant_id, request.path_params["job"], by=visitor.acting(request))
         return self._back(request)
 
     def _back(self, request: Request) -> Response:

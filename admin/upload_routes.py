@@ -111,6 +111,7 @@ class UploadRoutes:
             asked.size,
             KEEP_FILES_S,
             max_bytes=visitor.account.plan.max_file_bytes,
+            by=visitor.acting(request),
         )
         return JSONResponse({"id": state.upload.id, "part_bytes": PART_BYTES}, status_code=201)
 
@@ -135,18 +136,22 @@ class UploadRoutes:
     async def complete(self, request: Request, visitor: Visitor) -> Response:
         asked = await _read(request, Parts)
         upload_id = request.path_params["upload"]
-        state = await self._uploads.complete(visitor.tenant_id, upload_id, asked.part_ids)
+        state = await self._uploads.complete(
+            visitor.tenant_id, upload_id, asked.part_ids, by=visitor.acting(request)
+        )
         sha256 = None if state.file is None else state.file.sha256
         return JSONResponse({"file_id": state.file_id, "sha256": sha256})
 
     async def cancel(self, request: Request, visitor: Visitor) -> Response:
-        state = await self._uploads.cancel(visitor.tenant_id, request.path_params["upload"])
+        state = await self._uploads.cancel(
+            visitor.tenant_id, request.path_params["upload"], by=visitor.acting(request)
+        )
         return JSONResponse({"status": state.status})
 
     async def submit(self, request: Request, visitor: Visitor) -> Response:
         order = await _read(request, Order)
         try:
-            made = await self._make(visitor, request.path_params.get("adapter"), order)
+            made = await self._make(request, visitor, request.path_params.get("adapter"), order)
         except self._refusals as error:
             status, slot, message = self._problem(error)
             return JSONResponse({"error": {"message": message, "slot": slot}}, status_code=status)
@@ -169,15 +174,23 @@ class UploadRoutes:
             files = {name: value for name, value in form.items() if isinstance(value, UploadFile)}
             self._frame.require_token(visitor, fields.get("csrf_token", ""))
             try:
-                order = await self._keep(visitor, fields, files, is_new=adapter is None)
-                made = await self._make(visitor, None if adapter is None else adapter.adapter.id, order)
+                order = await self._keep(request, visitor, fields, files, is_new=adapter is None)
+                made = await self._make(
+                    request, visitor, None if adapter is None else adapter.adapter.id, order
+                )
             except self._refusals as error:
                 status, slot, message = self._problem(error)
                 return await self._form(request, visitor, adapter, fields, {slot: message}, status)
         return self._frame.to(request, _place(made))
 
     async def _keep(
-        self, visitor: Visitor, fields: Mapping[str, str], files: Mapping[str, UploadFile], *, is_new: bool
+        self,
+        request: Request,
+        visitor: Visitor,
+        fields: Mapping[str, str],
+        files: Mapping[str, UploadFile],
+        *,
+        is_new: bool,
     ) -> Order:
         """The files as the tenant's own."""
         name, dtype = fields.get("name", ""), fields.get("dtype", "auto")
@@ -199,6 +212,7 @@ class UploadRoutes:
                     _read_pieces(file),
                     KEEP_FILES_S,
                     max_bytes=visitor.account.plan.max_file_bytes,
+                    by=visitor.acting(request),
                 )
             except self._explanations.known as error:
                 raise Refused(slot, self._problem(error)[2]) from error
@@ -209,8 +223,11 @@ class UploadRoutes:
 
     # ------------------------------------------------------------------------------------------------------
 
-    async def _make(self, visitor: Visitor, adapter_id: str | None, order: Order) -> Submitted:
-        caller = Caller(visitor.tenant_id, visitor.account.user_id, visitor.account.plan)
+    async def _make(
+        self, request: Request, visitor: Visitor, adapter_id: str | None, order: Order
+    ) -> Submitted:
+        account = visitor.account
+        caller = Caller(account.tenant_id, account.user_id, account.plan, visitor.acting(request))
         submission = Submission(
             file_ids=[order.weights, order.config],
             activate=order.activate,

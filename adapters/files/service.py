@@ -17,6 +17,8 @@ from adapters.files.uploads import UploadService, UploadState
 from adapters.storage.objects import ObjectStore
 from adapters.storage.receiving import Received
 from db.session import Database
+from tenants.actors import SYSTEM, Actor
+from tenants.audit.service import AuditLog
 
 __all__ = ["FilePage", "FileService", "UploadService", "UploadState"]
 
@@ -47,6 +49,7 @@ class FileService:
         expires_after: int | None = None,
         *,
         max_bytes: int,
+        by: Actor = SYSTEM,
     ) -> StoredFile:
         """Store a file. `expires_after`: seconds from now; None keeps it until it is deleted.
 
@@ -56,7 +59,8 @@ class FileService:
             StorageUnavailable, DatabaseUnavailable
         """
         said = describe(purpose, filename, expires_after, filename_field="file")
-        return await self.keep(tenant_id, created_by, said, await self.receive(stream, max_bytes=max_bytes))
+        received = await self.receive(stream, max_bytes=max_bytes)
+        return await self.keep(tenant_id, created_by, said, received, by=by)
 
     async def receive(self, stream: AsyncIterator[bytes] | bytes, *, max_bytes: int) -> Received:
         """The first half of `create`, for bytes that come before what is said of them: `keep` or `discard`
@@ -68,13 +72,21 @@ class FileService:
         await self._intake.discard(received)
 
     async def keep(
-        self, tenant_id: str, created_by: str | None, said: FileDescription, received: Received
+        self,
+        tenant_id: str,
+        created_by: str | None,
+        said: FileDescription,
+        received: Received,
+        *,
+        by: Actor = SYSTEM,
     ) -> StoredFile:
         """The second half."""
         row = await self._intake.keep(tenant_id, created_by, said, received)
         try:
             async with self._database.write() as session:
                 FileRepository(session, tenant_id).add_own(row)
+                told = {"purpose": row.purpose, "filename": row.filename, "bytes": row.size}
+                await AuditLog.record(session, tenant_id, by, "file.created", ("file", row.id), told)
         except BaseException:
             await self._intake.withdraw(row.object_key)
             raise
@@ -108,12 +120,13 @@ class FileService:
             )
         return FilePage(files[:limit], len(files) > limit)
 
-    async def delete(self, tenant_id: str, file_id: str) -> None:
+    async def delete(self, tenant_id: str, file_id: str, *, by: Actor = SYSTEM) -> None:
         """The row first: nobody finds a file whose bytes are going. Raises FileNotFound."""
         async with self._database.write() as session:
             key = await FileRepository(session, tenant_id).delete_file(file_id, now())
-        if key is None:
-            raise FileNotFound(file_id)
+            if key is None:
+                raise FileNotFound(file_id)
+            await AuditLog.record(session, tenant_id, by, "file.deleted", ("file", file_id))
         await self._intake.withdraw(key)
 
     async def content(self, tenant_id: str, file_id: str) -> tuple[StoredFile, AsyncIterator[bytes]]:

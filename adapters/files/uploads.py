@@ -31,6 +31,8 @@ from adapters.storage.objects import ObjectStore, joined
 from adapters.storage.receiving import Received
 from db.base import new_id
 from db.session import Database, WriteSession
+from tenants.actors import SYSTEM, Actor
+from tenants.audit.service import AuditLog
 
 MAX_PART_BYTES = 64 * 1024 * 1024
 MAX_PARTS = 10_000
@@ -95,6 +97,7 @@ class UploadService:
         expires_after: int | None = None,
         *,
         max_bytes: int,
+        by: Actor = SYSTEM,
     ) -> UploadState:
         """Announce a file of `size` bytes. Raises InvalidFile, UnsupportedFile, FileTooLarge,
         TooManyUploads.
@@ -126,6 +129,8 @@ class UploadService:
             if await repository.num_pending_uploads(made) >= self._max_pending:
                 raise TooManyUploads(self._max_pending)
             repository.add_own(row)
+            told = {"purpose": row.purpose, "filename": filename, "bytes": size}
+            await AuditLog.record(session, tenant_id, by, "upload.created", ("upload", row.id), told)
         return UploadState(row, [], None)
 
     async def get(self, tenant_id: str, upload_id: str) -> UploadState:
@@ -183,7 +188,13 @@ class UploadService:
         return part
 
     async def complete(
-        self, tenant_id: str, upload_id: str, part_ids: Sequence[str], md5: str | None = None
+        self,
+        tenant_id: str,
+        upload_id: str,
+        part_ids: Sequence[str],
+        md5: str | None = None,
+        *,
+        by: Actor = SYSTEM,
     ) -> UploadState:
         """Make the file of the parts in this order. Completing again returns the same file.
 
@@ -193,13 +204,13 @@ class UploadService:
             inspection's InspectionRefused: the file is none of an adapter's. The upload is cancelled.
             StorageUnavailable, DatabaseUnavailable
         """
-        state = await self._complete(tenant_id, upload_id, part_ids, md5)
+        state = await self._complete(tenant_id, upload_id, part_ids, md5, by)
         if self.follower is not None:
             await self.follower.completed(tenant_id, upload_id)
         return state
 
     async def _complete(
-        self, tenant_id: str, upload_id: str, part_ids: Sequence[str], md5: str | None
+        self, tenant_id: str, upload_id: str, part_ids: Sequence[str], md5: str | None, by: Actor
     ) -> UploadState:
         async with self._one_at_a_time(upload_id):
             state = await self.get(tenant_id, upload_id)
@@ -224,18 +235,18 @@ class UploadService:
             try:
                 file = await self._intake.keep(tenant_id, state.upload.created_by, said, received)
             except InspectionRefused as refused:
-                await self._cancel(tenant_id, upload_id, refused)
+                await self._cancel(tenant_id, upload_id, by, refused)
                 raise
-            return await self._completed(tenant_id, upload_id, file)
+            return await self._completed(tenant_id, upload_id, file, by)
 
-    async def cancel(self, tenant_id: str, upload_id: str) -> UploadState:
+    async def cancel(self, tenant_id: str, upload_id: str, *, by: Actor = SYSTEM) -> UploadState:
         """Take no more parts and drop those there are. Cancelling again changes nothing. Raises
         UploadNotFound, UploadNotPending.
         """
-        return await self._cancel(tenant_id, upload_id)
+        return await self._cancel(tenant_id, upload_id, by)
 
     async def _cancel(
-        self, tenant_id: str, upload_id: str, refused: InspectionRefused | None = None
+        self, tenant_id: str, upload_id: str, by: Actor, refused: InspectionRefused | None = None
     ) -> UploadState:
         async with self._database.write() as session:
             repository = FileRepository(session, tenant_id)
@@ -248,10 +259,13 @@ class UploadService:
             upload.status = UploadStatus.CANCELLED
             if self.follower is not None:
                 await self.follower.ended(session, upload, refused)
+            if status != UploadStatus.CANCELLED:
+                told = {} if refused is None else {"reason": str(refused)}
+                await AuditLog.record(session, tenant_id, by, "upload.cancelled", ("upload", upload_id), told)
         await self._drop_parts(tenant_id, upload_id)
         return UploadState(upload, [], None)
 
-    async def _completed(self, tenant_id: str, upload_id: str, file: StoredFile) -> UploadState:
+    async def _completed(self, tenant_id: str, upload_id: str, file: StoredFile, by: Actor) -> UploadState:
         """Write down that the upload became `file`, unless somebody was faster."""
         try:
             async with self._database.write() as session:
@@ -261,6 +275,8 @@ class UploadService:
                     raise UploadNotPending(upload_id, upload.status if upload else UploadStatus.CANCELLED)
                 upload.status, upload.file_id = UploadStatus.COMPLETED, file.id
                 repository.add_own(file)
+                told = {"file_id": file.id}
+                await AuditLog.record(session, tenant_id, by, "upload.completed", ("upload", upload_id), told)
         except UploadNotPending as error:
             await self._intake.withdraw(file.object_key)
             if error.status == UploadStatus.COMPLETED:

@@ -22,6 +22,8 @@ from db.base import new_id
 from db.outbox import Outbox
 from db.session import Database, ReadSession, WriteSession
 from db.tasks import RUN_JOB, RUN_JOB_EXPIRES
+from tenants.actors import SYSTEM, Actor
+from tenants.audit.service import AuditLog
 
 CANCELLED = "The job was cancelled before the version was ready."
 
@@ -153,7 +155,7 @@ class JobService:
                     return
                 await asyncio.sleep(POLL_INTERVAL)
 
-    async def cancel(self, tenant_id: str, job_id: str) -> Job:
+    async def cancel(self, tenant_id: str, job_id: str, *, by: Actor = SYSTEM) -> Job:
         """End the job; its version fails, unless it was in service before. Raises JobNotFound, JobFinished.
 
         Cancelling again changes nothing.
@@ -170,9 +172,9 @@ class JobService:
             elif job.wanted != "cancel":
                 job.wanted = "cancel"
                 tell(session, job, "job.cancel_requested", "The job is being cancelled.")
-            return await _as_written(session, job)
+            return await _as_written(session, job, by, "cancelled")
 
-    async def pause(self, tenant_id: str, job_id: str) -> Job:
+    async def pause(self, tenant_id: str, job_id: str, *, by: Actor = SYSTEM) -> Job:
         """Stop the job, to be gone on with where it is. Raises JobNotFound, JobFinished."""
         async with self._database.write() as session:
             job = await _found(session, tenant_id, job_id, lock=True)
@@ -184,9 +186,9 @@ class JobService:
             else:
                 job.wanted = "pause"
                 tell(session, job, "job.pause_requested", "The job is being paused.")
-            return await _as_written(session, job)
+            return await _as_written(session, job, by, "paused")
 
-    async def resume(self, tenant_id: str, job_id: str) -> Job:
+    async def resume(self, tenant_id: str, job_id: str, *, by: Actor = SYSTEM) -> Job:
         """Let a paused job go on. Raises JobNotFound, JobFinished. One that runs just goes on."""
         async with self._database.write() as session:
             job = await _found(session, tenant_id, job_id, lock=True)
@@ -201,7 +203,7 @@ class JobService:
             elif job.wanted == "pause":
                 job.wanted = None
                 tell(session, job, "job.resumed", "The job goes on.")
-            return await _as_written(session, job)
+            return await _as_written(session, job, by, "resumed")
 
 
 def cancel(session: WriteSession, job: Job, version: AdapterVersion | None) -> None:
@@ -250,10 +252,11 @@ def finish(job: Job, status: JobStatus) -> None:
     job.finished_at = func.now()  # type: ignore[assignment]  # SQL, like any value of a row
 
 
-async def _as_written(session: WriteSession, job: Job) -> Job:
-    """With the instants that the database put in."""
+async def _as_written(session: WriteSession, job: Job, by: Actor, what: str) -> Job:
+    """With the instants that the database put in. Audited: the job was, or is to be, `what`."""
     await session.flush()
     await session.refresh(job)
+    await AuditLog.record(session, job.tenant_id, by, f"calibration_job.{what}", ("job", job.id))
     return job
 
 

@@ -18,6 +18,7 @@ from adapters.submission import Caller, Submitted
 from api.deps import (
     READ_ADAPTERS,
     WRITE_ADAPTERS,
+    actor_of,
     authenticate,
     onboarding_of,
     read_json,
@@ -54,7 +55,7 @@ async def create_adapter(request: Request) -> dict[str, Any]:
     if body.base_model != services_of(request).models.base:
         raise InvalidAdapter("base_model", f"the base served here is '{services_of(request).models.base}'")
     made = await onboarding_of(request).submission.create(
-        _on_behalf_of(caller),
+        _on_behalf_of(request, caller),
         body.name,
         body.submission(),
         base_digest=engine.base_digest,
@@ -93,7 +94,9 @@ async def update_adapter(request: Request, adapter: str) -> dict[str, Any]:
     caller = await authenticate(request, WRITE_ADAPTERS)
     body = decode_update(await read_json(request))
     changes = Changes(body.name, body.description, body.disabled)
-    shown = await onboarding_of(request).adapters.update(caller.tenant_id, adapter, changes)
+    shown = await onboarding_of(request).adapters.update(
+        caller.tenant_id, adapter, changes, by=actor_of(request, caller)
+    )
     return adapter_object(shown.adapter, shown.version)
 
 
@@ -101,7 +104,9 @@ async def update_adapter(request: Request, adapter: str) -> dict[str, Any]:
 async def delete_adapter(request: Request, adapter: str) -> dict[str, Any]:
     """Gone at once, with every version; answers that are being generated finish."""
     caller = await authenticate(request, WRITE_ADAPTERS)
-    deleted = await onboarding_of(request).deletion.delete(caller.tenant_id, adapter)
+    deleted = await onboarding_of(request).deletion.delete(
+        caller.tenant_id, adapter, by=actor_of(request, caller)
+    )
     return {"id": deleted.id, "object": "adapter.deleted", "deleted": True}
 
 
@@ -118,7 +123,7 @@ async def create_version(request: Request, response: Response, adapter: str) -> 
     body = decode_version(await read_json(request))
     engine = serving_engine(request)
     made = await onboarding_of(request).submission.add_version(
-        _on_behalf_of(caller), adapter, body.submission(), base_digest=engine.base_digest
+        _on_behalf_of(request, caller), adapter, body.submission(), base_digest=engine.base_digest
     )
     if not made.created:
         response.status_code = 200
@@ -154,7 +159,9 @@ async def activate_version(request: Request, adapter: str, version: int) -> dict
     with.
     """
     caller = await authenticate(request, WRITE_ADAPTERS)
-    shown = await onboarding_of(request).adapters.activate(caller.tenant_id, adapter, version)
+    shown = await onboarding_of(request).adapters.activate(
+        caller.tenant_id, adapter, version, by=actor_of(request, caller)
+    )
     return adapter_object(shown.adapter, shown.version)
 
 
@@ -172,7 +179,9 @@ async def enable_version(request: Request, adapter: str, version: int) -> dict[s
 async def rollback(request: Request, adapter: str) -> dict[str, Any]:
     """Serve what the name served before."""
     caller = await authenticate(request, WRITE_ADAPTERS)
-    shown = await onboarding_of(request).adapters.rollback(caller.tenant_id, adapter)
+    shown = await onboarding_of(request).adapters.rollback(
+        caller.tenant_id, adapter, by=actor_of(request, caller)
+    )
     return adapter_object(shown.adapter, shown.version)
 
 
@@ -205,7 +214,7 @@ async def _set_version_disabled(
 ) -> dict[str, Any]:
     caller = await authenticate(request, WRITE_ADAPTERS)
     changed = await onboarding_of(request).adapters.set_version_disabled(
-        caller.tenant_id, adapter, version, disabled
+        caller.tenant_id, adapter, version, disabled, by=actor_of(request, caller)
     )
     return version_object(*changed)
 
@@ -215,8 +224,8 @@ async def _objects(source: AsyncIterator[list[AdapterEvent]]) -> AsyncIterator[l
         yield [event_object(event) for event in events]
 
 
-def _on_behalf_of(caller: TenantContext) -> Caller:
-    return Caller(caller.tenant_id, caller.key_id, caller.plan)
+def _on_behalf_of(request: Request, caller: TenantContext) -> Caller:
+    return Caller(caller.tenant_id, caller.key_id, caller.plan, actor_of(request, caller))
 
 
 def _submitted(made: Submitted) -> dict[str, Any]:

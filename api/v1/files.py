@@ -17,7 +17,7 @@ from adapters.files.errors import FileTooLarge
 from adapters.files.models import StoredFile
 from adapters.files.service import MAX_PAGE
 from adapters.storage.receiving import Received
-from api.deps import READ_FILES, WRITE_FILES, authenticate, services_of
+from api.deps import READ_FILES, WRITE_FILES, actor_of, authenticate, services_of
 from api.errors import InvalidValue
 from api.forms import read_form
 from api.json_bodies import unix
@@ -78,7 +78,9 @@ async def create_file(request: Request) -> dict[str, Any]:
     except BaseException:
         await files.discard(form.file)
         raise
-    return file_object(await files.keep(caller.tenant_id, caller.key_id, said, form.file))
+    return file_object(
+        await files.keep(caller.tenant_id, caller.key_id, said, form.file, by=actor_of(request, caller))
+    )
 
 
 @router.get("", operation_id="listFiles")
@@ -109,7 +111,7 @@ async def retrieve_file(request: Request, file_id: str) -> dict[str, Any]:
 async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
     """Delete a file. Adapters made of it have copies of their own."""
     caller = await authenticate(request, WRITE_FILES)
-    await services_of(request).files.delete(caller.tenant_id, file_id)
+    await services_of(request).files.delete(caller.tenant_id, file_id, by=actor_of(request, caller))
     return {"id": file_id, "object": "file", "deleted": True}
 
 

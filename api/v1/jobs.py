@@ -17,6 +17,7 @@ from adapters.reports import Report
 from api.deps import (
     READ_ADAPTERS,
     WRITE_ADAPTERS,
+    actor_of,
     authenticate,
     onboarding_of,
     read_json,
@@ -49,7 +50,12 @@ async def create_job(request: Request) -> dict[str, Any]:
     body = decode_create_job(await read_json(request))
     serving_engine(request)
     started = await onboarding_of(request).recalibration.start(
-        caller.tenant_id, caller.key_id, body.model, body.version, body.calibration()
+        caller.tenant_id,
+        caller.key_id,
+        body.model,
+        body.version,
+        body.calibration(),
+        by=actor_of(request, caller),
     )
     return job_object(started.job, started.model)
 
@@ -80,21 +86,24 @@ async def retrieve_job(request: Request, job_id: str) -> dict[str, Any]:
 async def cancel_job(request: Request, job_id: str) -> dict[str, Any]:
     """End it. Its version has failed then, unless it was in service before."""
     caller = await authenticate(request, WRITE_ADAPTERS)
-    return await _shown(request, await onboarding_of(request).jobs.cancel(caller.tenant_id, job_id))
+    by = actor_of(request, caller)
+    return await _shown(request, await onboarding_of(request).jobs.cancel(caller.tenant_id, job_id, by=by))
 
 
 @router.post("/{job_id}/pause", operation_id="pauseCalibrationJob")
 async def pause_job(request: Request, job_id: str) -> dict[str, Any]:
     """Stop it for now. What it has done is kept."""
     caller = await authenticate(request, WRITE_ADAPTERS)
-    return await _shown(request, await onboarding_of(request).jobs.pause(caller.tenant_id, job_id))
+    by = actor_of(request, caller)
+    return await _shown(request, await onboarding_of(request).jobs.pause(caller.tenant_id, job_id, by=by))
 
 
 @router.post("/{job_id}/resume", operation_id="resumeCalibrationJob")
 async def resume_job(request: Request, job_id: str) -> dict[str, Any]:
     """Go on with it."""
     caller = await authenticate(request, WRITE_ADAPTERS)
-    return await _shown(request, await onboarding_of(request).jobs.resume(caller.tenant_id, job_id))
+    by = actor_of(request, caller)
+    return await _shown(request, await onboarding_of(request).jobs.resume(caller.tenant_id, job_id, by=by))
 
 
 @router.get("/{job_id}/events", operation_id="listCalibrationJobEvents", response_model=None)

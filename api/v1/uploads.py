@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from adapters.files.models import UploadPart
 from adapters.files.uploads import MAX_PART_BYTES, MAX_PARTS, UploadState
 from adapters.storage.receiving import Received
-from api.deps import WRITE_FILES, authenticate, read_json, services_of
+from api.deps import WRITE_FILES, actor_of, authenticate, read_json, services_of
 from api.forms import read_form
 from api.json_bodies import decode, unix
 from api.openapi import ERROR_RESPONSES, form_body, json_body
@@ -102,6 +102,7 @@ async def create_upload(request: Request) -> dict[str, Any]:
         body.bytes,
         None if body.expires_after is None else body.expires_after.seconds,
         max_bytes=caller.plan.max_file_bytes,
+        by=actor_of(request, caller),
     )
     return upload_object(state)
 
@@ -137,11 +138,13 @@ async def complete_upload(request: Request, upload_id: str) -> dict[str, Any]:
     caller = await authenticate(request, WRITE_FILES)
     body = decode(_complete_decoder, await read_json(request))
     uploads = services_of(request).uploads
-    return upload_object(await uploads.complete(caller.tenant_id, upload_id, body.part_ids, body.md5))
+    by = actor_of(request, caller)
+    return upload_object(await uploads.complete(caller.tenant_id, upload_id, body.part_ids, body.md5, by=by))
 
 
 @router.post("/{upload_id}/cancel", operation_id="cancelUpload")
 async def cancel_upload(request: Request, upload_id: str) -> dict[str, Any]:
     """Take no more parts, and drop those there are."""
     caller = await authenticate(request, WRITE_FILES)
-    return upload_object(await services_of(request).uploads.cancel(caller.tenant_id, upload_id))
+    by = actor_of(request, caller)
+    return upload_object(await services_of(request).uploads.cancel(caller.tenant_id, upload_id, by=by))
