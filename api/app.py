@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from adapters.files.uploads import MAX_PART_BYTES
 from api import health, openapi
 from api.deps import Limits, Services
+from api.direct import Direct
 from api.edge import AsgiApp, BodyLimit, BodyLimits, Edge
 from api.engine_metrics import EngineCollector
 from api.errors import (
@@ -29,6 +30,8 @@ from api.errors import (
 )
 from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
+from api.organization import bodies as organization_bodies
+from api.organization import routes as organization_routes
 from api.v1 import adapter_bodies, job_bodies
 from api.v1 import adapters as adapter_routes
 from api.v1 import files as file_routes
@@ -63,10 +66,11 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     app.include_router(adapter_routes.router)
     app.include_router(job_routes.router)
     app.include_router(usage_routes.router)
+    app.include_router(organization_routes.router)
     if console is not None:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)
-    bodies = (*upload_routes.BODIES, *adapter_bodies.BODIES, *job_bodies.BODIES)
+    bodies = (*upload_routes.BODIES, *adapter_bodies.BODIES, *job_bodies.BODIES, *organization_bodies.BODIES)
     openapi.install(app, (ChatCompletionRequest, CompletionRequest, *bodies))
     for error_class in FACES:
         app.add_exception_handler(error_class, _show)
@@ -76,7 +80,15 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     services.metrics.registry.register(
         EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready)
     )
-    edge = Edge(app, services.metrics, _body_limits(services.limits))
+    direct = Direct(
+        app,
+        {
+            "/v1/chat/completions": openai_routes.create_chat_completion,
+            "/v1/completions": openai_routes.create_completion,
+        },
+        _show,
+    )
+    edge = Edge(direct, services.metrics, _body_limits(services.limits))
     edge.openapi = app.openapi  # type: ignore[attr-defined]
     return edge
 

@@ -32,6 +32,7 @@ from tenants.actors import Actor
 from tenants.context import KeyKind, TenantContext
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
+from tenants.service import AccountServices
 from tokenization.codec import TextCodec
 
 
@@ -99,6 +100,8 @@ class Services:
     limits: Limits = field(default_factory=Limits)
     onboarding: Onboarding | None = None
     """None in a process that only answers requests on adapters that are there."""
+    accounts: AccountServices | None = None
+    """None in one that lets nobody run their account."""
 
 
 def services_of(request: Request) -> Services:

@@ -37,8 +37,8 @@ from db.settings import DatabaseSettings
 from engine.client import EngineClient
 from telemetry import logs
 from tenants.accounts import UserAccounts
-from tenants.key_service import KeyService
 from tenants.resolver import KeyResolver
+from tenants.service import account_services
 from tenants.settings import TenantSettings
 from tokenization.codec import TextCodec
 
@@ -115,7 +115,8 @@ async def open_services(
         opened.push_async_callback(sandbox.close)
         await _start_ahead(sandbox)
         usage = UsageReports(rows)
-        overview = OverviewPage(KeyService(rows, cache, secret), models, usage)
+        accounts = account_services(rows, cache, secret)
+        overview = OverviewPage(accounts.keys, models, usage)
         files, uploads = FileService(rows, store, sandbox), UploadService(rows, store, sandbox)
         onboarding = await opened.enter_async_context(
             open_onboarding(
@@ -153,6 +154,7 @@ async def open_services(
                 settings.ping_interval,
             ),
             onboarding=onboarding,
+            accounts=accounts,
         )
         yield (
             services,

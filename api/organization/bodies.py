@@ -1,0 +1,181 @@
+"""What the routes of an organisation take, as JSON.
+
+Owns field names and their limits: those of the stock client, and ours beside them. Refuses to know what is
+done with them. A field left out of a change stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+Id = Annotated[str, Meta(pattern=r"^[!-~]{1,100}$")]
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Email = Annotated[str, Meta(max_length=254, pattern=r"^[^@\s\x00]{1,64}@[^@\s\x00]{1,189}$")]
+Seconds = Annotated[int, Meta(ge=1, le=10 * 366 * 86_400)]
+Scopes = Annotated[list[Annotated[str, Meta(pattern=r"^[a-z0-9_.:-]{1,64}$")]], Meta(max_length=64)]
+Models = Annotated[list[Annotated[str, Meta(pattern=r"^[a-z0-9._:@*-]{1,200}$")]], Meta(max_length=256)]
+Networks = Annotated[list[Annotated[str, Meta(min_length=2, max_length=50)]], Meta(max_length=64)]
+Amount = Annotated[int, Meta(ge=0, le=2**62)]
+ProjectRole = Literal["owner", "member"]
+
+
+class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Fields that it does not name are refused."""
+
+
+# Keys -----------------------------------------------------------------------------------------------------
+
+
+class CreateAdminKeyRequest(_Body, frozen=True, kw_only=True):
+    name: Name
+    expires_in_seconds: Seconds | None = None
+    scopes: Scopes = []
+    networks: Networks = []
+
+
+class CreateProjectKeyRequest(_Body, frozen=True, kw_only=True):
+    name: Name
+    expires_in_seconds: Seconds | None = None
+    scopes: Scopes = []
+    models: Models = []
+    networks: Networks = []
+    user_id: Id | None = None
+    """Whose key it is: a member of the project."""
+
+
+class CreateServiceAccountKeyRequest(_Body, frozen=True, kw_only=True):
+    name: Name | None = None
+    expires_in_seconds: Seconds | None = None
+    scopes: Scopes = []
+    models: Models = []
+    networks: Networks = []
+
+
+class UpdateAdminKeyRequest(_Body, frozen=True, kw_only=True):
+    name: Name | UnsetType = UNSET
+    expires_in_seconds: Seconds | UnsetType | None = UNSET
+    """From now; null: it does not expire."""
+    scopes: Scopes | UnsetType = UNSET
+    networks: Networks | UnsetType = UNSET
+
+
+class UpdateProjectKeyRequest(UpdateAdminKeyRequest, frozen=True, kw_only=True):
+    models: Models | UnsetType = UNSET
+
+
+class RotateKeyRequest(_Body, frozen=True, kw_only=True):
+    grace_seconds: Annotated[int, Meta(ge=0, le=30 * 86_400)] = 86_400
+    """For how long the old key works on."""
+
+
+# People ---------------------------------------------------------------------------------------------------
+
+
+class InviteProject(_Body, frozen=True, kw_only=True):
+    id: Id
+    role: ProjectRole
+
+
+class CreateInviteRequest(_Body, frozen=True, kw_only=True):
+    email: Email
+    role: str
+    projects: Annotated[list[InviteProject], Meta(max_length=100)] | None = None
+    """None: the default project, as a member."""
+    expires_in_seconds: Annotated[int, Meta(ge=60, le=30 * 86_400)] = 7 * 86_400
+
+
+class AcceptInviteRequest(_Body, frozen=True, kw_only=True):
+    token: Annotated[str, Meta(min_length=1, max_length=200)]
+    password: Annotated[str, Meta(min_length=10, max_length=1024)]
+    name: Name | None = None
+
+
+class UpdateUserRequest(_Body, frozen=True, kw_only=True):
+    name: Name | None = None
+    role: str | None = None
+    role_id: str | None = None
+    """The same, by its id."""
+
+
+# Projects -------------------------------------------------------------------------------------------------
+
+
+class CreateProjectRequest(_Body, frozen=True, kw_only=True):
+    name: Name
+
+
+class UpdateProjectRequest(_Body, frozen=True, kw_only=True):
+    name: Name
+
+
+class AddProjectUserRequest(_Body, frozen=True, kw_only=True):
+    role: ProjectRole
+    user_id: Id | None = None
+    email: Email | None = None
+
+
+class UpdateProjectUserRequest(_Body, frozen=True, kw_only=True):
+    role: ProjectRole
+
+
+class CreateServiceAccountRequest(_Body, frozen=True, kw_only=True):
+    name: Name
+    create_service_account_only: bool | None = None
+    expires_in_seconds: Seconds | None = None
+    """Of its first key."""
+
+
+class UpdateServiceAccountRequest(_Body, frozen=True, kw_only=True):
+    name: Name | None = None
+    role: ProjectRole | None = None
+
+
+class ModelPermissionsRequest(_Body, frozen=True, kw_only=True):
+    mode: Literal["allow_list", "deny_list"]
+    model_ids: Annotated[Models, Meta(min_length=1)]
+
+
+class ServiceTierSettingsRequest(_Body, frozen=True, kw_only=True):
+    default: Literal["standard", "fast"] | None = None
+    enabled_tiers: Literal["all"] | list[Literal["flex", "fast"]] | None = None
+
+
+# Limits ---------------------------------------------------------------------------------------------------
+
+
+class RateLimitRequest(_Body, frozen=True, kw_only=True):
+    max_requests_per_1_minute: Amount | None = None
+    max_tokens_per_1_minute: Amount | None = None
+    max_requests_per_1_day: Amount | None = None
+
+
+class SpendLimitRequest(_Body, frozen=True, kw_only=True):
+    currency: Literal["USD"]
+    interval: Literal["month"]
+    threshold_amount: Annotated[int, Meta(ge=0, le=10**12)]
+    """In cents."""
+
+
+BODIES = (
+    CreateAdminKeyRequest,
+    UpdateAdminKeyRequest,
+    CreateProjectKeyRequest,
+    UpdateProjectKeyRequest,
+    CreateServiceAccountKeyRequest,
+    RotateKeyRequest,
+    CreateInviteRequest,
+    AcceptInviteRequest,
+    UpdateUserRequest,
+    CreateProjectRequest,
+    UpdateProjectRequest,
+    AddProjectUserRequest,
+    UpdateProjectUserRequest,
+    CreateServiceAccountRequest,
+    UpdateServiceAccountRequest,
+    ModelPermissionsRequest,
+    ServiceTierSettingsRequest,
+    RateLimitRequest,
+    SpendLimitRequest,
+)

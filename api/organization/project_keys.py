@@ -1,0 +1,137 @@
+"""`/v1/organization/projects/{project_id}/api_keys`: keys that make requests, and count to a project."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+
+from api.deps import READ_KEYS, WRITE_KEYS
+from api.openapi import ERROR_RESPONSES, json_body
+from api.organization.bodies import CreateProjectKeyRequest, RotateKeyRequest, UpdateProjectKeyRequest
+from api.organization.keys import changes_of, owners, project_key_object
+from api.organization.objects import deleted
+from api.organization.requests import Asking, asking, in_seconds, naming_fields, read_body
+from api.organization.scopes import check_scopes
+from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
+from tenants.errors import KeyNotFound
+from tenants.key_service import ShownKey
+from tenants.key_terms import KeyTerms
+
+router = APIRouter(
+    prefix="/v1/organization/projects/{project_id}/api_keys", responses=ERROR_RESPONSES, tags=["Keys"]
+)
+
+
+@router.post("", operation_id="createProjectKey", openapi_extra=json_body("CreateProjectKeyRequest"))
+async def create_project_key(request: Request, project_id: str) -> dict[str, Any]:
+    """Make one. `value` is in this answer and nowhere else."""
+    who = await asking(request, WRITE_KEYS)
+    body = await read_body(request, CreateProjectKeyRequest)
+    check_scopes("inference", body.scopes)
+    if body.user_id is not None:
+        await who.accounts.members.project_member(who.tenant_id, project_id, body.user_id)
+    terms = KeyTerms(
+        scopes=frozenset(body.scopes),
+        models=frozenset(body.models),
+        networks=tuple(body.networks),
+        expires_at=in_seconds(body.expires_in_seconds),
+    )
+    with naming_fields():
+        made = await who.accounts.keys.create(
+            who.tenant_id, body.name, who.actor, project_id=project_id, user_id=body.user_id, terms=terms
+        )
+    return await _shown(who, project_id, made.id) | {"value": made.plaintext}
+
+
+@router.get("", operation_id="listProjectKeys")
+async def list_project_keys(
+    request: Request,
+    query: Paged,
+    project_id: str,
+    owner_project_access: Literal["active", "inactive", "any"] = "any",
+) -> dict[str, Any]:
+    """The project's keys that are not revoked. A page may be shorter than `limit`: with
+    `owner_project_access`, keys of owners who have, or have not, a place in the project.
+    """
+    who = await asking(request, READ_KEYS)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS | {"owner_project_access"})
+    await who.accounts.projects.get(who.tenant_id, project_id)
+    found = await who.accounts.keys.list(
+        who.tenant_id,
+        kind="inference",
+        project_id=project_id,
+        after=query.after,
+        limit=query.limit + 1,
+        newest_first=query.newest_first,
+    )
+    roles = await _roles(who, project_id, found)
+    shown = page([project_key_object(key, roles) for key in found], query.limit)
+    if owner_project_access != "any":
+        shown["data"] = [key for key in shown["data"] if key["owner_project_access"] == owner_project_access]
+    return shown
+
+
+@router.get("/{api_key_id}", operation_id="retrieveProjectKey")
+async def retrieve_project_key(request: Request, project_id: str, api_key_id: str) -> dict[str, Any]:
+    return await _shown(await asking(request, READ_KEYS), project_id, api_key_id)
+
+
+@router.post(
+    "/{api_key_id}", operation_id="updateProjectKey", openapi_extra=json_body("UpdateProjectKeyRequest")
+)
+async def update_project_key(request: Request, project_id: str, api_key_id: str) -> dict[str, Any]:
+    """Change it, in effect within a second."""
+    who = await asking(request, WRITE_KEYS)
+    changes = changes_of(await read_body(request, UpdateProjectKeyRequest))
+    check_scopes("inference", changes.scopes or ())
+    with naming_fields():
+        changed = await who.accounts.keys.update(
+            who.tenant_id, api_key_id, changes, who.actor, kind="inference", project_id=project_id
+        )
+    return project_key_object(changed, await _roles(who, project_id, [changed]))
+
+
+@router.post(
+    "/{api_key_id}/rotate", operation_id="rotateProjectKey", openapi_extra=json_body("RotateKeyRequest")
+)
+async def rotate_project_key(request: Request, project_id: str, api_key_id: str) -> dict[str, Any]:
+    """Make another for the same, with its `value`; the old one works on until its grace ends."""
+    who = await asking(request, WRITE_KEYS)
+    body = await read_body(request, RotateKeyRequest)
+    made = await who.accounts.keys.rotate(
+        who.tenant_id,
+        api_key_id,
+        who.actor,
+        grace=timedelta(seconds=body.grace_seconds),
+        kind="inference",
+        project_id=project_id,
+    )
+    return await _shown(who, project_id, made.id) | {"value": made.plaintext}
+
+
+@router.delete("/{api_key_id}", operation_id="deleteProjectKey")
+async def delete_project_key(request: Request, project_id: str, api_key_id: str) -> dict[str, Any]:
+    """Revoke it: it is refused everywhere within a second."""
+    who = await asking(request, WRITE_KEYS)
+    await who.accounts.keys.revoke(
+        who.tenant_id, api_key_id, who.actor, kind="inference", project_id=project_id
+    )
+    return deleted("organization.project.api_key", api_key_id)
+
+
+async def _shown(who: Asking, project_id: str, key_id: str) -> dict[str, Any]:
+    found = await who.accounts.keys.get(who.tenant_id, key_id, kind="inference")
+    if found[0].project_id != project_id or found[0].revoked_at is not None:
+        raise KeyNotFound(key_id)
+    return project_key_object(found, await _roles(who, project_id, [found]))
+
+
+async def _roles(who: Asking, project_id: str, keys: list[ShownKey]) -> dict[str, str]:
+    """What the keys' owners are in the project."""
+    users = owners(keys)
+    if not users:
+        return {}
+    places = await who.accounts.members.memberships(who.tenant_id, users)
+    return {member.user_id: member.role for member, project in places if project.id == project_id}

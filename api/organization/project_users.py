@@ -1,0 +1,86 @@
+"""`/v1/organization/projects/{project_id}/users`: who is in a project."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from api.deps import READ_MEMBERS, WRITE_MEMBERS
+from api.errors import InvalidValue
+from api.openapi import ERROR_RESPONSES, json_body
+from api.organization.bodies import AddProjectUserRequest, UpdateProjectUserRequest
+from api.organization.objects import deleted, project_user_object
+from api.organization.requests import Asking, asking, read_body
+from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
+from tenants.errors import UserNotFound
+
+router = APIRouter(
+    prefix="/v1/organization/projects/{project_id}/users", responses=ERROR_RESPONSES, tags=["Projects"]
+)
+
+
+@router.post("", operation_id="addProjectUser", openapi_extra=json_body("AddProjectUserRequest"))
+async def add_project_user(request: Request, project_id: str) -> dict[str, Any]:
+    """Put a user of the organisation, named by `user_id` or `email`, into the project."""
+    who = await asking(request, WRITE_MEMBERS)
+    body = await read_body(request, AddProjectUserRequest)
+    await who.accounts.projects.get(who.tenant_id, project_id)
+    user_id = await _meant(who, body)
+    added = await who.accounts.members.add_to_project(
+        who.tenant_id, project_id, user_id, body.role, who.actor
+    )
+    return project_user_object(*added)
+
+
+@router.get("", operation_id="listProjectUsers")
+async def list_project_users(request: Request, query: Paged, project_id: str) -> dict[str, Any]:
+    who = await asking(request, READ_MEMBERS)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS)
+    found = await who.accounts.members.project_members(
+        who.tenant_id,
+        project_id,
+        after=query.after,
+        limit=query.limit + 1,
+        newest_first=query.newest_first,
+    )
+    return page([project_user_object(*member) for member in found], query.limit)
+
+
+@router.get("/{user_id}", operation_id="retrieveProjectUser")
+async def retrieve_project_user(request: Request, project_id: str, user_id: str) -> dict[str, Any]:
+    who = await asking(request, READ_MEMBERS)
+    member = await who.accounts.members.project_member(who.tenant_id, project_id, user_id)
+    return project_user_object(*member)
+
+
+@router.post(
+    "/{user_id}", operation_id="updateProjectUser", openapi_extra=json_body("UpdateProjectUserRequest")
+)
+async def update_project_user(request: Request, project_id: str, user_id: str) -> dict[str, Any]:
+    who = await asking(request, WRITE_MEMBERS)
+    body = await read_body(request, UpdateProjectUserRequest)
+    member = await who.accounts.members.update_in_project(
+        who.tenant_id, project_id, user_id, body.role, who.actor
+    )
+    return project_user_object(*member)
+
+
+@router.delete("/{user_id}", operation_id="deleteProjectUser")
+async def delete_project_user(request: Request, project_id: str, user_id: str) -> dict[str, Any]:
+    """Take the user out of the project; the keys they have in it are refused within a second."""
+    who = await asking(request, WRITE_MEMBERS)
+    await who.accounts.members.remove_from_project(who.tenant_id, project_id, user_id, who.actor)
+    return deleted("organization.project.user", user_id)
+
+
+async def _meant(who: Asking, body: AddProjectUserRequest) -> str:
+    if (body.user_id is None) == (body.email is None):
+        raise InvalidValue("Give either 'user_id' or 'email'.", "user_id")
+    if body.user_id is not None:
+        return body.user_id
+    assert body.email is not None
+    found = await who.accounts.members.list(who.tenant_id, emails=[body.email], limit=1)
+    if not found:
+        raise UserNotFound(body.email)
+    return found[0].id

@@ -1,0 +1,95 @@
+"""`/v1/organization/roles`: what people can be in an organisation. There are five roles, the same for all.
+
+Owns the words: the stock client's `reader` is our viewer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from api.deps import READ_MEMBERS
+from api.errors import InvalidValue, RouteNotFound
+from api.openapi import ERROR_RESPONSES
+from api.organization.requests import asking
+from api.pages import PAGE_PARAMETERS, Paged, refuse_unknown
+from tenants.models import User
+from tenants.roles import RIGHTS_OF, ROLES, Role
+
+router = APIRouter(prefix="/v1/organization/roles", responses=ERROR_RESPONSES, tags=["Users"])
+
+_PREFIX = "role-"
+_DESCRIPTIONS: dict[Role, str] = {
+    "owner": "May do everything, also to other owners.",
+    "admin": "Runs the account: everything but what is paid, and owners.",
+    "developer": "Makes adapters and looks at the rest.",
+    "billing": "Sees and settles what is paid.",
+    "viewer": "Looks, and changes nothing.",
+}
+
+
+def shown_role(role: str) -> str:
+    return "reader" if role == "viewer" else role
+
+
+def meant_role(word: str) -> Role:
+    """Raises InvalidValue."""
+    for role in ROLES:
+        if word in (role, shown_role(role)):
+            return role
+    raise InvalidValue(f"'role' must be one of {', '.join(ROLES)}, or 'reader' for viewer.", "role")
+
+
+def role_of_id(role_id: str) -> Role:
+    """Raises RouteNotFound: there is no such resource, in any organisation."""
+    for role in ROLES:
+        if role_id == f"{_PREFIX}{role}":
+            return role
+    raise RouteNotFound(f"there is no role {role_id[:100]!r}")
+
+
+def role_object(role: Role) -> dict[str, Any]:
+    return {
+        "id": f"{_PREFIX}{role}",
+        "object": "role",
+        "name": role,
+        "description": _DESCRIPTIONS[role],
+        "permissions": sorted(RIGHTS_OF[role]),
+        "predefined_role": True,
+        "resource_type": "api.organization",
+    }
+
+
+def assignment_object(user: User) -> dict[str, Any]:
+    """The role, as what a user has."""
+    role: Role = user.role  # type: ignore[assignment]
+    return role_object(role) | {
+        "assignment_sources": [{"principal_id": user.id, "principal_type": "user"}],
+        "created_at": int(user.created_at.timestamp()),
+    }
+
+
+@router.get("", operation_id="listRoles")
+async def list_roles(request: Request, query: Paged) -> dict[str, Any]:
+    """All of them."""
+    await asking(request, READ_MEMBERS)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS)
+    roles = list(ROLES) if query.newest_first else list(reversed(ROLES))
+    ids = [f"{_PREFIX}{role}" for role in roles]
+    if query.after is not None:
+        roles = roles[ids.index(query.after) + 1 :] if query.after in ids else []
+    shown = [role_object(role) for role in roles[: query.limit]]
+    more = len(roles) > query.limit
+    return {
+        "object": "list",
+        "data": shown,
+        "has_more": more,
+        "next": shown[-1]["id"] if more else None,
+    }
+
+
+@router.get("/{role_id}", operation_id="retrieveRole")
+async def retrieve_role(request: Request, role_id: str) -> dict[str, Any]:
+    await asking(request, READ_MEMBERS)
+    return role_object(role_of_id(role_id))

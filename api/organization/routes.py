@@ -1,0 +1,33 @@
+"""Every route of `/v1/organization`, but for reports of what was used."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from api.organization import (
+    account,
+    admin_keys,
+    audit_logs,
+    invites,
+    project_keys,
+    project_users,
+    projects,
+    roles,
+    service_accounts,
+    users,
+)
+
+router = APIRouter()
+for part in (
+    account,
+    admin_keys,
+    audit_logs,
+    invites,
+    users,
+    roles,
+    projects,
+    project_users,
+    service_accounts,
+    project_keys,
+):
+    router.include_router(part.router)

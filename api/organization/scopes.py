@@ -1,0 +1,29 @@
+"""What keys can be restricted to: the scopes that routes ask for.
+
+Owns the list of them by kind of key. A scope that no route asks for would be a restriction nobody meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from api import deps
+from api.errors import InvalidValue
+from tenants.context import KEY_KINDS, KeyKind
+
+SCOPES: Mapping[KeyKind, frozenset[str]] = {
+    kind: frozenset(
+        permission.scope
+        for permission in vars(deps).values()
+        if isinstance(permission, deps.Permission) and permission.kind == kind
+    )
+    for kind in KEY_KINDS
+}
+
+
+def check_scopes(kind: KeyKind, scopes: Collection[str]) -> None:
+    """Raises InvalidValue."""
+    for scope in sorted(scopes):
+        if scope not in SCOPES[kind]:
+            known = ", ".join(sorted(SCOPES[kind]))
+            raise InvalidValue(f"'{scope}' is no scope of an {kind} key. There are: {known}.", "scopes")

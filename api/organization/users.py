@@ -1,0 +1,94 @@
+"""`/v1/organization/users`: the people of an organisation, and their role in it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from api.deps import READ_MEMBERS, WRITE_MEMBERS
+from api.errors import InvalidValue, RouteNotFound
+from api.openapi import ERROR_RESPONSES, json_body
+from api.organization.bodies import UpdateUserRequest
+from api.organization.objects import deleted, user_object
+from api.organization.requests import asking, naming_fields, read_body
+from api.organization.roles import assignment_object, meant_role, role_of_id
+from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
+from tenants.roles import Role
+
+router = APIRouter(prefix="/v1/organization/users", responses=ERROR_RESPONSES, tags=["Users"])
+
+_MAX_EMAILS = 100
+
+
+@router.get("", operation_id="listUsers")
+async def list_users(
+    request: Request,
+    query: Paged,
+    emails: Annotated[list[str] | None, Query(alias="emails[]")] = None,
+) -> dict[str, Any]:
+    """The users; with `emails`, with or without brackets, those of these addresses."""
+    who = await asking(request, READ_MEMBERS)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS | {"emails", "emails[]"})
+    wanted = [*(emails or ()), *request.query_params.getlist("emails")]
+    if len(wanted) > _MAX_EMAILS or any("\x00" in email for email in wanted):
+        raise InvalidValue(f"Give at most {_MAX_EMAILS} addresses.", "emails")
+    found = await who.accounts.members.list(
+        who.tenant_id,
+        emails=wanted,
+        after=query.after,
+        limit=query.limit + 1,
+        newest_first=query.newest_first,
+    )
+    return page([user_object(user) for user in found], query.limit)
+
+
+@router.get("/{user_id}", operation_id="retrieveUser")
+async def retrieve_user(request: Request, user_id: str) -> dict[str, Any]:
+    who = await asking(request, READ_MEMBERS)
+    user = await who.accounts.members.get(who.tenant_id, user_id)
+    return user_object(user, await who.accounts.members.memberships(who.tenant_id, [user_id]))
+
+
+@router.post("/{user_id}", operation_id="updateUser", openapi_extra=json_body("UpdateUserRequest"))
+async def update_user(request: Request, user_id: str) -> dict[str, Any]:
+    """Give the user another role. Who may do less than before loses their admin keys."""
+    who = await asking(request, WRITE_MEMBERS)
+    body = await read_body(request, UpdateUserRequest)
+    if body.role is not None and body.role_id is not None:
+        raise InvalidValue("Give either 'role' or 'role_id'.", "role_id")
+    role: Role | None = None
+    if body.role_id is not None:
+        role = role_of_id(body.role_id)
+    elif body.role is not None:
+        role = meant_role(body.role)
+    with naming_fields():
+        user = await who.accounts.members.update(who.tenant_id, user_id, who.actor, role=role, name=body.name)
+    return user_object(user)
+
+
+@router.delete("/{user_id}", operation_id="deleteUser")
+async def delete_user(request: Request, user_id: str) -> dict[str, Any]:
+    """Take the user out of the organisation; all their keys are refused within a second."""
+    who = await asking(request, WRITE_MEMBERS)
+    await who.accounts.members.remove(who.tenant_id, user_id, who.actor)
+    return deleted("organization.user", user_id)
+
+
+@router.get("/{user_id}/roles", operation_id="listUserRoles")
+async def list_user_roles(request: Request, user_id: str) -> dict[str, Any]:
+    """The one role the user has."""
+    who = await asking(request, READ_MEMBERS)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS)
+    user = await who.accounts.members.get(who.tenant_id, user_id)
+    shown = [assignment_object(user)]
+    return {"object": "list", "data": shown, "has_more": False, "next": None}
+
+
+@router.get("/{user_id}/roles/{role_id}", operation_id="retrieveUserRole")
+async def retrieve_user_role(request: Request, user_id: str, role_id: str) -> dict[str, Any]:
+    who = await asking(request, READ_MEMBERS)
+    user = await who.accounts.members.get(who.tenant_id, user_id)
+    if role_of_id(role_id) != user.role:
+        raise RouteNotFound(f"the user {user_id!r} has no role {role_id[:100]!r}")
+    return assignment_object(user)
