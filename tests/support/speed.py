@@ -7,28 +7,39 @@ the best of each counts, so that a slow machine slows both and a busy moment har
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 
-def times_as_long(piece: Callable[[], object], than: Callable[[], object], rounds: int = 100) -> float:
-    """How many times as long `piece` takes as `than`."""
-    best, yardstick = best_seconds(piece, than, rounds=rounds)
+def times_as_long(
+    piece: Callable[[], object], than: Callable[[], object], rounds: int = 100, enough: float = 0.0
+) -> float:
+    """How many times as long `piece` takes as `than`; measured no more once it is not above `enough`."""
+    best = yardstick = float("inf")
+    for _ in range(rounds):
+        best = min(best, _seconds(piece))
+        yardstick = min(yardstick, _seconds(than))
+        if best <= enough * yardstick:
+            break
     return best / yardstick
 
 
-def best_seconds(*pieces: Callable[[], object], rounds: int = 100) -> list[float]:
-    """The least that each piece took, in its turn."""
-    best = [float("inf")] * len(pieces)
+async def awaited_times_as_long(
+    piece: Callable[[], Awaitable[object]], than: Callable[[], object], rounds: int = 100, enough: float = 0.0
+) -> float:
+    """The same of what is awaited."""
+    best = yardstick = float("inf")
     for _ in range(rounds):
-        for number, piece in enumerate(pieces):
-            began = time.perf_counter()
-            piece()
-            best[number] = min(best[number], time.perf_counter() - began)
-    return best
+        began = time.perf_counter()
+        await piece()
+        best = min(best, time.perf_counter() - began)
+        yardstick = min(yardstick, _seconds(than))
+        if best <= enough * yardstick:
+            break
+    return best / yardstick
 
 
 def calls_of_nothing(num_calls: int) -> Callable[[], None]:
-    """A loop of calls that do nothing: the yardstick for what Python does per row."""
+    """A loop of calls that do nothing: the yardstick for what Python does per row or byte."""
 
     def nothing(_first: int, _second: int) -> None:
         pass
@@ -38,3 +49,9 @@ def calls_of_nothing(num_calls: int) -> Callable[[], None]:
             nothing(number, 1)
 
     return calls
+
+
+def _seconds(piece: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    piece()
+    return time.perf_counter() - began
