@@ -18,6 +18,7 @@ from api.app import create_app
 from api.deps import Limits, Services
 from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakeUsage
 from tests.support.text_base import write_base
+from tests.support.waiting import until
 from tokenization.codec import TextCodec
 
 
@@ -29,6 +30,9 @@ def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def codec(base_dir: Path) -> TextCodec:
     return TextCodec.load(base_dir)
+
+
+LIMITS = Limits(max_body_bytes=1024 * 1024, body_timeout=20, ping_interval=0.1)
 
 
 @dataclass
@@ -52,7 +56,7 @@ def build(text: TextCodec, limits: Limits | None = None, **parts: Any) -> World:
         models=models,  # type: ignore[arg-type]
         usage=usage,  # type: ignore[arg-type]
         **{"files": None, "uploads": None, **parts},
-        limits=limits or Limits(max_body_bytes=1024 * 1024, body_timeout=0.5, ping_interval=0.1),
+        limits=limits or LIMITS,
     )
     return World(engine, keys, models, usage, services)
 
@@ -125,11 +129,6 @@ def serving(world: World, close: Callable[[], Awaitable[None]] | None = None) ->
         thread.join(10)
 
 
-def wait_until(condition: object, timeout: float = 5.0) -> None:
-    """Poll from outside the event loop."""
-    import time
-
-    end = time.monotonic() + timeout
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
+def wait_until(condition: Callable[[], object], seconds: float = 30.0) -> float:
+    """Poll from outside the event loop; how long it took."""
+    return until(condition, seconds)
