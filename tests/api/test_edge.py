@@ -7,19 +7,24 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.api.conftest import Served, wait_until
+from tests.api.conftest import LIMITS, Served, build, serving, wait_until
 from tests.api.fakes import KEY
+from tests.support.speed import calls_of_nothing, times_as_long
+from tokenization.codec import TextCodec
 
+AT_ONCE = 12
+"""Times 100 000 calls of nothing: 50 ms on the machine of the benchmarks."""
 BODY = json.dumps({"model": "sapling", "messages": [{"role": "user", "content": "x"}]}).encode()
 
 
 @contextmanager
 def connection(served: Served) -> Iterator[socket.socket]:
-    with socket.create_connection((served.host, served.port), timeout=5) as opened:
+    with socket.create_connection((served.host, served.port), timeout=30) as opened:
         yield opened
 
 
@@ -43,20 +48,19 @@ def read_answer(opened: socket.socket) -> tuple[int, dict[str, str], bytes]:
     return int(status.split()[1]), headers, body
 
 
-def test_ten_megabytes_are_refused_in_50_ms(served: Served) -> None:
+def test_ten_megabytes_are_refused_at_once(served: Served) -> None:
     payload = head(content_type="application/json", content_length=10_000_000) + b"x" * 10_000_000
-    took = []
-    while len(took) < 10 and min(took, default=1) >= 0.05:  # the best of a few: other work shares the machine
+
+    def ask() -> None:
         with connection(served) as opened:
-            began = time.perf_counter()
             opened.sendall(payload)
             status, headers, body = read_answer(opened)
-            took.append(time.perf_counter() - began)
         assert status == 413
         assert json.loads(body)["error"]["code"] == "file_too_large"
         assert headers["x-request-id"]
         assert headers["x-should-retry"] == "false"
-    assert min(took) < 0.05
+
+    assert times_as_long(ask, than=calls_of_nothing(100_000), rounds=20, enough=AT_ONCE) <= AT_ONCE
     assert served.world.engine.submitted == []
 
 
@@ -99,10 +103,10 @@ def test_a_chunked_body_within_the_limit_is_read(served: Served) -> None:
         assert read_answer(opened)[0] == 200
 
 
-def test_a_slow_body_is_given_up(served: Served) -> None:
-    with connection(served) as opened:
+def test_a_slow_body_is_given_up(codec: TextCodec) -> None:
+    with serving(build(codec, replace(LIMITS, body_timeout=0.5))) as served, connection(served) as opened:
         opened.sendall(head(content_type="application/json", content_length=len(BODY)) + BODY[:10])
-        status, headers, body = read_answer(opened)  # the limit is 0.5 s here
+        status, headers, body = read_answer(opened)
         assert status == 408
         assert json.loads(body)["error"]["code"] == "request_timeout"
         assert headers["x-should-retry"] == "true"
@@ -146,9 +150,7 @@ def test_a_client_that_hangs_up_aborts_its_request(served: Served, stream: bool)
             assert opened.recv(20).startswith(b"HTTP/1.1 200")
         wait_until(lambda: engine.submitted)
         assert not engine.aborted
-    began = time.monotonic()
-    wait_until(lambda: engine.aborted)
-    assert time.monotonic() - began < 0.3
+    assert wait_until(lambda: engine.aborted) < 0.3
     assert set(engine.aborted) == {engine.submitted[0].request_id}
     # Nothing of it is left behind.
     metrics = served.world.services.metrics

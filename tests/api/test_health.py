@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from dataclasses import replace
 
 import httpx
@@ -87,8 +88,10 @@ async def test_serving_is_measured(client: httpx.AsyncClient, world: World) -> N
     engine = world.engine
     engine.script = lambda submit: engine.says(submit, "one two three", delay=0.002, cached_tokens=2)
     body = {"model": "sapling", "messages": [{"role": "user", "content": "hi"}], "service_tier": "flex"}
+    began = time.perf_counter()
     answer = (await client.post("/v1/chat/completions", json=body)).json()
     await client.post("/v1/chat/completions", json={**body, "stream": True})
+    took = time.perf_counter() - began
     await client.post("/v1/chat/completions", json={**body, "n": 0})
     await client.get("/v1/secret-path")
     seen = await metrics_of(client)
@@ -96,8 +99,8 @@ async def test_serving_is_measured(client: httpx.AsyncClient, world: World) -> N
     assert seen["rootstock_tokens_total|completion|flex"] == 2 * answer["usage"]["completion_tokens"]
     assert seen["rootstock_tokens_total|cached|flex"] == 4
     assert seen["rootstock_time_to_first_token_seconds_count|flex"] == 2
-    assert 0.002 <= seen["rootstock_time_to_first_token_seconds_sum|flex"] / 2 < 0.5
-    assert 0.001 < seen["rootstock_time_per_output_token_seconds_sum|flex"] / 2 < 0.1
+    assert 0.002 <= seen["rootstock_time_to_first_token_seconds_sum|flex"] / 2 < took / 2
+    assert 0.001 < seen["rootstock_time_per_output_token_seconds_sum|flex"] / 2 < took / 2
     assert seen["rootstock_request_duration_seconds_count|flex"] == 2
     assert seen["rootstock_errors_total|invalid_value"] == 1
     assert seen["rootstock_http_requests_total|POST|/v1/chat/completions|200"] == 2

@@ -347,9 +347,7 @@ def test_closing_a_stream_aborts_the_request(sdk: openai.OpenAI, served: Served)
     stream = sdk.chat.completions.create(model="sapling", messages=HELLO, stream=True)
     next(iter(stream))
     stream.close()
-    began = time.monotonic()
-    wait_until(lambda: engine.aborted)
-    assert time.monotonic() - began < 0.5
+    assert wait_until(lambda: engine.aborted) < 0.5
     assert set(engine.aborted) == {engine.submitted[0].request_id}
 
 

@@ -230,14 +230,14 @@ def test_parts_that_are_wrong(server: FileServer) -> None:
         (form(data, end=False), "invalid_value", "data"),
     ]:
         assert_refused(post(server, body, path), 400, code, param)
-    with socket.create_connection((server.host, server.port), timeout=5) as opened:
+    with socket.create_connection((server.host, server.port), timeout=30) as opened:
         opened.sendall(head(server, MAX_PART_BYTES + 100_000, path))
         status, _, answer = read_answer(opened)
     assert (status, json.loads(answer)["error"]["code"]) == (413, "file_too_large")
     over = b"x" * (MAX_PART_BYTES + 1)
     assert_refused(post(server, form(("data", over, "upload")), path), 413, "file_too_large", "data")
     assert server.left() == []
-    with socket.create_connection((server.host, server.port), timeout=5) as opened:
+    with socket.create_connection((server.host, server.port), timeout=30) as opened:
         opened.sendall(head(server, 1_000_000, path) + form(("data", b"x" * 500_000, "upload")))
         wait_until(lambda: server.left())
         assert read_answer(opened)[0] == 200  # the form was whole before its declared end
@@ -247,7 +247,7 @@ def test_parts_that_are_wrong(server: FileServer) -> None:
 def test_a_part_that_stops_is_given_up(codec: TextCodec, database_url: str, tmp_path: Path) -> None:
     with file_server(codec, database_url, tmp_path / "objects", limits=IMPATIENT) as server:
         path = f"/v1/uploads/{server.client().uploads.create(**ANNOUNCED).id}/parts"
-        with socket.create_connection((server.host, server.port), timeout=5) as opened:
+        with socket.create_connection((server.host, server.port), timeout=30) as opened:
             body = form(("data", b"x" * 500_000, "upload"), end=False)
             opened.sendall(head(server, 1_000_000, path) + body)
             assert read_answer(opened)[0] == 408
@@ -363,7 +363,7 @@ def test_a_killed_server_and_a_client_that_goes_on(
     upload = client.uploads.create(**ANNOUNCED)
     for piece in pieces()[:3]:
         client.uploads.parts.create(upload.id, data=piece)
-    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=5) as opened:
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=30) as opened:
         lines = head(None, PART + 1000, f"/v1/uploads/{upload.id}/parts")  # type: ignore[arg-type]
         opened.sendall(lines + form(("data", pieces()[3], "x"), end=False)[:2_500_000])
         wait_until(lambda: any((tmp_path / "objects/incoming").iterdir()))
