@@ -19,7 +19,8 @@ from api.errors import FACES, REJECTIONS, ApiError, InvalidValue, MissingApiKey,
 from billing.errors import InvalidReportQuery
 from engine.client import EngineError, EngineGone, RequestRejected
 from engine.protocol import RejectCode
-from tenants.errors import InvalidApiKey
+from tenants.errors import InvalidApiKey, QuotaExhausted, RateLimited
+from tenants.limits.kinds import Limit, Metric
 
 BASES = {
     "ApiError",
@@ -95,7 +96,17 @@ def test_faces_keep_to_the_conventions(face: object) -> None:
         assert face.retry
         assert face.retry_after
     if face.status < 500 and face.status != 408:
-        assert not face.retry
+        assert face.retry == (face.code == "rate_limit_exceeded")
+
+
+def test_an_error_that_knows_when_to_ask_again_says_it_exactly() -> None:
+    limit = Limit("key", "key_1", "", Metric.REQUESTS_PER_MINUTE, 60)
+    waiting = headers_of(RateLimited(limit, 1.2341))
+    assert (waiting["retry-after"], waiting["retry-after-ms"]) == ("2", "1235")
+    assert waiting["x-should-retry"] == "true"
+    never = headers_of(QuotaExhausted(limit, None))
+    assert "retry-after" not in never
+    assert never["x-should-retry"] == "false"
 
 
 def test_one_body_for_every_bad_key() -> None:

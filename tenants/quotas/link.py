@@ -1,0 +1,276 @@
+"""A connection to Redis for calls that a request waits for: everything written in one turn of the loop leaves
+in one packet, answers are matched by their order.
+
+Owns the connection, its coming back, and noticing soon that Redis is away. Knows the wire protocol as far as
+the answers it asks for need it (integers, strings, errors), no script and no key. The general client's calls
+cost a request several times as much of the API's CPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import redis.asyncio
+from redis.asyncio import SSLConnection, UnixDomainSocketConnection
+
+from tenants.quotas.scripts import command
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 2.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
+"""Seconds between two attempts to connect."""
+
+
+class LinkDown(Exception):
+    """Redis is away, or did not answer in time. Whether the call was carried out is not known."""
+
+
+class ReplyError(Exception):
+    """Redis refused a call; its words."""
+
+
+class Link:
+    """One connection, made again whenever it is lost. `prologue`: commands that each connection begins with.
+
+    `on_up` is called at every connection made, after the prologue was answered and before other calls.
+    """
+
+    def __init__(
+        self, url: str, prologue: Sequence[bytes], *, timeout: float, on_up: Callable[[], None]
+    ) -> None:
+        self._where = _Where.parse(url)
+        self._prologue = [*self._where.greeting(), *prologue]
+        self._timeout = timeout
+        self._on_up = on_up
+        self._connection: _Connection | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+        self.lost_at = 0.0
+        """`time.monotonic()` of the last loss."""
+
+    @property
+    def up(self) -> bool:
+        return self._connection is not None
+
+    def start(self) -> None:
+        """Begin to connect; does not wait for it."""
+        self._keeper = asyncio.create_task(self._keep_connected(), name="quotas' connection to redis")
+
+    async def close(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait([self._keeper])
+            self._keeper = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.drop("closed")
+
+    def call(self, packed: bytes) -> asyncio.Future[Any]:
+        """Send a command as `scripts.command` packs it. Raises LinkDown at once while there is no connection;
+        the future raises it when that is lost meanwhile, or ReplyError.
+        """
+        if self._connection is None:
+            raise LinkDown("not connected")
+        return self._connection.call(packed)
+
+    async def _keep_connected(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            self._lost.clear()
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    connection = await self._connect()
+            except (OSError, ReplyError, LinkDown, TimeoutError) as error:
+                logger.debug("quotas cannot reach redis: %s", error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            pause = FIRST_PAUSE
+            self._connection = connection
+            self._on_up()
+            await self._lost.wait()
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+
+        def made() -> _Connection:
+            return _Connection(loop, self._timeout, self._on_lost)
+
+        where = self._where
+        if where.path is not None:
+            _, connection = await loop.create_unix_connection(made, where.path)
+        else:
+            _, connection = await loop.create_connection(made, where.host, where.port, ssl=where.tls)
+        try:
+            await asyncio.gather(*(connection.call(each) for each in self._prologue))
+        except BaseException:
+            connection.drop("not greeted")
+            raise
+        return connection
+
+    def _on_lost(self, connection: _Connection, reason: str) -> None:
+        if connection is self._connection:
+            self._connection = None
+            self.lost_at = time.monotonic()
+            logger.warning("quotas lost redis: %s", reason)
+            self._lost.set()
+
+
+class _Where:
+    """A Redis URL's meaning, as redis-py reads it."""
+
+    def __init__(self, arguments: dict[str, Any], over_tls: bool) -> None:
+        self.path: str | None = arguments.get("path")
+        self.host: str = arguments.get("host", "localhost")
+        self.port: int = arguments.get("port", 6379)
+        self.tls: ssl.SSLContext | None = None
+        if over_tls:
+            self.tls = ssl.create_default_context(cafile=arguments.get("ssl_ca_certs"))
+            if arguments.get("ssl_certfile"):
+                self.tls.load_cert_chain(arguments["ssl_certfile"], arguments.get("ssl_keyfile"))
+            if arguments.get("ssl_cert_reqs") == "none":
+                self.tls.check_hostname = False
+                self.tls.verify_mode = ssl.CERT_NONE
+        self._database = arguments.get("db") or 0
+        self._username: str | None = arguments.get("username")
+        self._password: str | None = arguments.get("password")
+
+    @classmethod
+    def parse(cls, url: str) -> _Where:
+        pool = redis.asyncio.ConnectionPool.from_url(url)
+        kind = pool.connection_class
+        arguments = dict(pool.connection_kwargs)
+        if not issubclass(kind, UnixDomainSocketConnection):
+            arguments.pop("path", None)
+        return cls(arguments, issubclass(kind, SSLConnection))
+
+    def greeting(self) -> list[bytes]:
+        commands = []
+        if self._password is not None:
+            name = (self._username.encode(),) if self._username else ()
+            commands.append(command(b"AUTH", *name, self._password.encode()))
+        if self._database:
+            commands.append(command(b"SELECT", b"%d" % int(self._database)))
+        return commands
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        timeout: float,
+        on_lost: Callable[[_Connection, str], None],
+    ) -> None:
+        self._loop = loop
+        self._timeout = timeout
+        self._on_lost = on_lost
+        self._transport: asyncio.Transport | None = None
+        self._outgoing: list[bytes] = []
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._incoming = b""
+        self._answers_seen = 0
+        self._watch: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.drop(str(error or "closed by the server"))
+
+    def call(self, packed: bytes) -> asyncio.Future[Any]:
+        if self._transport is None:
+            raise LinkDown("not connected")
+        future = self._loop.create_future()
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(packed)
+        self._waiting.append(future)
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._timeout, self._look, self._answers_seen)
+        return future
+
+    def drop(self, reason: str) -> None:
+        """Give the connection up: whoever waits is told so."""
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        transport.abort()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        waiting, self._waiting = self._waiting, deque()
+        self._outgoing.clear()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(LinkDown(reason))
+        self._on_lost(self, reason)
+
+    def _flush(self) -> None:
+        if self._transport is not None and self._outgoing:
+            self._transport.write(b"".join(self._outgoing))
+            self._outgoing.clear()
+
+    def _look(self, answers_seen: int) -> None:
+        """Every `timeout` while somebody waits: something must have been answered meanwhile."""
+        self._watch = None
+        if not self._waiting:
+            return
+        if answers_seen == self._answers_seen:
+            self.drop(f"no answer within {self._timeout} s")
+        else:
+            self._watch = self._loop.call_later(self._timeout, self._look, self._answers_seen)
+
+    def data_received(self, data: bytes) -> None:
+        if self._incoming:
+            data = self._incoming + data
+        position, end = 0, len(data)
+        while position < end:
+            line_end = data.find(b"\r\n", position)
+            if line_end < 0:
+                break
+            kind = data[position]
+            answer: Any
+            if kind == 36:  # $, a string
+                length = int(data[position + 1 : line_end])
+                start = line_end + 2
+                if length < 0:
+                    answer, position = None, start
+                elif start + length + 2 > end:
+                    break
+                else:
+                    answer, position = data[start : start + length], start + length + 2
+            else:
+                line, position = data[position + 1 : line_end], line_end + 2
+                if kind == 58:  # :, an integer
+                    answer = int(line)
+                elif kind == 43:  # +, a word
+                    answer = line
+                elif kind == 45:  # -, an error
+                    answer = ReplyError(line.decode("utf-8", "replace"))
+                else:
+                    self.drop(f"an answer of a kind that was not asked for: {data[:20]!r}")
+                    return
+            self._answer(answer)
+            if self._transport is None:
+                return
+        self._incoming = data[position:] if position < end else b""
+
+    def _answer(self, answer: Any) -> None:
+        if not self._waiting:
+            self.drop("an answer that nobody waits for")
+            return
+        self._answers_seen += 1
+        future = self._waiting.popleft()
+        if future.done():  # its caller has gone
+            return
+        if isinstance(answer, ReplyError):
+            future.set_exception(answer)
+        else:
+            future.set_result(answer)

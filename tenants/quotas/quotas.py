@@ -1,0 +1,293 @@
+"""The quotas of one process: reserve before a request runs, settle when it has.
+
+Owns the order of calls: one script reserves, everything that ends is told at once and told again until it is
+heard, what is open is renewed. The counting is the scripts'; while Redis is away rates are counted by
+`local`, and budgets let nothing through. Refuses to know what requests are, and money beyond its amount.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from db.errors import DatabaseUnavailable
+from tenants.context import TenantContext
+from tenants.errors import QuotaExhausted, QuotaUnavailable, RateLimited
+from tenants.limits.kinds import NOTHING, Amounts, Limit, RateView
+from tenants.quotas import scripts as lua
+from tenants.quotas.ending import Endings
+from tenants.quotas.link import Link, LinkDown, ReplyError
+from tenants.quotas.local import LocalShare
+from tenants.quotas.plan import KINDS, CompiledPlan, Contract, Plans, compile_plan
+from tenants.quotas.renewal import Renewal
+from tenants.quotas.reservation import LimitState, Reservation, Seed
+from tenants.quotas.scripts import Scripts, Timing
+
+logger = logging.getLogger(__name__)
+
+UNAVAILABLE_RETRY = 2.0
+"""Seconds after which to try again what needs Redis or the ledger."""
+
+
+class Quotas:
+    """Start it with the process, `close` it at its end. `name`: of this process, unlike any other's.
+
+    `seed` says what the ledger has of a budget whose count Redis does not have; without it such a budget
+    begins at nothing.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        name: str,
+        *,
+        seed: Seed | None = None,
+        timing: Timing | None = None,
+        scripts: Scripts | None = None,
+    ) -> None:
+        self._scripts = scripts or Scripts(timing)
+        self._seed = seed
+        self._seeding: dict[tuple[bytes, str], asyncio.Future[int]] = {}
+        self._plans = Plans(self._scripts)
+        self._local = LocalShare()
+        self._link = Link(
+            redis_url,
+            self._scripts.load(),
+            timeout=self._scripts.timing.away_after,
+            on_up=self._on_up,
+        )
+        self._endings = Endings(self._link, self._scripts, self._take_again)
+        self._renewal = Renewal(self._link, self._scripts, name, self._local, self._take_again)
+
+    async def start(self) -> None:
+        """Does not wait for Redis."""
+        self._link.start()
+        self._renewal.start()
+
+    async def close(self, patience: float = 5.0) -> None:
+        """Wait until what has ended is told, for `patience` seconds at most: what is not told then, the usage
+        journal tells.
+        """
+        await self._endings.drain(patience)
+        await self._renewal.close()
+        for task in self._seeding.values():
+            task.cancel()
+        await self._link.close()
+
+    @property
+    def away(self) -> bool:
+        """Whether Redis is away, so that limits are judged by this process's share."""
+        return not self._link.up
+
+    @property
+    def num_open(self) -> int:
+        """Reservations that this process holds."""
+        return self._renewal.num_open
+
+    # Reserving ----------------------------------------------------------------------------------------------
+
+    async def reserve(
+        self,
+        request_id: str,
+        caller: TenantContext,
+        model: str,
+        worst: Amounts,
+        expected: Amounts | None = None,
+        contract: Contract | None = None,
+        parts: int = 1,
+    ) -> Reservation:
+        """Take what a request may use of every limit it counts to, or nothing.
+
+        Budgets are taken `worst` of, rates and the contract `expected` (`worst` unless given). `parts`: how
+        many requests it is to the engine, under the ids `<request_id>-<k>` where that is more than one.
+
+        Raises:
+            RateLimited: not now. QuotaExhausted: not before the budget is new, or never.
+            QuotaUnavailable: a budget counts, and Redis or the ledger cannot be asked.
+        """
+        expected = expected or worst
+        plan = self._plans.of(caller, model, contract)
+        reservation = Reservation(request_id, worst, expected, parts, plan)
+        if plan is None:
+            reservation.ended = True
+            return reservation
+        if not self._link.up:
+            return self._reserve_locally(reservation, plan)
+        try:
+            verdict = await self._ask(reservation, plan)
+        except (LinkDown, ReplyError) as error:
+            logger.warning("a reservation is judged locally: %s", error)
+            self._endings.withdraw(reservation)  # it may have been made
+            return self._reserve_locally(reservation, plan)
+        except BaseException:  # whoever asked has gone
+            self._endings.withdraw(reservation)
+            raise
+        self._judge(reservation, plan, verdict)
+        return reservation
+
+    async def _ask(
+        self, reservation: Reservation, plan: CompiledPlan, force: bool = False
+    ) -> tuple[float, ...]:
+        """The verdict of Redis, which is asked again once it has been told what the ledger knows."""
+        worst, expected = reservation.worst, reservation.expected
+        request_id = reservation.request_id.encode()
+        amounts = (
+            *(worst.requests, worst.input_tokens, worst.output_tokens, worst.spend),
+            *(expected.input_tokens, expected.output_tokens),
+        )
+        seeds: dict[int, int] | None = None
+        for _ in range(3):
+            packed = self._scripts.reserve(
+                plan.head, plan.tail, plan.tag, request_id, amounts, seeds, force=force
+            )
+            try:
+                answer: bytes = await self._link.call(packed)
+            except ReplyError as error:
+                if not str(error).startswith("NOSCRIPT"):
+                    raise
+                for load in self._scripts.load():
+                    await self._link.call(load)
+                continue
+            if len(answer) == lua.RESERVE_REPLY.size and answer[:8] != lua.MISSING_BYTES:
+                return lua.RESERVE_REPLY.unpack(answer)
+            now = lua.MISSING_REPLY.unpack_from(answer)[3]
+            missing: list[int] = msgspec.msgpack.decode(answer[lua.MISSING_REPLY.size :])
+            seeds = {number: await self._used_since(plan, number, now) for number in missing}
+        raise ReplyError("the scripts are forgotten as fast as they are loaded")
+
+    async def _used_since(self, plan: CompiledPlan, number: int, now_ms: float) -> int:
+        """What the ledger has of a budget in its present window. Raises QuotaUnavailable."""
+        bucket = plan.buckets[number - 1]
+        assert bucket.limit is not None
+        if self._seed is None:
+            return 0
+        key = (plan.tag, bucket.name)
+        task = self._seeding.get(key)
+        if task is None:
+            now = datetime.fromtimestamp(now_ms / 1000, UTC)
+            start = now.replace(hour=0, minute=0, second=0, microsecond=0)
+            if bucket.kind == KINDS["month"]:
+                start = start.replace(day=1)
+            task = asyncio.ensure_future(self._seed(plan.tenant_id, bucket.limit, start))
+            self._seeding[key] = task
+            task.add_done_callback(lambda done: self._seeded(key, done))
+        try:
+            return await asyncio.shield(task)
+        except DatabaseUnavailable as error:
+            raise QuotaUnavailable(UNAVAILABLE_RETRY) from error
+
+    def _seeded(self, key: tuple[bytes, str], task: asyncio.Future[int]) -> None:
+        self._seeding.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # seen here too, in case every waiter has gone
+
+    def _judge(self, reservation: Reservation, plan: CompiledPlan, verdict: tuple[float, ...]) -> None:
+        outcome, number, wait_ms, now_ms, within, overdue = verdict[:6]
+        if verdict[6] >= 0:
+            reservation.requests = RateView(int(verdict[6]), int(verdict[7]), verdict[8] / 1000)
+        if verdict[9] >= 0:
+            reservation.tokens = RateView(int(verdict[9]), int(verdict[10]), verdict[11] / 1000)
+        if overdue:
+            self._renewal.sweep_soon(plan.tag)
+        if outcome == lua.TAKEN:
+            reservation.within_contract = bool(within)
+            self._renewal.add(reservation, plan)
+            return
+        reservation.ended = True
+        if outcome == lua.KNOWN:
+            raise ValueError(f"request_id {reservation.request_id!r} has been used before")
+        limit = plan.buckets[int(number) - 1].limit
+        assert limit is not None, "a contract refuses nothing"
+        views = reservation.requests, reservation.tokens
+        if outcome == lua.LIMITED:
+            raise RateLimited(limit, wait_ms / 1000, *views)
+        if outcome == lua.TOO_LARGE:
+            raise QuotaExhausted(limit, None, *views)
+        raise QuotaExhausted(limit, datetime.fromtimestamp((now_ms + wait_ms) / 1000, UTC), *views)
+
+    def _reserve_locally(self, reservation: Reservation, plan: CompiledPlan) -> Reservation:
+        if plan.has_windows:
+            reservation.ended = True
+            raise QuotaUnavailable(UNAVAILABLE_RETRY)
+        reservation.local = True
+        refusal = self._local.reserve(plan, _rates(reservation.expected))
+        if refusal is None:
+            reservation.began = self._local.now()
+            return reservation
+        reservation.ended = True
+        assert refusal.bucket.limit is not None
+        if refusal.retry_after == float("inf"):
+            raise QuotaExhausted(refusal.bucket.limit, None, local=True)
+        raise RateLimited(refusal.bucket.limit, refusal.retry_after, local=True)
+
+    # Ending -------------------------------------------------------------------------------------------------
+
+    def settle(self, reservation: Reservation, used: Amounts) -> None:
+        """Charge what was used and return the rest. At once, and again until Redis has heard it; a second
+        time it changes nothing.
+        """
+        if reservation.ended:
+            return
+        reservation.ended = True
+        plan = reservation.plan
+        assert plan is not None
+        if reservation.local:
+            likely = _rates(reservation.expected)
+            self._local.settle(plan, likely, _rates(used), reservation.began)
+            return
+        self._renewal.remove(reservation, plan)
+        self._endings.settle(reservation, plan, used)
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Return everything: the request was refused before it ran, and does not count either."""
+        self.settle(reservation, NOTHING)
+
+    async def _take_again(self, reservation: Reservation) -> None:
+        """Make a reservation that Redis has lost once more, whether or not there is room."""
+        assert reservation.plan is not None
+        await self._ask(reservation, reservation.plan, force=True)
+
+    def _on_up(self) -> None:
+        # Before anything else on this connection: what ended, and what is open still.
+        self._endings.tell_again()
+        self._renewal.renew_all()
+
+    # Looking ------------------------------------------------------------------------------------------------
+
+    async def state(self, tenant_id: str, limits: Sequence[Limit]) -> list[LimitState]:
+        """How full each of a tenant's `limits` is that is counted here: not what lies in the database.
+
+        Raises QuotaUnavailable.
+        """
+        counted = [limit for limit in limits if limit.metric.kind != "stored"]
+        plan = compile_plan(self._scripts, tenant_id, counted)
+        if plan is None:
+            return []
+        try:
+            answer: Any = await self._link.call(self._scripts.state(plan.tag, plan.packed))
+        except (LinkDown, ReplyError) as error:
+            raise QuotaUnavailable(UNAVAILABLE_RETRY) from error
+        now, *numbers = msgspec.msgpack.decode(answer)
+        states = []
+        for position, limit in enumerate(counted):
+            there, used, held, reset = numbers[4 * position : 4 * position + 4]
+            if not there:
+                try:
+                    used = await self._used_since(plan, position + 1, now)
+                except QuotaUnavailable:
+                    used = None
+            resets_at = None
+            if limit.metric.kind != "held":
+                resets_at = datetime.fromtimestamp((now + reset) / 1000, UTC)
+            states.append(LimitState(limit, used, held, resets_at))
+        return states
+
+
+def _rates(amounts: Amounts) -> tuple[int, int, int, int]:
+    tokens = amounts.input_tokens + amounts.output_tokens
+    return amounts.requests, amounts.input_tokens, amounts.output_tokens, tokens
