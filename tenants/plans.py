@@ -15,11 +15,13 @@ import redis.asyncio
 from sqlalchemy.exc import IntegrityError
 
 from db.base import new_id
-from db.session import EVERY_TENANT, Database
+from db.session import EVERY_TENANT, Database, WriteSession
+from tenants.actors import OPERATOR, Actor
+from tenants.audit.service import OPERATOR_CHAIN, AuditLog
 from tenants.errors import NameTaken, PlanNotFound, TenantNotFound
 from tenants.models import STANDARD_PLAN, Plan
-from tenants.repository import TenantDirectory
-from tenants.resolver import publish_key_change
+from tenants.repository import KeyRepository, TenantDirectory
+from tenants.resolver import publish_key_change, publish_key_changes
 from tenants.terms import merged
 from tenants.views import STANDARD, PlanView, plan_view
 
@@ -70,7 +72,7 @@ class PlanService:
 
     async def list(self) -> list[PlanView]:
         """Oldest first."""
-        async with self._database.read() as session:
+        async with self._database.read(EVERY_TENANT) as session:
             return [plan_view(plan) for plan in await TenantDirectory(session).plans()]
 
     async def find(self, name: str) -> PlanView:
@@ -83,43 +85,49 @@ class PlanService:
 
     async def of_tenant(self, tenant_id: str) -> PlanView:
         """Raises TenantNotFound."""
-        async with self._database.read() as session:
+        async with self._database.read(EVERY_TENANT) as session:
             plan = await TenantDirectory(session).plan_of(tenant_id)
         if plan is None:
             raise TenantNotFound(tenant_id)
         return plan_view(plan)
 
-    async def create(self, name: str, changes: PlanChanges | None = None) -> PlanView:
+    async def create(
+        self, name: str, changes: PlanChanges | None = None, actor: Actor = OPERATOR
+    ) -> PlanView:
         """A plan like the standard one but for the changes. Raises NameTaken, ValueError."""
         changes = changes or PlanChanges()
         changes.check()
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"name must be 1 to 64 of a-z, 0-9, '.', '_' and '-', not {name[:80]!r}")
-        plan = Plan(id=new_id("plan"), name=name, **changes.values({}, {}))
+        values = changes.values({}, {})
+        plan = Plan(id=new_id("plan"), name=name, **values)
         try:
-            async with self._database.write() as session:
+            async with self._database.write(EVERY_TENANT) as session:
                 session.add(plan)
                 await session.flush()
                 await session.refresh(plan)
+                await _record(session, actor, "plan.created", plan.id, {"name": name} | values)
         except IntegrityError as error:
             raise NameTaken("plan name", name) from error
         return plan_view(plan)
 
-    async def set(self, name: str, changes: PlanChanges) -> PlanView:
+    async def set(self, name: str, changes: PlanChanges, actor: Actor = OPERATOR) -> PlanView:
         """Change a plan for all who are on it, within a second. Raises PlanNotFound, ValueError."""
         changes.check()
-        async with self._database.write() as session:
+        async with self._database.write(EVERY_TENANT) as session:
             plan = await TenantDirectory(session).lock_plan(name)
             if plan is None:
                 raise PlanNotFound(name)
-            for column, value in changes.values(plan.gate, plan.terms).items():
+            values = changes.values(plan.gate, plan.terms)
+            for column, value in values.items():
                 setattr(plan, column, value)
+            await _record(session, actor, "plan.updated", plan.id, {"name": name} | values)
             session.after_commit(lambda: publish_key_change(self._redis, None))
         return plan_view(plan)
 
-    async def set_tenant_plan(self, tenant_id: str, name: str) -> PlanView:
+    async def set_tenant_plan(self, tenant_id: str, name: str, actor: Actor = OPERATOR) -> PlanView:
         """Put a tenant on a plan, within a second. Raises TenantNotFound, PlanNotFound."""
-        async with self._database.write() as session:
+        async with self._database.write(EVERY_TENANT) as session:
             directory = TenantDirectory(session)
             plan = await directory.lock_plan(name)
             if plan is None:
@@ -128,5 +136,28 @@ class PlanService:
             if tenant is None:
                 raise TenantNotFound(tenant_id)
             tenant.plan_id = plan.id
-            session.after_commit(lambda: publish_key_change(self._redis, None))
+            digests = await KeyRepository(session, tenant_id).digests()
+            session.after_commit(lambda: publish_key_changes(self._redis, digests))
+            await AuditLog.record(
+                session,
+                tenant_id,
+                actor,
+                "organization.updated",
+                ("organization", tenant_id),
+                {"plan": name},
+            )
         return plan_view(plan)
+
+
+async def _record(
+    session: WriteSession, actor: Actor, type: str, plan_id: str, values: Mapping[str, Any]
+) -> None:
+    details = {name: _exact(value) for name, value in values.items()}
+    await AuditLog.record(session, OPERATOR_CHAIN, actor, type, ("plan", plan_id), details)
+
+
+def _exact(value: Any) -> Any:
+    """Fractions as texts: the log takes nothing that can be written in two ways."""
+    if isinstance(value, float):
+        return repr(value)
+    return {name: _exact(one) for name, one in value.items()} if isinstance(value, Mapping) else value
