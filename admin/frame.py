@@ -54,14 +54,8 @@ class Visitor:
 
     def acting(self, request: Request) -> Actor:
         """For the audit log."""
-        return Actor(
-            "user",
-            self.account.user_id,
-            None if request.client is None else request.client.host,
-            request.scope.get("state", {}).get("request_id"),
-            user_id=self.account.user_id,
-            email=self.account.email,
-        )
+        address = None if request.client is None else request.client.host
+        return self.account.actor(address, request.scope.get("state", {}).get("request_id"))
 
     @property
     def is_admin(self) -> bool:
