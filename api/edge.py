@@ -77,6 +77,7 @@ class Edge:
         self._app = app
         self._metrics = metrics
         self._limits = limits
+        self._log = log.bind()  # once: a logger that is not bound is made anew for every line
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -111,6 +112,7 @@ class Edge:
         except Exception as error:
             log.error("request failed", path=scope["path"], error=type(error).__name__, exc_info=error)
             if exchange.status is None:
+                self._metrics.failed(face_of(error).code)
                 await exchange.refuse(error)
             elif not exchange.complete:
                 raise  # The status is out: all that is left is to break the connection off.
@@ -121,7 +123,7 @@ class Edge:
         status = exchange.status or 499
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.http(method, route, status, seconds)
-        write = log.debug if scope["path"] in _QUIET else log.info
+        write = self._log.debug if scope["path"] in _QUIET else self._log.info
         write(
             "request",
             method=scope["method"],

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
+from secrets import token_hex
 from types import FrameType
 
 import redis.asyncio
@@ -30,13 +31,15 @@ from api.deps import Limits, Services
 from api.edge import AsgiApp
 from api.onboarding import open_onboarding
 from api.settings import ApiSettings
+from billing.pricing import PriceBook
 from billing.service import UsageReports
-from db.schema import assert_schema_current
+from db.schema import assert_fit_to_serve
 from db.session import Database
 from db.settings import DatabaseSettings
 from engine.client import EngineClient
 from telemetry import logs
 from tenants.accounts import UserAccounts
+from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import account_services
 from tenants.settings import TenantSettings
@@ -105,11 +108,14 @@ async def open_services(
     keys = KeyResolver(rows, cache, secret, ttl=tenants.cache_seconds)
     models = ModelResolver(rows, cache, settings.base_name, ttl=tenants.cache_seconds)
     engine = EngineClient(settings.engine_endpoint, settings.name)
+    prices = PriceBook(rows, cache, ttl=tenants.cache_seconds)
+    quotas = Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}")
     store, sandbox = open_store(storage), Sandbox()
     async with contextlib.AsyncExitStack() as opened:
         opened.push_async_callback(rows.close)
         opened.push_async_callback(cache.aclose)
-        for part in (keys, models, engine):
+        # Closed in the opposite order: what the engine still says of requests is settled.
+        for part in (keys, models, prices, quotas, engine):
             await part.start()
             opened.push_async_callback(part.close)
         opened.push_async_callback(sandbox.close)
@@ -140,6 +146,8 @@ async def open_services(
             usage=usage,
             files=files,
             uploads=uploads,
+            quotas=quotas,
+            prices=prices,
             checks={
                 "postgres": rows.ping,
                 "redis": _Pinging(cache).check,
@@ -189,7 +197,7 @@ class _SchemaCheck:
 
     async def check(self) -> None:
         if not self._current:
-            await assert_schema_current(self._database)
+            await assert_fit_to_serve(self._database)
             self._current = True
 
 

@@ -7,6 +7,8 @@ engines; what an engine measures itself (queue wait, occupancy) is mirrored by t
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
@@ -16,12 +18,15 @@ _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 _TOKEN_LATENCY = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 _HTTP_LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 300.0)
 
+Metric = TypeVar("Metric", Counter, Histogram)
+
 
 class ServingMetrics:
     """One process's counters, on a registry of their own. Durations are in seconds."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=True)
+        self._children: dict[tuple[Counter | Histogram, tuple[str, ...]], Any] = {}
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -75,22 +80,30 @@ class ServingMetrics:
         return Histogram(f"rootstock_{name}", text, labels, registry=self.registry, buckets=buckets)
 
     def first_token(self, service_tier: str, seconds: float) -> None:
-        self._time_to_first_token.labels(service_tier).observe(seconds)
+        self._of(self._time_to_first_token, service_tier).observe(seconds)
 
     def answered(self, service_tier: str, seconds: float, seconds_per_token: float | None) -> None:
         """An answer ended. `seconds_per_token`: None when there were not two tokens to measure between."""
-        self._end_to_end.labels(service_tier).observe(seconds)
+        self._of(self._end_to_end, service_tier).observe(seconds)
         if seconds_per_token is not None:
-            self._time_per_output_token.labels(service_tier).observe(seconds_per_token)
+            self._of(self._time_per_output_token, service_tier).observe(seconds_per_token)
 
     def billed(self, service_tier: str, prompt: int, cached: int, completion: int) -> None:
-        self._tokens.labels(service_tier, "prompt").inc(prompt)
-        self._tokens.labels(service_tier, "cached").inc(cached)
-        self._tokens.labels(service_tier, "completion").inc(completion)
+        self._of(self._tokens, service_tier, "prompt").inc(prompt)
+        self._of(self._tokens, service_tier, "cached").inc(cached)
+        self._of(self._tokens, service_tier, "completion").inc(completion)
 
     def failed(self, code: str) -> None:
-        self._errors.labels(code).inc()
+        self._of(self._errors, code).inc()
 
     def http(self, method: str, route: str, status: int, seconds: float) -> None:
-        self._http.labels(method, route, str(status)).inc()
-        self._http_duration.labels(route).observe(seconds)
+        self._of(self._http, method, route, str(status)).inc()
+        self._of(self._http_duration, route).observe(seconds)
+
+    def _of(self, metric: Metric, *labels: str) -> Metric:
+        """The metric under these labels. `labels` itself costs several times what counting does."""
+        key = metric, labels
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return child

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from api.detokenizer import Detokenizer
 from api.errors import GenerationAborted, GenerationFailed
+from api.openai.booking import Booking
 from api.openai.logprobs import LogprobTrail, joined
-from api.openai.submission import Submission
 from engine.client import EngineClient, EngineError, Generation
 from engine.protocol import FinishReason, Submit, TokenChunk, Usage
 from engine.stops import StopMatcher
@@ -82,7 +82,7 @@ class Answer:
     """One request's generations, from submission to usage. Read it once.
 
     Args:
-        submission: what is asked.
+        booking: what is asked, and what was reserved for it.
         chat: an assistant's turn, which begins a text; a completion goes on with one.
         arrived: `time.perf_counter()` of the request's arrival.
         echo: per prompt, what is put before its choices' text.
@@ -90,14 +90,15 @@ class Answer:
 
     def __init__(
         self,
-        submission: Submission,
+        booking: Booking,
         text: TextCodec,
         metrics: ServingMetrics,
         arrived: float,
         chat: bool,
         echo: list[str] | None = None,
     ) -> None:
-        self.submission = submission
+        self.submission = submission = booking.submission
+        self._booking = booking
         self.echo = echo
         self._metrics = metrics
         self._arrived = arrived
@@ -124,8 +125,11 @@ class Answer:
             EngineError: rejected, or the engine is gone; what was submitted beside it is aborted.
         """
         try:
-            for submit in self.submission.submits:
-                self._generations.append(engine.submit(submit))
+            try:
+                for submit in self.submission.submits:
+                    self._generations.append(engine.submit(submit))
+            finally:
+                self._booking.follow(self._generations)
             if self.echo is not None and self.submission.logprobs is not None:
                 self._begin_with_prompts(self.echo)
             for generation in self._generations:

@@ -1,8 +1,8 @@
 """The OpenAI-compatible endpoints of inference: chat, completions, models.
 
-Owns the order of things in a request: who calls, what is asked, which model, does it fit, will the engine
-take it; only then a status is sent. Holds no database connection past the look-ups. The rules themselves live
-in the modules it calls.
+Owns the order of things in a request: who calls, what is asked, which model, does it fit, is there quota for
+it, will the engine take it; only then a status is sent. Holds no database connection past the look-ups. The
+rules themselves live in the modules it calls.
 """
 
 from __future__ import annotations
@@ -11,15 +11,30 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from adapters.resolver import ModelCard
-from api.deps import GENERATE, READ_MODELS, authenticate, read_json, services_of, serving_engine
+from adapters.names import ADAPTER_ID
+from adapters.resolver import ModelCard, ResolvedModel
+from api.deps import (
+    GENERATE,
+    READ_MODELS,
+    authenticate,
+    check_model,
+    read_json,
+    services_of,
+    serving_engine,
+)
+from api.errors import NoRoomForFlex
 from api.openai import schemas
 from api.openai.answer import Answer
 from api.openai.bodies import ChunkFormat, whole
+from api.openai.booking import Booking, book
 from api.openai.schemas import CompletionRequest, GenerationFields
 from api.openai.stream import EventStream, while_connected
-from api.openai.submission import Submission, chat_submission, completion_submission
+from api.openai.submission import Draft, chat_draft, completion_draft
 from api.openapi import ERROR_RESPONSES, json_body
+from api.ratelimit import rate_headers
+from engine.client import RequestRejected
+from engine.protocol import PriorityClass
+from tenants.context import TenantContext
 
 router = APIRouter(prefix="/v1", responses=ERROR_RESPONSES)
 
@@ -36,9 +51,9 @@ async def create_chat_completion(request: Request) -> Response:
     services = services_of(request)
     caller = await authenticate(request, GENERATE)
     body = schemas.decode_chat(await read_json(request))
-    model = await services.models.resolve(caller.tenant_id, body.model)
-    submission = await chat_submission(body, caller, model, serving_engine(request), services.text)
-    return await _answer(request, body, submission, chat=True)
+    model = await _model(request, caller, body.model)
+    draft = await chat_draft(body, caller, model, serving_engine(request), services.text)
+    return await _answer(request, body, draft, chat=True)
 
 
 @router.post(
@@ -53,12 +68,25 @@ async def create_completion(request: Request) -> Response:
     services = services_of(request)
     caller = await authenticate(request, GENERATE)
     body = schemas.decode_completion(await read_json(request))
-    model = await services.models.resolve(caller.tenant_id, body.model)
-    submission = await completion_submission(body, caller, model, serving_engine(request), services.text)
-    return await _answer(request, body, submission, chat=False, echo=_echo(request, body, submission))
+    model = await _model(request, caller, body.model)
+    draft = await completion_draft(body, caller, model, serving_engine(request), services.text)
+    return await _answer(request, body, draft, chat=False, echo=_echo(request, body, draft))
 
 
-def _echo(request: Request, body: CompletionRequest, submission: Submission) -> list[str] | None:
+async def _model(request: Request, caller: TenantContext, name: str) -> ResolvedModel:
+    """What the name stands for, if the key may use it. What it may not is not even looked up; an id has a
+    name only afterwards.
+    """
+    is_id = ADAPTER_ID.fullmatch(name) is not None
+    if not is_id:
+        check_model(caller, name)
+    model = await services_of(request).models.resolve(caller.tenant_id, name)
+    if is_id:
+        check_model(caller, model.name)
+    return model
+
+
+def _echo(request: Request, body: CompletionRequest, draft: Draft) -> list[str] | None:
     """What each prompt's choices begin with when the prompt is to be repeated."""
     if not body.echo:
         return None
@@ -66,8 +94,8 @@ def _echo(request: Request, body: CompletionRequest, submission: Submission) -> 
         return [body.prompt]
     vocabulary = services_of(request).text.vocabulary
     return [
-        given if isinstance(given, str) else vocabulary.decode(submit.prompt_ids).decode("utf-8", "replace")
-        for given, submit in zip(_given(body.prompt), submission.submits, strict=True)
+        given if isinstance(given, str) else vocabulary.decode(prompt_ids).decode("utf-8", "replace")
+        for given, prompt_ids in zip(_given(body.prompt), draft.prompts, strict=True)
     ]
 
 
@@ -78,21 +106,40 @@ def _given(prompt: list[Any]) -> list[Any]:
 async def _answer(
     request: Request,
     body: GenerationFields,
-    submission: Submission,
+    draft: Draft,
     chat: bool,
     echo: list[str] | None = None,
 ) -> Response:
     services = services_of(request)
-    request.state.log |= {"model": submission.model, "id": submission.id}
-    answer = Answer(submission, services.text, services.metrics, request.state.arrived, chat, echo)
+    request.state.log |= {"model": draft.model.name, "id": draft.id}
+    booking = await book(draft, body.service_tier, services.quotas, services.prices)
+    try:
+        return await _run(request, body, booking, chat, echo)
+    except RequestRejected as error:
+        if error.code == "overloaded" and booking.submission.tier == PriorityClass.FLEX:
+            raise NoRoomForFlex(error.retry_after) from error
+        raise
+    finally:
+        booking.release()
+
+
+async def _run(
+    request: Request, body: GenerationFields, booking: Booking, chat: bool, echo: list[str] | None
+) -> Response:
+    services, submission, reservation = services_of(request), booking.submission, booking.reservation
+    headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
+    answer = Answer(booking, services.text, services.metrics, request.state.arrived, chat, echo)
     if body.stream:
         await while_connected(request.receive, answer.abort, answer.admit(services.engine))
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         events = ChunkFormat(submission, chat, include_usage, echo)
-        return EventStream(answer, events, include_usage, services.limits.ping_interval, services.metrics)
+        return EventStream(
+            answer, events, include_usage, services.limits.ping_interval, services.metrics, headers
+        )
     return Response(
         await while_connected(request.receive, answer.abort, _complete(answer, services.engine, chat)),
         media_type="application/json",
+        headers=headers,
     )
 
 
@@ -106,13 +153,15 @@ async def list_models(request: Request) -> dict[str, Any]:
     """The base model and the tenant's adapters that can be called now."""
     caller = await authenticate(request, READ_MODELS)
     cards = await services_of(request).models.list(caller.tenant_id)
-    return {"object": "list", "data": [_model_object(card) for card in cards]}
+    return {"object": "list", "data": [_model_object(card) for card in cards if caller.may_use(card.id)]}
 
 
 @router.get("/models/{model:path}", operation_id="retrieveModel", tags=["Models"])
 async def retrieve_model(request: Request, model: str) -> dict[str, Any]:
     """One model: `base`, `base:adapter`, `base:adapter@version` or an adapter's id."""
     caller = await authenticate(request, READ_MODELS)
+    if caller.models:
+        await _model(request, caller, model)
     return _model_object(await services_of(request).models.card(caller.tenant_id, model))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import structlog
@@ -82,6 +82,7 @@ class EventStream(Response):
         format: how pieces become events.
         include_usage: send one more event with the usage.
         ping_interval: seconds of silence before a comment is sent.
+        headers: beside those of a stream.
     """
 
     media_type = "text/event-stream"
@@ -93,8 +94,9 @@ class EventStream(Response):
         include_usage: bool,
         ping_interval: float,
         metrics: ServingMetrics,
+        headers: Mapping[str, str],
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._answer = answer
         self._format = format

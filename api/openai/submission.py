@@ -1,7 +1,8 @@
 """From a checked request to what the engine is sent: prompt ids, sampling, budget, names.
 
-Owns the arithmetic of the context window and the mapping of OpenAI's words to the engine's. Refuses to know
-HTTP, and how answers are read.
+Owns the arithmetic of the context window and the mapping of OpenAI's words to the engine's. A request is a
+`Draft` until its class of service and its rate are settled, which is when it becomes a `Submission`. Refuses
+to know HTTP, how it is paid for, and how answers are read.
 """
 
 from __future__ import annotations
@@ -15,18 +16,11 @@ from typing import cast
 from adapters.resolver import ResolvedModel
 from api.errors import ContextLengthExceeded, InvalidValue
 from api.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationFields
+from billing.pricing import RATE_LABEL
 from engine.protocol import EngineInfo, PriorityClass, SamplingParams, Submit
 from tenants.context import TenantContext
 from tokenization.chat_template import TemplateRefusal
 from tokenization.codec import TextCodec
-
-_TIERS = {
-    None: PriorityClass.DEFAULT,
-    "auto": PriorityClass.DEFAULT,
-    "default": PriorityClass.DEFAULT,
-    "flex": PriorityClass.FLEX,
-    "priority": PriorityClass.PRIORITY,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +42,80 @@ class Submission:
     logprobs: int | None
 
 
-async def chat_submission(
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A request that fits. Nothing was reserved for it yet."""
+
+    id: str
+    """`chatcmpl-...` or `cmpl-...`: also the ledger's request id, "-<k>" appended for prompt k of a list."""
+    submitted_at: float
+    """Unix seconds."""
+    endpoint: str
+    caller: TenantContext
+    model: ResolvedModel
+    fingerprint: str
+    n: int
+    """Choices per prompt."""
+    prompts: list[list[int]]
+    sampling: list[SamplingParams]
+    """One per prompt."""
+    bounded: bool
+    """The caller said how many tokens it wants at most."""
+
+    def submission(self, tier: PriorityClass, rate_label: str) -> Submission:
+        """What is sent, in the class that serves it, at the rate that its label names."""
+        caller, model = self.caller, self.model
+        labels = {
+            "key_id": caller.key_id,
+            "model": model.name,
+            "endpoint": self.endpoint,
+            "service_tier": tier.value,
+            RATE_LABEL: rate_label,
+        }
+        if caller.project_id is not None:
+            labels["project_id"] = caller.project_id
+        if caller.user_id is not None:
+            labels["user_id"] = caller.user_id
+        if model.adapter_id is not None:
+            labels["adapter_id"] = model.adapter_id
+            labels["adapter_version"] = str(model.version)
+        single = len(self.prompts) == 1
+        if not single:
+            labels["reservation"] = self.id
+        submits = [
+            Submit(
+                request_id=self.id if single else f"{self.id}-{position}",
+                tenant=caller.tenant_id,
+                prompt_ids=prompt_ids,
+                sampling=sampling,
+                adapter=model.adapter,
+                priority=tier,
+                n=self.n,
+                labels=labels,
+                submitted_at=self.submitted_at,
+            )
+            for position, (prompt_ids, sampling) in enumerate(zip(self.prompts, self.sampling, strict=True))
+        ]
+        return Submission(
+            id=self.id,
+            created=int(self.submitted_at),
+            model=model.name,
+            fingerprint=self.fingerprint,
+            tier=tier,
+            n=self.n,
+            submits=submits,
+            stops=self.sampling[0].stop,
+            logprobs=self.sampling[0].logprobs,
+        )
+
+
+async def chat_draft(
     body: ChatCompletionRequest,
     caller: TenantContext,
     model: ResolvedModel,
     info: EngineInfo,
     text: TextCodec,
-) -> Submission:
+) -> Draft:
     """Render and encode the conversation.
 
     Raises:
@@ -85,13 +146,13 @@ async def chat_submission(
     prompt_ids = await text.encode_chat(chat)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     max_tokens = body.max_completion_tokens or body.max_tokens
-    return _submission("chatcmpl", body, [prompt_ids], max_tokens, logprobs, "messages", caller, model, info)
+    return _draft("chatcmpl", body, [prompt_ids], max_tokens, logprobs, "messages", caller, model, info)
 
 
-async def completion_submission(
+async def completion_draft(
     body: CompletionRequest, caller: TenantContext, model: ResolvedModel, info: EngineInfo, text: TextCodec
-) -> Submission:
-    """Encode the prompt or prompts. Raises as `chat_submission` does."""
+) -> Draft:
+    """Encode the prompt or prompts. Raises as `chat_draft` does."""
     prompts = _prompts(body.prompt)
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
         raise InvalidValue(
@@ -105,7 +166,7 @@ async def completion_submission(
         else:
             _check_token_ids(prompt, info, "prompt")
             encoded.append(prompt)
-    return _submission("cmpl", body, encoded, body.max_tokens, body.logprobs, "prompt", caller, model, info)
+    return _draft("cmpl", body, encoded, body.max_tokens, body.logprobs, "prompt", caller, model, info)
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -120,7 +181,7 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
     return cast("list[str | list[int]]", prompt)
 
 
-def _submission(
+def _draft(
     kind: str,
     body: GenerationFields,
     prompts: list[list[int]],
@@ -130,46 +191,22 @@ def _submission(
     caller: TenantContext,
     model: ResolvedModel,
     info: EngineInfo,
-) -> Submission:
-    request_id = f"{kind}-{token_hex(16)}"
-    tier = _TIERS[body.service_tier]
+) -> Draft:
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-    labels = {
-        "key_id": caller.key_id,
-        "model": model.name,
-        "endpoint": _ENDPOINTS[kind],
-        "service_tier": tier.value,
-    }
-    if model.adapter_id is not None:
-        labels["adapter_id"] = str(model.adapter_id)
-        labels["adapter_version"] = str(model.version)
-    now = time.time()
-    submits = [
-        Submit(
-            request_id=request_id if len(prompts) == 1 else f"{request_id}-{position}",
-            tenant=str(caller.tenant_id),
-            prompt_ids=prompt_ids,
-            sampling=_sampling(
-                body, _budget(len(prompt_ids), max_tokens, info, param), stops, logprobs, info
-            ),
-            adapter=model.adapter,
-            priority=tier,
-            n=body.n or 1,
-            labels=labels,
-            submitted_at=now,
-        )
-        for position, prompt_ids in enumerate(prompts)
-    ]
-    return Submission(
-        id=request_id,
-        created=int(now),
-        model=model.name,
+    return Draft(
+        id=f"{kind}-{token_hex(16)}",
+        submitted_at=time.time(),
+        endpoint=_ENDPOINTS[kind],
+        caller=caller,
+        model=model,
         fingerprint=fingerprint(info, model),
-        tier=tier,
         n=body.n or 1,
-        submits=submits,
-        stops=stops,
-        logprobs=logprobs,
+        prompts=prompts,
+        sampling=[
+            _sampling(body, _budget(len(prompt_ids), max_tokens, info, param), stops, logprobs, info)
+            for prompt_ids in prompts
+        ],
+        bounded=max_tokens is not None,
     )
 
 

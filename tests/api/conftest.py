@@ -16,7 +16,7 @@ import uvicorn
 
 from api.app import create_app
 from api.deps import Limits, Services
-from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakeUsage
+from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakePrices, FakeQuotas, FakeUsage
 from tests.support.text_base import write_base
 from tests.support.waiting import until
 from tokenization.codec import TextCodec
@@ -43,22 +43,24 @@ class World:
     keys: FakeKeys
     models: FakeModels
     usage: FakeUsage
+    quotas: FakeQuotas
     services: Services
 
 
 def build(text: TextCodec, limits: Limits | None = None, **parts: Any) -> World:
     """`parts`: services that are not stand-ins."""
     engine, keys, models, usage = FakeEngine(text), FakeKeys(), FakeModels(), FakeUsage()
+    quotas = FakeQuotas()
     services = Services(
         engine=engine,  # type: ignore[arg-type]
         text=text,
         keys=keys,  # type: ignore[arg-type]
         models=models,  # type: ignore[arg-type]
         usage=usage,  # type: ignore[arg-type]
-        **{"files": None, "uploads": None, **parts},
+        **{"files": None, "uploads": None, "quotas": quotas, "prices": FakePrices(), **parts},
         limits=limits or LIMITS,
     )
-    return World(engine, keys, models, usage, services)
+    return World(engine, keys, models, usage, quotas, services)
 
 
 @pytest.fixture
@@ -96,9 +98,13 @@ def served(codec: TextCodec) -> Iterator[Served]:
 
 
 @contextmanager
-def serving(world: World, close: Callable[[], Awaitable[None]] | None = None) -> Iterator[Served]:
-    """The application behind uvicorn, as the process's main runs it, in a thread; `close` runs on its loop at
-    the end.
+def serving(
+    world: World,
+    close: Callable[[], Awaitable[None]] | None = None,
+    start: Callable[[], Awaitable[None]] | None = None,
+) -> Iterator[Served]:
+    """The application behind uvicorn, as the process's main runs it, in a thread; `start` and `close` run on
+    its loop before and after.
     """
     config = uvicorn.Config(
         create_app(world.services),
@@ -114,6 +120,8 @@ def serving(world: World, close: Callable[[], Awaitable[None]] | None = None) ->
     server = uvicorn.Server(config)
 
     async def run() -> None:
+        if start is not None:
+            await start()
         await server.serve()
         if close is not None:
             await close()

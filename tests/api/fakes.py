@@ -12,6 +12,7 @@ from typing import Any
 
 from adapters.errors import ModelNotFound, ModelNotReady
 from adapters.resolver import ModelCard, ResolvedModel
+from billing.pricing import Rate
 from engine.client import EngineGone, Generation, RequestRejected
 from engine.protocol import (
     AdapterRef,
@@ -27,6 +28,8 @@ from engine.protocol import (
 )
 from tenants.context import TenantContext
 from tenants.errors import InvalidApiKey
+from tenants.limits.kinds import Amounts, RateView
+from tenants.quotas import Contract, Reservation
 from tests.support.text_base import SPECIAL
 from tokenization.codec import TextCodec
 
@@ -246,6 +249,70 @@ class FakeModels:
                 )
             )
         return cards
+
+
+class FakeQuotas:
+    """Grants everything unless told otherwise, and remembers what became of it."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.within_contract = True
+        self.requests: RateView | None = None
+        self.tokens: RateView | None = None
+        self.local = False
+        self.reserved: list[Reservation] = []
+        self.contracts: list[Contract | None] = []
+        self.settled: dict[str, Amounts] = {}
+        self.cancelled: list[str] = []
+
+    async def reserve(
+        self,
+        request_id: str,
+        caller: TenantContext,
+        model: str,
+        worst: Amounts,
+        expected: Amounts | None = None,
+        contract: Contract | None = None,
+        parts: int = 1,
+    ) -> Reservation:
+        if self.error is not None:
+            raise self.error
+        self.contracts.append(contract)
+        made = Reservation(
+            request_id,
+            worst,
+            expected or worst,
+            parts,
+            within_contract=self.within_contract,
+            requests=self.requests,
+            tokens=self.tokens,
+            local=self.local,
+        )
+        self.reserved.append(made)
+        return made
+
+    def settle(self, reservation: Reservation, used: Amounts) -> None:
+        self._end(reservation)
+        self.settled[reservation.request_id] = used
+
+    def cancel(self, reservation: Reservation) -> None:
+        self._end(reservation)
+        self.cancelled.append(reservation.request_id)
+
+    def _end(self, reservation: Reservation) -> None:
+        assert not reservation.ended, "a reservation ends once"
+        reservation.ended = True
+
+    @property
+    def num_held(self) -> int:
+        return sum(not reservation.ended for reservation in self.reserved)
+
+
+class FakePrices:
+    """One version, in micro-USD per token: 1 of input, half of one that was cached, 2 of output."""
+
+    async def rate(self, percent: int, submitted_at: float) -> Rate:
+        return Rate("prc_one", 1_000_000, 500_000, 2_000_000, percent)
 
 
 class FakeUsage:

@@ -16,6 +16,7 @@ from adapters.files.service import FileService, UploadService
 from adapters.inspection import Sandbox
 from adapters.storage import LocalStore, ObjectStore
 from api.deps import Limits
+from cli.local.postgres import OWNER
 from db.session import Database
 from tests.api.conftest import Served, build, serving
 from tests.api.fakes import KEY
@@ -67,8 +68,8 @@ def file_server(
 ) -> Iterator[FileServer]:
     """The tenants `ten_one` and `ten_two` are made, unless they are there; `changes` to uploads."""
     if tenants:
-        plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
-        with psycopg.connect(plain, autocommit=True) as connection:
+        url = make_url(database_url).set(drivername="postgresql", username=OWNER)
+        with psycopg.connect(url.render_as_string(hide_password=False), autocommit=True) as connection:
             for name in ("one", "two"):
                 connection.execute("INSERT INTO tenants (id, name) VALUES (%s, %s)", (f"ten_{name}", name))
     database, sandbox = Database(database_url), Sandbox()

@@ -24,7 +24,7 @@ from tenants.actors import OPERATOR
 from tenants.key_service import KeyService, KeyTerms
 from tenants.plans import PlanChanges, PlanService
 from tenants.resolver import KeyResolver
-from tests.api.fakes import FakeEngine
+from tests.api.fakes import FakeEngine, FakePrices, FakeQuotas
 from tests.support.onboarding import SAPLING, SECRET, Scene, scene
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
@@ -71,6 +71,8 @@ async def site(
                 usage=UsageReports(database),
                 files=place.files,
                 uploads=place.uploads,
+                quotas=FakeQuotas(),  # type: ignore[arg-type]
+                prices=FakePrices(),  # type: ignore[arg-type]
                 onboarding=place.onboarding,
             )
         )

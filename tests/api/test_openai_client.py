@@ -20,7 +20,11 @@ HELLO = [{"role": "user", "content": "Hello there"}]
 @pytest.fixture
 def sdk(served: Served) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(
-        base_url=f"{served.url}/v1", api_key=KEY, admin_api_key=ADMIN_KEY, max_retries=0, organization="org_x"
+        base_url=f"{served.url}/v1",
+        api_key=KEY,
+        admin_api_key=ADMIN_KEY,
+        max_retries=0,
+        organization="ten_one",
     ) as opened:
         yield opened
 
@@ -49,6 +53,7 @@ def test_chat(sdk: openai.OpenAI, served: Served) -> None:
         "adapter_version": "3",
         "endpoint": "chat.completions",
         "service_tier": "default",
+        "rate": "prc_one:1000000:500000:2000000:100",
     }
     assert abs(submit.submitted_at - time.time()) < 5
     assert answer.usage.prompt_tokens == len(submit.prompt_ids)
@@ -298,7 +303,9 @@ def test_error_classes(sdk: openai.OpenAI, served: Served) -> None:
         sdk.chat.completions.create(model="sapling:nobody", messages=HELLO)
     assert (unknown.value.param, unknown.value.code) == ("model", "model_not_found")
     with pytest.raises(openai.NotFoundError):
-        sdk.with_options(api_key=OTHER_KEY).chat.completions.create(model="sapling:pirate", messages=HELLO)
+        sdk.with_options(api_key=OTHER_KEY, organization="ten_two").chat.completions.create(
+            model="sapling:pirate", messages=HELLO
+        )
     with pytest.raises(openai.ConflictError) as baking:
         sdk.chat.completions.create(model="sapling:baking", messages=HELLO)
     assert baking.value.code == "not_ready"

@@ -371,9 +371,7 @@ async def test_an_answer_in_one_piece_has_a_length(client: httpx.AsyncClient) ->
     }
 
 
-@pytest.mark.parametrize(
-    ("asked", "told"), [(None, "default"), ("auto", "default"), ("flex", "flex")]
-)
+@pytest.mark.parametrize(("asked", "told"), [(None, "default"), ("auto", "default"), ("flex", "flex")])
 async def test_service_tiers(client: httpx.AsyncClient, world: World, asked: str | None, told: str) -> None:
     assert (await chat(client, service_tier=asked)).json()["service_tier"] == told
     assert world.engine.submitted[0].priority == told

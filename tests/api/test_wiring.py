@@ -17,7 +17,7 @@ from tenants.actors import OPERATOR
 from tenants.key_service import KeyService
 from tenants.resolver import KeyResolver
 from tenants.service import TenantService
-from tests.api.fakes import FakeEngine, Script
+from tests.api.fakes import FakeEngine, FakePrices, FakeQuotas, Script
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
 
@@ -50,6 +50,8 @@ async def test_no_connection_is_held_while_the_engine_works_and_a_revoked_key_is
         usage=UsageReports(database),
         files=None,  # type: ignore[arg-type]
         uploads=None,  # type: ignore[arg-type]
+        quotas=FakeQuotas(),  # type: ignore[arg-type]
+        prices=FakePrices(),  # type: ignore[arg-type]
     )
     await keys.start()
     await models.start()
