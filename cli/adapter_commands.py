@@ -38,7 +38,15 @@ TERMS_HEADER = (
     *("CLASS", "ALLOWED", "PRICE", "CONTRACTED TOKENS/MIN", "TTFT MS", "MIN TOKENS/S", "AVAILABLE PPM"),
     *("AT RATE PPM", "CREDITS"),
 )
-PLAN_HEADER = ("NAME", "ADAPTERS", "FILE BYTES", "PINNED", "GATE")
+PlanLimits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        help="A limit of each tenant on it, METRIC=AMOUNT, such as tokens_per_minute=100000, or METRIC=none; "
+        "repeatable.",
+    ),
+]
+PLAN_HEADER = ("NAME", "ADAPTERS", "FILE BYTES", "PINNED", "GATE", "LIMITS")
 
 
 @adapter_app.command("add")
@@ -148,12 +156,13 @@ def plan_create(
     pinned_adapters: PinnedAdapters = None,
     gate: Gate = None,
     term: Term = None,
+    limit: PlanLimits = None,
     data: Data = None,
 ) -> None:
     """Create a plan, like the standard one but for the options, and print its id."""
     from cli import plans
 
-    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or ())
+    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or (), limit or ())
     print(plans.create_plan(data, name, wanted))
 
 
@@ -165,12 +174,13 @@ def plan_set(
     pinned_adapters: PinnedAdapters = None,
     gate: Gate = None,
     term: Term = None,
+    limit: PlanLimits = None,
     data: Data = None,
 ) -> None:
     """Change a plan for all who are on it, within a second."""
     from cli import plans
 
-    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or ())
+    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or (), limit or ())
     print_rows(PLAN_HEADER, [plans.set_plan(data, name, wanted)])
 
 

@@ -21,8 +21,11 @@ def changes(
     pinned_adapters: int | None,
     gate: Iterable[str],
     terms: Iterable[str] = (),
+    limits: Iterable[str] = (),
 ) -> PlanChanges:
-    """Of the command line; `gate` as NAME=NUMBER, `terms` as CLASS.NAME=JSON. Raises UsageError."""
+    """Of the command line; `gate` as NAME=NUMBER, `terms` as CLASS.NAME=JSON, `limits` as METRIC=AMOUNT or
+    METRIC=none. Raises UsageError.
+    """
     from tenants.plans import PlanChanges
 
     thresholds = {}
@@ -32,7 +35,19 @@ def changes(
             thresholds[name] = float(number)
         except ValueError:
             raise UsageError(f"--gate takes NAME=NUMBER, not {setting!r}") from None
-    return PlanChanges(max_adapters, max_file_bytes, pinned_adapters, thresholds, _terms(terms))
+    return PlanChanges(
+        max_adapters, max_file_bytes, pinned_adapters, thresholds, _terms(terms), _limits(limits)
+    )
+
+
+def _limits(settings: Iterable[str]) -> dict[str, int | None]:
+    limits: dict[str, int | None] = {}
+    for setting in settings:
+        metric, _, amount = setting.partition("=")
+        if amount != "none" and not (amount.isascii() and amount.isdecimal()):
+            raise UsageError(f"--limit takes METRIC=AMOUNT or METRIC=none, not {setting!r}")
+        limits[metric] = None if amount == "none" else int(amount)
+    return limits
 
 
 def _terms(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -48,7 +63,7 @@ def _terms(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def list_plans(data: Path | None) -> list[tuple[str, ...]]:
-    """Name, adapters, bytes of a file, pinned adapters, thresholds."""
+    """Name, adapters, bytes of a file, pinned adapters, thresholds, limits."""
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         return [_row(plan) for plan in await _plans(services).list()]
@@ -115,5 +130,6 @@ def _plans(services: Services) -> PlanService:
 
 def _row(plan: PlanView) -> tuple[str, ...]:
     gate = ", ".join(f"{name}={threshold:g}" for name, threshold in sorted(plan.gate.items()))
-    limits = (plan.max_adapters, plan.max_file_bytes, plan.pinned_adapters)
-    return (plan.name, *map(str, limits), gate or "-")
+    limits = ", ".join(f"{metric}={amount}" for metric, amount in sorted(plan.limits.items()))
+    numbers = (plan.max_adapters, plan.max_file_bytes, plan.pinned_adapters)
+    return (plan.name, *map(str, numbers), gate or "-", limits or "-")

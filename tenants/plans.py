@@ -19,6 +19,7 @@ from db.session import EVERY_TENANT, Database, WriteSession
 from tenants.actors import OPERATOR, Actor
 from tenants.audit.service import OPERATOR_CHAIN, AuditLog
 from tenants.errors import NameTaken, PlanNotFound, TenantNotFound
+from tenants.limits.kinds import Metric, check_amount
 from tenants.models import STANDARD_PLAN, Plan
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import publish_key_change, publish_key_changes
@@ -42,6 +43,8 @@ class PlanChanges:
     """Thresholds of calibration to set, by name."""
     terms: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
     """Terms to set, by class of service and name: see `tenants.terms.Terms`."""
+    limits: Mapping[str, int | None] = field(default_factory=lambda: MappingProxyType({}))
+    """Amounts of limits to set, by metric; None takes one away."""
 
     def check(self) -> None:
         """Raises ValueError naming the limit."""
@@ -52,14 +55,25 @@ class PlanChanges:
         for name, threshold in self.gate.items():
             if isinstance(threshold, bool) or not isinstance(threshold, int | float):
                 raise ValueError(f"gate: {name} must be a number, not {threshold!r}")
+        for name, amount in self.limits.items():
+            if name == Metric.ADAPTERS or name not in Metric.__members__.values():
+                raise ValueError(f"limits: {name[:60]!r} is none that a plan sets")
+            if amount is not None:
+                check_amount(Metric(name), amount)
 
-    def values(self, gate_before: Mapping[str, Any], terms_before: Mapping[str, Any]) -> dict[str, Any]:
+    def values(self, before: Plan | None) -> dict[str, Any]:
         """Columns to set. Raises ValueError naming the term."""
+        gate_before, terms_before, limits_before = (
+            (before.gate, before.terms, before.limits) if before is not None else ({}, {}, {})
+        )
         changed = {name: getattr(self, name) for name in _MOST if getattr(self, name) is not None}
         if self.gate:
             changed["gate"] = {**gate_before, **self.gate}
         if self.terms:
             changed["terms"] = merged(terms_before, self.terms)
+        if self.limits:
+            after = {**limits_before, **self.limits}
+            changed["limits"] = {name: amount for name, amount in after.items() if amount is not None}
         return changed
 
 
@@ -99,7 +113,7 @@ class PlanService:
         changes.check()
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"name must be 1 to 64 of a-z, 0-9, '.', '_' and '-', not {name[:80]!r}")
-        values = changes.values({}, {})
+        values = changes.values(None)
         plan = Plan(id=new_id("plan"), name=name, **values)
         try:
             async with self._database.write(EVERY_TENANT) as session:
@@ -118,7 +132,7 @@ class PlanService:
             plan = await TenantDirectory(session).lock_plan(name)
             if plan is None:
                 raise PlanNotFound(name)
-            values = changes.values(plan.gate, plan.terms)
+            values = changes.values(plan)
             for column, value in values.items():
                 setattr(plan, column, value)
             await _record(session, actor, "plan.updated", plan.id, {"name": name} | values)

@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Row, Select, false, func, or_, select, upd
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository
+from tenants.limits.repository import limits_of_key
 from tenants.models import ApiKey, Invite, Plan, Project, ServiceAccount, Tenant, User
 
 LAST_USED_PRECISION = timedelta(minutes=1)
@@ -74,12 +75,13 @@ class TenantDirectory:
         query = select(Plan).where(Plan.name == name).with_for_update()
         return (await self.session.execute(query)).scalar_one_or_none()
 
-    async def key_by_digest(self, digest: bytes) -> Row[ApiKey, Tenant, Plan, Project | None] | None:
-        """The key, its tenant, that one's plan and the key's project, by the HMAC of its text: one query by
-        a unique index.
+    async def key_by_digest(self, digest: bytes) -> Row[ApiKey, Tenant, Plan, Project | None, Any] | None:
+        """The key, its tenant, that one's plan, the key's project and rows of its limits, by the HMAC of its
+        text: one query by a unique index.
         """
+        limits = limits_of_key(ApiKey.tenant_id, ApiKey.project_id, ApiKey.id)  # type: ignore[arg-type]
         query = (
-            select(ApiKey, Tenant, Plan, Project)
+            select(ApiKey, Tenant, Plan, Project, limits)
             .join(Tenant, Tenant.id == ApiKey.tenant_id)
             .join(Plan, Plan.id == Tenant.plan_id)
             .outerjoin(Project, Project.id == ApiKey.project_id)

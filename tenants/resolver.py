@@ -11,6 +11,7 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 import redis.asyncio
 
@@ -20,6 +21,7 @@ from db.session import EVERY_TENANT, Database
 from tenants.context import TenantContext
 from tenants.errors import AddressNotAllowed, InvalidApiKey
 from tenants.keys import KeyHasher, well_formed
+from tenants.limits.repository import compiled
 from tenants.models import ApiKey, Plan, Project, Tenant
 from tenants.networks import is_inside
 from tenants.repository import LAST_USED_PRECISION, TenantDirectory
@@ -90,13 +92,13 @@ class KeyResolver:
             found = await TenantDirectory(session).key_by_digest(digest)
         if found is None:
             return None
-        key, tenant, plan, project = found
+        key, tenant, plan, project, limits = found
         now = datetime.now(UTC)
         if not hmac.compare_digest(key.digest, digest) or not _is_let_in(key, tenant, project, now):
             return None
         if key.last_used_at is None or key.last_used_at < now - LAST_USED_PRECISION:
             self._note_used(key.id)
-        return _KnownKey(_context(key, tenant, plan), key.expires_at)
+        return _KnownKey(_context(key, tenant, plan, limits), key.expires_at)
 
     def _note_used(self, key_id: str) -> None:
         """Have the key's use noted soon. No request waits for it."""
@@ -127,7 +129,7 @@ def _is_let_in(key: ApiKey, tenant: Tenant, project: Project | None, now: dateti
     )
 
 
-def _context(key: ApiKey, tenant: Tenant, plan: Plan) -> TenantContext:
+def _context(key: ApiKey, tenant: Tenant, plan: Plan, limits: Any) -> TenantContext:
     """What requests with the key carry: all of it is looked up again when any of it changes."""
     return TenantContext(
         tenant_id=tenant.id,
@@ -140,6 +142,7 @@ def _context(key: ApiKey, tenant: Tenant, plan: Plan) -> TenantContext:
         user_id=key.user_id or key.service_account_id,
         models=frozenset(key.models),
         networks=tuple(key.networks),
+        limits=compiled(tenant.id, plan.limits, limits),
     )
 
 

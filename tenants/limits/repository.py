@@ -1,0 +1,100 @@
+"""Queries on limits: those that one key's requests count to, in the key's own query; and a tenant's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.sql import ColumnElement as Column
+
+from db.repository import TenantRepository
+from tenants.limits.kinds import SCOPES, Limit, Metric, Scope
+from tenants.limits.models import LimitRow
+
+
+def limits_of_key(tenant_id: Column[Any], project_id: Column[Any], key_id: Column[Any]) -> ColumnElement[Any]:
+    """A column of a query on keys: the rows of limits of each, as `compiled` reads them, or NULL."""
+    row = LimitRow
+    fields = func.jsonb_build_array(row.scope, row.scope_id, row.model, row.metric, row.amount)
+    applies = or_(
+        and_(row.scope == "tenant", row.scope_id == tenant_id),
+        and_(row.scope == "project", row.scope_id == project_id),
+        and_(row.scope == "key", row.scope_id == key_id),
+    )
+    query = select(func.jsonb_agg(fields, type_=JSONB)).where(row.tenant_id == tenant_id, applies)
+    return query.scalar_subquery().label("limits")
+
+
+def compiled(
+    tenant_id: str, plan: Mapping[str, int], rows: Iterable[Sequence[Any]] | None
+) -> tuple[Limit, ...]:
+    """All limits that hold: the plan's, for the tenant as a whole, and `rows` over them, in a fixed order."""
+    limits = {
+        ("tenant", tenant_id, "", metric): Limit("tenant", tenant_id, "", Metric(metric), amount)
+        for metric, amount in plan.items()
+    }
+    for scope, scope_id, model, metric, amount in rows or ():
+        limits[(scope, scope_id, model, metric)] = Limit(scope, scope_id, model, Metric(metric), amount)
+    return tuple(
+        sorted(
+            limits.values(),
+            key=lambda limit: (SCOPES.index(limit.scope), limit.scope_id, limit.metric, limit.model),
+        )
+    )
+
+
+class LimitRepository(TenantRepository):
+    """One tenant's rows of limits."""
+
+    async def all(self) -> list[Limit]:
+        rows = (await self.session.execute(self.select_own(LimitRow))).scalars()
+        return list(compiled(self.tenant_id, {}, [_fields(row) for row in rows]))
+
+    async def count(self) -> int:
+        return (await self.session.execute(self.select_own(LimitRow, func.count()))).scalar_one()
+
+    async def amount(self, metric: Metric) -> int | None:
+        """Of the tenant as a whole, set for it; None where nothing is."""
+        query = self.select_own(LimitRow, LimitRow.amount).where(
+            LimitRow.scope == "tenant", LimitRow.model == "", LimitRow.metric == metric
+        )
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def set(self, limit: Limit) -> int | None:
+        """Insert or replace; the amount before, None where there was no row."""
+        before = await self._locked(limit.scope, limit.scope_id, limit.model, limit.metric)
+        values = {
+            "tenant_id": self.tenant_id,
+            "scope": limit.scope,
+            "scope_id": limit.scope_id,
+            "model": limit.model,
+            "metric": limit.metric.value,
+            "amount": limit.amount,
+        }
+        statement = insert(LimitRow).values(values)
+        changed = {"amount": statement.excluded.amount, "updated_at": func.now()}
+        await self.session.execute(statement.on_conflict_do_update(constraint="pk_limits", set_=changed))
+        return None if before is None else before.amount
+
+    async def delete(self, scope: Scope, scope_id: str, model: str, metric: Metric) -> int | None:
+        """The amount it had, None where there was no row."""
+        row = await self._locked(scope, scope_id, model, metric)
+        if row is None:
+            return None
+        await self.session.delete(row)
+        return row.amount
+
+    async def _locked(self, scope: str, scope_id: str, model: str, metric: Metric) -> LimitRow | None:
+        query = self.select_own(LimitRow).where(
+            LimitRow.scope == scope,
+            LimitRow.scope_id == scope_id,
+            LimitRow.model == model,
+            LimitRow.metric == metric.value,
+        )
+        return (await self.session.execute(query.with_for_update())).scalar_one_or_none()
+
+
+def _fields(row: LimitRow) -> tuple[str, str, str, str, int]:
+    return row.scope, row.scope_id, row.model, row.metric, row.amount

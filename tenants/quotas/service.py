@@ -1,0 +1,133 @@
+"""Setting limits. Every method is one transaction; every process hears of a change within a second.
+
+Owns who can be limited by what. Counting is `Quotas`' business; what a plan sets is the operator's.
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+
+import redis.asyncio
+
+from db.session import Database, WriteSession
+from tenants.actors import Actor
+from tenants.audit.service import AuditLog
+from tenants.errors import KeyNotFound, LimitNotFound, ProjectNotFound, TenantNotFound
+from tenants.limits.kinds import SCOPES, Limit, Metric, Scope, check_amount
+from tenants.limits.repository import LimitRepository, compiled
+from tenants.models import ApiKey
+from tenants.projects.repository import ProjectRepository
+from tenants.quotas.plan import bucket_key
+from tenants.repository import KeyRepository, TenantDirectory
+from tenants.resolver import publish_key_changes
+
+MAX_LIMITS = 1_000
+"""Rows of one tenant."""
+_PART = r"[a-z0-9._-]{1,64}"
+_MODEL = re.compile(rf"(|{_PART}|{_PART}:\*|{_PART}:{_PART}|{_PART}:{_PART}@{_PART})")
+
+
+class LimitService:
+    """Limits of every tenant."""
+
+    def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
+        self._database = database
+        self._redis = redis_client
+
+    async def list(self, tenant_id: str) -> list[Limit]:
+        """Those that were set for the tenant, its projects and its keys."""
+        async with self._database.read(tenant_id) as session:
+            return await LimitRepository(session, tenant_id).all()
+
+    async def effective(self, tenant_id: str) -> builtins.list[Limit]:
+        """Those, and what its plan sets where they do not. Raises TenantNotFound."""
+        async with self._database.read(tenant_id) as session:
+            plan = await TenantDirectory(session).plan_of(tenant_id)
+            rows = await LimitRepository(session, tenant_id).all()
+        if plan is None:
+            raise TenantNotFound(tenant_id)
+        fields = [(row.scope, row.scope_id, row.model, row.metric, row.amount) for row in rows]
+        return [*compiled(tenant_id, plan.limits, fields)]
+
+    async def set(self, tenant_id: str, actor: Actor, limit: Limit) -> Limit:
+        """Set a limit, or its amount.
+
+        Raises ValueError naming the field; ProjectNotFound, KeyNotFound, TenantNotFound for whom it is.
+        """
+        _check(limit)
+        async with self._database.write(tenant_id) as session:
+            await self._find_scope(session, tenant_id, limit.scope, limit.scope_id)
+            repository = LimitRepository(session, tenant_id)
+            before = await repository.set(limit)
+            if before is None and await repository.count() > MAX_LIMITS:
+                raise ValueError(f"limits: there can be at most {MAX_LIMITS}")
+            await self._tell(session, tenant_id, limit.scope, limit.scope_id)
+            if before is None and limit.metric.kind in ("day", "month"):
+                # What was counted under a limit of this name in former times is not what is used now: the
+                # first request has it looked up in the ledger.
+                session.after_commit(lambda: self._forget_count(limit, tenant_id))
+            details = {"model": limit.model, "metric": limit.metric.value, "amount": limit.amount}
+            if before is not None:
+                details["amount_before"] = before
+            await AuditLog.record(
+                session,
+                tenant_id,
+                actor,
+                "limit.set",
+                (limit.scope, limit.scope_id),
+                details,
+                project_id=limit.scope_id if limit.scope == "project" else None,
+            )
+        return limit
+
+    async def delete(
+        self, tenant_id: str, actor: Actor, scope: Scope, scope_id: str, model: str, metric: Metric
+    ) -> None:
+        """Take a limit away; what the plan sets holds again. Raises LimitNotFound."""
+        if "\x00" in scope_id + model:  # which no row can hold
+            raise LimitNotFound(scope, scope_id, model, metric)
+        async with self._database.write(tenant_id) as session:
+            before = await LimitRepository(session, tenant_id).delete(scope, scope_id, model, metric)
+            if before is None:
+                raise LimitNotFound(scope, scope_id, model, metric)
+            await self._tell(session, tenant_id, scope, scope_id)
+            await AuditLog.record(
+                session,
+                tenant_id,
+                actor,
+                "limit.deleted",
+                (scope, scope_id),
+                {"model": model, "metric": metric.value, "amount_before": before},
+                project_id=scope_id if scope == "project" else None,
+            )
+
+    async def _forget_count(self, limit: Limit, tenant_id: str) -> None:
+        await self._redis.delete(bucket_key(tenant_id, limit))
+
+    async def _find_scope(self, session: WriteSession, tenant_id: str, scope: Scope, scope_id: str) -> None:
+        """Whom the limit is for, if they are this tenant's."""
+        if scope == "project":
+            if await ProjectRepository(session, tenant_id).hold(scope_id) is None:
+                raise ProjectNotFound(scope_id)
+        elif scope == "key":
+            if await KeyRepository(session, tenant_id).find(scope_id) is None:
+                raise KeyNotFound(scope_id)
+        elif scope_id != tenant_id or await TenantDirectory(session).tenant(tenant_id) is None:
+            raise TenantNotFound(scope_id)
+
+    async def _tell(self, session: WriteSession, tenant_id: str, scope: Scope, scope_id: str) -> None:
+        """Have every process look up the keys again that the limit is on."""
+        which = {"project": (ApiKey.project_id == scope_id,), "key": (ApiKey.id == scope_id,), "tenant": ()}
+        digests = await KeyRepository(session, tenant_id).digests(*which[scope])
+        session.after_commit(lambda: publish_key_changes(self._redis, digests))
+
+
+def _check(limit: Limit) -> None:
+    if limit.scope not in SCOPES:
+        raise ValueError(f"scope must be one of {', '.join(SCOPES)}, not {str(limit.scope)[:60]!r}")
+    if _MODEL.fullmatch(limit.model) is None:
+        raise ValueError(f"model: {limit.model[:80]!r} names no model")
+    if limit.metric.kind == "stored" and (limit.scope != "tenant" or limit.model):
+        raise ValueError(f"metric: {limit.metric} can be limited for the organization as a whole alone")
+    check_amount(limit.metric, limit.amount)
