@@ -78,7 +78,10 @@ class _Console:
         self._frame.require_private(request)
         opened = await self._sessions.find(security.session_id(request))
         if opened is not None and opened.session.user_id is not None:
-            return self._frame.to(request, "/")
+            response: Response = self._frame.to(request, "/")
+            if opened.fresh:
+                security.set_session(request, response, opened.id)
+            return response
         return await self._form(request, opened)
 
     async def sign_in(self, request: Request) -> Response:

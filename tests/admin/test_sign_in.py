@@ -225,6 +225,16 @@ async def test_sessions_rotate_and_the_old_id_dies_soon(site: Site, monkeypatch:
     assert sorted(left) == [sessions.GRACE_S, sessions.IDLE_S]
 
 
+async def test_the_sign_in_page_too_hands_over_the_rotated_session(
+    visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sign_in(visitor)
+    before = visitor.cookies[COOKIE]
+    monkeypatch.setattr(sessions, "ROTATE_S", 0)
+    assert (await visitor.get("/sign-in")).headers["location"] == "/console/"
+    assert visitor.cookies[COOKIE] != before
+
+
 async def test_no_session_lives_longer_than_a_day(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     store = SessionStore(site.redis)
