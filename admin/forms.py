@@ -1,4 +1,6 @@
-"""Reading a posted form: small, URL-encoded, nothing else. Refuses to know what the fields mean."""
+"""Reading what is posted: a form, small, URL-encoded, nothing else; or a body of a bounded size. Refuses to
+know what either means.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,20 @@ async def read_form(request: Request) -> dict[str, str]:
         != "application/x-www-form-urlencoded"
     ):
         raise HTTPException(415, "This form must be sent URL-encoded.")
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_FORM_BYTES:
-            raise HTTPException(413, "This form is too large.")
+    body = await read_body(request, MAX_FORM_BYTES)
     try:
         return dict(
             parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=20, errors="strict")
         )
     except ValueError:
         raise HTTPException(400, "This form could not be read.") from None
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Raises `HTTPException` 413."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > max_bytes:
+            raise HTTPException(413, "This is too large.")
+    return bytes(body)

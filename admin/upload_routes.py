@@ -21,7 +21,8 @@ from starlette.routing import Route
 from adapters.catalogue import Shown
 from adapters.files.models import UploadPart
 from adapters.names import PART
-from adapters.submission import Calibration, Caller, Dtype, Submission, Submitted
+from adapters.submission import DTYPES, Calibration, Caller, Dtype, Submission, Submitted
+from admin.forms import read_body
 from admin.frame import Frame, Visitor
 from admin.services import ConsoleServices
 from admin.slots import PURPOSES, Slot, slot_of
@@ -196,6 +197,8 @@ class UploadRoutes:
         name, dtype = fields.get("name", ""), fields.get("dtype", "auto")
         if is_new:
             _check_name(name)
+        if dtype not in DTYPES:
+            raise Refused("form", f"The weights can be of {', '.join(DTYPES)}, and of nothing else.")
         kept: dict[str, str] = {}
         for slot, purpose in PURPOSES.items():
             file = files.get(slot)
@@ -279,11 +282,7 @@ async def _read(request: Request, shape: type[T]) -> T:
     """A small JSON body. Raises `HTTPException`."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
         raise HTTPException(415, "Send 'content-type: application/json'.")
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > MAX_JSON_BYTES:
-            raise HTTPException(413, "This is too large.")
+    body = await read_body(request, MAX_JSON_BYTES)
     try:
         return msgspec.json.decode(body, type=shape)
     except msgspec.DecodeError as error:

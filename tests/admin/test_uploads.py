@@ -271,6 +271,9 @@ async def test_the_plain_form_shows_what_is_wrong_where(site: Site, visitor: htt
     assert "<img src=x" not in scripted.text
     nonsense = await post(visitor, name="corsair", files=pirate() | {"calibration": ("a.csv", b"a")})
     assert ".jsonl" in problem(nonsense.text, "calibration")
+    odd = await post(visitor, name="corsair", dtype="float64")
+    assert odd.status_code == 422
+    assert "auto, bfloat16, float8_e4m3" in odd.text
     assert await site.place.column("SELECT count(*) FROM adapters") == [0]
 
 
