@@ -55,7 +55,11 @@ export class Transfer {
 
   // The id of the file that was made of it. Throws Refused; Gone when it was stopped.
   async run() {
-    await this.#begin();
+    const made = await this.#begin();
+    if (made) {
+      this.isComplete = true;
+      return made;
+    }
     const places = Array.from({ length: Math.max(1, Math.ceil(this.file.size / this.known.partBytes)) }, (_, i) => i);
     const missing = places.filter((place) => !this.known.parts[place]);
     this.#progress();
@@ -72,9 +76,9 @@ export class Transfer {
     this.watcher.note("Checking the file…");
     const url = `${this.#url()}/complete`;
     const body = { part_ids: places.map((place) => this.known.parts[place]) };
-    const made = await this.#patiently(() => exchange(url, this.options.token, body));
+    const completed = await this.#patiently(() => exchange(url, this.options.token, body));
     this.isComplete = true;
-    return made.file_id;
+    return completed.file_id;
   }
 
   stop() {
@@ -83,6 +87,7 @@ export class Transfer {
     if (this.known && !this.isComplete) exchange(`${this.#url()}/cancel`, this.options.token, {}).catch(() => {});
   }
 
+  // The file's id if it has all been done before.
   async #begin() {
     const { url, token, slot } = this.options;
     if (this.known) {
@@ -95,14 +100,15 @@ export class Transfer {
         for (const place of Object.keys(this.known.parts)) {
           if (!there.has(this.known.parts[place])) delete this.known.parts[place];
         }
-        return;
+        return null;
       }
-      if (found.status === "completed" && found.file_id) return;
+      if (found.status === "completed" && found.file_id) return found.file_id;
     }
     const asked = { slot, filename: this.file.name, size: this.file.size };
     const begun = await this.#patiently(() => exchange(url, token, asked));
     this.known = { id: begun.id, partBytes: begun.part_bytes, parts: {} };
     this.watcher.kept(this.known);
+    return null;
   }
 
   async #send(place) {
