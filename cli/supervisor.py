@@ -95,15 +95,16 @@ def rotate(log: Path, limit_bytes: int = _LOG_LIMIT_BYTES) -> bool:
     """Move a log that grew past the limit to `<name>.1`, replacing the last one.
 
     The writer keeps its descriptor, so the file is copied and cut, not renamed. Lines written between the two
-    are lost: the price of logs that need no cooperation from the child.
+    are lost: the price of logs that need no cooperation from the child. A log that cannot be moved, as on a
+    full disk, stays: no child shall be missing for it.
     """
     try:
         if log.stat().st_size <= limit_bytes:
             return False
-    except FileNotFoundError:
+        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)
+    except OSError:
         return False
-    shutil.copyfile(log, log.with_name(f"{log.name}.1"))
-    os.truncate(log, 0)
     return True
 
 

@@ -63,3 +63,9 @@ def test_a_data_path_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "var").write_text("")
     with pytest.raises(CliError, match=r"cannot use .*var as --data"), DataDir(tmp_path / "var"):
         pass
+
+
+def test_a_lock_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(CliError, match=r"cannot use .* as --data: Is a directory"), DataDir(tmp_path):
+        pass

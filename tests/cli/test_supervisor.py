@@ -207,6 +207,14 @@ def test_a_log_is_cut_when_it_grew_and_its_writer_goes_on(tmp_path: Path) -> Non
     assert tail(tmp_path / "absent.log") == []
 
 
+def test_a_log_that_cannot_be_moved_stays(tmp_path: Path) -> None:
+    log = tmp_path / "api.log"
+    log.write_bytes(b"old\n" * 10)
+    (tmp_path / "api.log.1").mkdir()
+    assert not rotate(log, limit_bytes=30)
+    assert log.read_bytes() == b"old\n" * 10
+
+
 def test_exits_in_words() -> None:
     assert describe_exit(3) == "exited with code 3"
     assert describe_exit(-9) == "was killed by SIGKILL"
