@@ -75,7 +75,7 @@ def adapter_list(tenant: Tenant, data: Data = None) -> None:
 
 @adapter_app.command("show")
 def adapter_show(tenant: Tenant, name: Name, data: Data = None) -> None:
-    """Show an adapter's versions, the active one with a star, and what happened to it last."""
+    """Show an adapter's last versions, the active one with a star, and what happened to it last."""
     from cli import adapters
 
     versions, events = adapters.show_adapter(data, tenant, name)

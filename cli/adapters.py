@@ -62,15 +62,15 @@ def _state(shown: Shown) -> str:
 def show_adapter(
     data: Path | None, tenant: str, name: str
 ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Its versions (number, state, rank, dtype, since, digest, why not) and its last events (when, what)."""
+    """Its last versions (number, state, rank, dtype, since, digest, why not) and events (when, what)."""
 
     async def work(services: Services) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         owner = await services.accounts.tenants.find_tenant(tenant)
         catalogue = _catalogue(services)
-        shown, versions = await catalogue.versions(owner.id, name, limit=_PAGE)
+        shown, versions = await catalogue.versions(owner.id, name, limit=_PAGE, newest_first=True)
         events = await catalogue.events(owner.id, name, limit=20)
         active = shown.adapter.active_version
-        return [_version_row(version, active) for version in versions], [
+        return [_version_row(version, active) for version in reversed(versions)], [
             _event_row(event) for event in reversed(events)
         ]
 

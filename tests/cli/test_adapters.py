@@ -85,6 +85,12 @@ def test_an_adapters_life(run: Run) -> None:
     assert run("adapter", "show", "acme", "pirate") == (1, "", "rootstock: there is no adapter 'pirate'\n")
 
 
+def test_of_many_versions_the_last_are_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cli.adapters._PAGE", 2)
+    shown = run("adapter", "show", "acme", "pirate")[1].splitlines()
+    assert [line.split()[0] for line in shown[:4] if line] == ["VERSION", "2*", "3"]
+
+
 def test_plans(run: Run) -> None:
     code, made, _ = run(
         *("plan", "create", "large", "--max-adapters", "500", "--pinned-adapters", "3"),
