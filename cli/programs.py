@@ -32,7 +32,6 @@ class Service:
     base_name: str
     quantization: str
     redis_url: str
-    public_url: str
     db_url: str = ""
 
     @property
