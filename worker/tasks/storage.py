@@ -7,8 +7,9 @@ In the queue of jobs: a store may take its time, and metering must not wait for 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
+from typing import Any
 
 from celery import Celery
 
@@ -32,36 +33,30 @@ def register(app: Celery, runtime: Runtime) -> None:
     @app.task(name=SWEEP_STORAGE, time_limit=3000)
     def sweep_storage() -> None:
         """Remove expired files and uploads, and objects that no row names."""
-        _run(runtime, _sweep)
+        _run(runtime, _sweep, "files and objects removed", "what is left over waits for the next sweep")
 
     @app.task(name=PURGE_DELETED, time_limit=3000)
     def purge() -> None:
         """Remove what is left of adapters deleted a while ago."""
-        _run(runtime, _purge)
+        _run(runtime, _purge, "deleted adapters purged", "deleted adapters wait for the next purge")
 
     @app.task(name=SETTLE_UPLOADS, time_limit=300)
     def settle_uploads() -> None:
         """Start versions whose uploads are all completed, and fail those that wait for one in vain."""
-        try:
-            ended = runtime.run(_settle(runtime))
-        except (DatabaseUnavailable, StorageUnavailable) as error:
-            logger.warning("versions go on waiting for their files: %s", error)
-        else:
-            if ended:
-                logger.info("versions that waited for their files go on or have failed: %d", ended)
+        done = "versions that waited for their files go on or have failed"
+        _run(runtime, _settle, done, "versions go on waiting for their files")
 
 
-def _run(runtime: Runtime, work: Callable[[Runtime], Awaitable[int]]) -> None:
-    async def once() -> int:
-        return await work(runtime)
-
+def _run(
+    runtime: Runtime, work: Callable[[Runtime], Coroutine[Any, Any, int]], done: str, put_off: str
+) -> None:
     try:
-        removed = runtime.run(once())
+        count = runtime.run(work(runtime))
     except (DatabaseUnavailable, StorageUnavailable) as error:
-        logger.warning("what is left over waits for the next sweep: %s", error)
+        logger.warning("%s: %s", put_off, error)
     else:
-        if removed:
-            logger.info("removed from the object store: %d", removed)
+        if count:
+            logger.info("%s: %d", done, count)
 
 
 async def _sweep(runtime: Runtime) -> int:
