@@ -100,12 +100,13 @@ def plain_errors() -> Iterator[None]:
 
     from adapters.errors import AdapterError
     from db.errors import DatabaseUnavailable
+    from db.roles import RoleMissing
     from db.schema import SchemaMismatch
     from tenants.errors import TenantError
 
     try:
         yield
-    except (TenantError, AdapterError, SchemaMismatch, ValueError) as error:
+    except (TenantError, AdapterError, SchemaMismatch, RoleMissing, ValueError) as error:
         raise CliError(str(error)) from error
     except (OperationalError, DatabaseUnavailable) as error:
         raise CliError(f"PostgreSQL does not answer: {_first_line(error)}") from error
@@ -138,17 +139,20 @@ def call(data: Path | None, work: Callable[[Services], Awaitable[T]]) -> T:
         return asyncio.run(run())
 
 
-def upgrade_schema(db_url: str) -> str:
-    """Bring a database to this version's schema; the revision it is at now."""
+def upgrade_schema(owner_url: str, serving_url: str) -> str:
+    """Bring a database to this version's schema and let the serving role use it; the revision it is at."""
     from db import schema
 
     with plain_errors():
-        schema.upgrade(db_url)
+        schema.upgrade(owner_url, serving_url)
         return schema.expected_revision() or "the empty schema"
 
 
 def migrate(data: Path | None) -> str:
-    return upgrade_schema(setting(environment_of(data), "ROOTSTOCK_DB_URL"))
+    environment = environment_of(data)
+    return upgrade_schema(
+        setting(environment, "ROOTSTOCK_DB_OWNER_URL"), setting(environment, "ROOTSTOCK_DB_URL")
+    )
 
 
 def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]) -> list[str]:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from cli.datadir import DataDir
 from cli.local.server import socket_directory
+from cli.servers import OWNER_URL
 from cli.supervisor import Program
 from db.tasks import JOBS_QUEUE, QUEUE
 
@@ -33,6 +34,9 @@ class Service:
     quantization: str
     redis_url: str
     db_url: str = ""
+    """Of the role that serves."""
+    db_owner_url: str = ""
+    """Of the role that migrates."""
 
     @property
     def engine_endpoint(self) -> str:
@@ -43,6 +47,7 @@ class Service:
         """Settings of all processes and of the operator's commands; what the operator set himself wins."""
         told = {
             "ROOTSTOCK_DB_URL": self.db_url,
+            OWNER_URL: self.db_owner_url,
             "ROOTSTOCK_REDIS_URL": self.redis_url,
             "ROOTSTOCK_TENANTS_KEY_SECRET": self.data.secret("key_secret"),
             "ROOTSTOCK_API_REDIS_URL": self.redis_url,
@@ -86,6 +91,7 @@ class Service:
     def _program(self, name: str, *command: str, grace_s: float, pass_fds: tuple[int, ...] = ()) -> Program:
         # One thread of arithmetic unless the operator says otherwise: more only slows small matrices down.
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **self.environment()}
+        del environment[OWNER_URL]  # processes that serve have no way to the owner's rights
         if pass_fds:
             environment["ROOTSTOCK_API_LISTEN_FD"] = str(pass_fds[0])
         return Program(

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli.errors import CliError
-from cli.local.postgres import start_postgres
+from cli.local.postgres import serving_url, start_postgres
 from cli.local.redis import start_redis
 from cli.local.server import LocalServer, LocalServerError
 
+OWNER_URL = "ROOTSTOCK_DB_OWNER_URL"
 _WATCH_S = 1.0
 
 
@@ -65,6 +66,18 @@ class Stores:
     redis: Store = field(default_factory=lambda: Store("Redis", "ROOTSTOCK_REDIS_URL", start_redis))
     postgres: Store = field(default_factory=lambda: Store("PostgreSQL", "ROOTSTOCK_DB_URL", start_postgres))
     _watch: asyncio.Task[None] | None = None
+
+    def database_urls(self) -> tuple[str, str]:
+        """Of the role that serves, and of the tables' owner, who migrates. Raises `CliError`."""
+        if self.postgres.given_url is None:
+            return serving_url(self.postgres.url), self.postgres.url
+        owner_url = os.environ.get(OWNER_URL)
+        if not owner_url:
+            raise CliError(
+                f"{OWNER_URL} is not set: beside {self.postgres.url_variable}, whose role serves, the schema "
+                "needs the URL of the role that owns the tables"
+            )
+        return self.postgres.url, owner_url
 
     def keep_alive(self) -> None:
         """From now on, start a private server again when it died."""

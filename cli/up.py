@@ -193,7 +193,8 @@ class _Up:
         engine = await self._launch(service.engine())  # loads its model while the database comes up
         with self._display.step("PostgreSQL") as step:
             step.detail(self._stores.postgres.start(self._data.path))
-        service = dataclasses.replace(service, db_url=self._stores.postgres.url)
+        db_url, db_owner_url = self._stores.database_urls()
+        service = dataclasses.replace(service, db_url=db_url, db_owner_url=db_owner_url)
         self._stores.keep_alive()
         await _all(self._start_engine(engine, service, demo), self._start_services(service))
         if demo is not None:
@@ -223,7 +224,7 @@ class _Up:
 
     async def _start_services(self, service: Service) -> None:
         with self._display.step("Schema") as step:
-            step.detail(await asyncio.to_thread(upgrade_schema, service.db_url))
+            step.detail(await asyncio.to_thread(upgrade_schema, service.db_owner_url, service.db_url))
         assert self._listener is not None
         worker = await self._launch(service.worker())
         jobs = await self._launch(service.jobs())

@@ -13,7 +13,9 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, pool
+from sqlalchemy import Connection, create_engine, make_url, pool
+
+from db import roles
 
 if TYPE_CHECKING:
     from db.session import Database
@@ -33,9 +35,22 @@ class SchemaMismatch(RuntimeError):
         self.expected = expected
 
 
-def upgrade(url: str, revision: str = "head") -> None:
-    """Migrate the database at `url` up to `revision`. Blocking; safe to run from several machines at once."""
-    _run(url, lambda config: command.upgrade(config, revision))
+def upgrade(url: str, serving_url: str | None = None) -> None:
+    """Migrate the database at `url`, the owner's, to this code's revision. Blocking; safe to run from several
+    machines at once.
+
+    Args:
+        serving_url: whose role is granted what serving needs. Raises `db.roles.RoleMissing`.
+    """
+    _run(url, lambda config: command.upgrade(config, "head"))
+    role = make_url(serving_url).username if serving_url is not None else None
+    if role is not None:
+        engine = create_engine(url, poolclass=pool.NullPool)
+        try:
+            with engine.begin() as connection:
+                roles.grant(connection, role)
+        finally:
+            engine.dispose()
 
 
 def downgrade(url: str, revision: str) -> None:
@@ -47,8 +62,11 @@ def expected_revision() -> str | None:
     return ScriptDirectory.from_config(Config(ALEMBIC_INI)).get_current_head()
 
 
-async def assert_schema_current(database: Database) -> None:
-    """Raise SchemaMismatch unless the database is at this code's revision. Every process's first query."""
+async def assert_fit_to_serve(database: Database) -> None:
+    """Raise SchemaMismatch unless the database is at this code's revision, `db.roles.RoleTooMighty` where
+    row-level security would not hold us. Every process's first queries.
+    """
+    await roles.assert_confined(database)
     async with database.engine.connect() as connection:
         found = await connection.run_sync(_current_revision)
     expected = expected_revision()

@@ -1,7 +1,7 @@
 """Sessions: reads that cannot write, writes committed once at the edge, jobs sent only after the commit.
 
 Knows no table. A `ReadSession` and a `WriteSession` are different types, so that a function's signature says
-which it needs; PostgreSQL holds a read session to it (`SET TRANSACTION READ ONLY`).
+which it needs; PostgreSQL holds a read session to it, and either to the rows of the tenant it was opened for.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ AfterCommit = Callable[[], Awaitable[None]]
 
 EVERY_TENANT = "*"
 """The scope of work that is no one tenant's: finding whose a key is, metering, sweeping, the operator."""
+
+# Until the transaction ends; row-level security reads it.
+_WRITE = text("SELECT set_config('rootstock.tenant', :tenant, true)")
+_READ = text(
+    "SELECT set_config('rootstock.tenant', :tenant, true), set_config('transaction_read_only', 'on', true)"
+)
 
 
 class ReadSession(AsyncSession):
@@ -71,7 +77,7 @@ class Database:
         """A read-only transaction over the rows of `tenant`; they stay readable after it ends."""
         with unavailable_when_unreachable():
             async with ReadSession(self.engine, expire_on_commit=False) as session:
-                await session.execute(text("SET TRANSACTION READ ONLY"))
+                await session.execute(_READ, {"tenant": tenant})
                 yield session
 
     @asynccontextmanager
@@ -81,6 +87,7 @@ class Database:
         """
         with unavailable_when_unreachable():
             async with WriteSession(self.engine, expire_on_commit=False) as session, session.begin():
+                await session.execute(_WRITE, {"tenant": tenant})
                 yield session
         for job in session.info.pop("after_commit", []):
             try:

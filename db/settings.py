@@ -6,11 +6,20 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
+class OwnerSettings(BaseSettings):
+    """Of whoever migrates."""
+
+    model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_DB_")
+
+    owner_url: str
+    """SQLAlchemy URL of the role that owns the tables, or will."""
+
+
 class DatabaseSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_DB_")
 
     url: str
-    """SQLAlchemy URL, `postgresql+psycopg://...`."""
+    """SQLAlchemy URL, `postgresql+psycopg://...`, of the role that serves: neither owner nor superuser."""
     pool_size: int = Field(default=5, ge=1, le=200)
     pool_overflow: int = Field(default=5, ge=0, le=200)
     """Connections beyond `pool_size` in a rush, closed after it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection, create_engine, pool, text
 
-from db.settings import DatabaseSettings
+from db.settings import OwnerSettings
 from migrations.metadata import metadata
 
 LOCK_TIMEOUT = "5s"
@@ -22,6 +22,8 @@ def run(connection: Connection) -> None:
     connection.execute(text("SET statement_timeout = '120s'"))
     connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": RUNNER_LOCK})
     connection.execute(text("SET statement_timeout = 0"))
+    # Row-level security holds the owner, too.
+    connection.execute(text("SET rootstock.tenant = '*'"))
     connection.commit()
     context.configure(
         connection=connection,
@@ -44,7 +46,7 @@ given: Connection | None = context.config.attributes.get("connection")
 if given is not None:
     run(given)
 else:
-    engine = create_engine(DatabaseSettings().url, poolclass=pool.NullPool)  # type: ignore[call-arg]
+    engine = create_engine(OwnerSettings().owner_url, poolclass=pool.NullPool)  # type: ignore[call-arg]
     with engine.connect() as opened:
         run(opened)
     engine.dispose()

@@ -19,7 +19,7 @@ import redis
 import redis.asyncio
 from sqlalchemy import make_url
 
-from cli.local.postgres import start_postgres
+from cli.local.postgres import OWNER, serving_url, start_postgres
 from cli.local.redis import start_redis
 from cli.local.server import LocalServer
 from db import schema
@@ -78,7 +78,8 @@ def postgres_admin(postgres_server: LocalServer) -> Iterator[psycopg.Connection]
 def migrated_template(postgres_server: LocalServer, postgres_admin: psycopg.Connection) -> str:
     """Name of a database at the current schema that nobody connects to."""
     postgres_admin.execute(f"CREATE DATABASE {TEMPLATE}")
-    schema.upgrade(database_at(postgres_server, TEMPLATE))
+    owner_url = database_at(postgres_server, TEMPLATE)
+    schema.upgrade(owner_url, serving_url(owner_url))
     return TEMPLATE
 
 
@@ -89,16 +90,22 @@ _serial = itertools.count()
 def database_url(
     postgres_server: LocalServer, postgres_admin: psycopg.Connection, migrated_template: str
 ) -> Iterator[str]:
-    """SQLAlchemy URL of a fresh database at the current schema."""
+    """SQLAlchemy URL of a fresh database at the current schema, for the role that serves."""
     name = f"test_{next(_serial)}"
     postgres_admin.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_template}")
-    yield database_at(postgres_server, name)
+    yield serving_url(database_at(postgres_server, name))
     postgres_admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
+def owner_url(database_url: str) -> str:
+    """SQLAlchemy URL of the same database for a superuser, whom no row-level security holds."""
+    return make_url(database_url).set(username=OWNER).render_as_string(hide_password=False)
+
+
+@pytest.fixture
 def empty_database_url(postgres_server: LocalServer, postgres_admin: psycopg.Connection) -> Iterator[str]:
-    """SQLAlchemy URL of a database without any table."""
+    """SQLAlchemy URL, the owner's, of a database without any table."""
     name = f"empty_{next(_serial)}"
     postgres_admin.execute(f"CREATE DATABASE {name}")
     yield database_at(postgres_server, name)

@@ -25,7 +25,7 @@ from celery.beat import EmbeddedService, Scheduler
 from celery.exceptions import SecurityWarning
 
 from adapters.storage import StorageSettings
-from db.schema import assert_schema_current
+from db.schema import assert_fit_to_serve
 from db.session import Database
 from db.settings import DatabaseSettings
 from db.tasks import JOBS_QUEUE
@@ -100,7 +100,7 @@ def _runtime(
 async def _check_schema(settings: DatabaseSettings) -> None:
     database = Database(settings.url, pool_size=1)
     try:
-        await assert_schema_current(database)
+        await assert_fit_to_serve(database)
     finally:
         await database.close()
 

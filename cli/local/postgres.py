@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psycopg
+from sqlalchemy import make_url
 
 from cli.local.server import (
     CHILD,
@@ -35,6 +36,10 @@ from cli.local.server import (
 )
 
 OLDEST_VERSION = 14
+OWNER = "rootstock"
+"""The cluster's superuser, and owner of the tables: it migrates."""
+SERVING_ROLE = "rootstock_serving"
+"""What everything else connects as: row-level security holds it."""
 SOCKET_NAME = ".s.PGSQL.5432"
 STOP = signal.SIGINT
 """PostgreSQL's fast shutdown: end sessions, write a checkpoint."""
@@ -77,7 +82,8 @@ def _probe(programs: Path) -> Iterator[Installation]:
 def start_postgres(directory: Path, *, ephemeral: bool = False) -> LocalServer:
     """Start PostgreSQL on the cluster in `directory`/postgres, making it at first; wait until it answers.
 
-    The `url` is SQLAlchemy's, of an empty database `rootstock`. Call from the main thread: the server ends
+    The `url` is SQLAlchemy's, the owner's, of an empty database `rootstock`; processes serve by `serving_url`
+    of it. Call from the main thread: the server ends
     with it. Raises LocalServerError when there is no usable program, the directory is in use, or the server
     does not come up.
     """
@@ -116,7 +122,12 @@ def _start(directory: Path, lock_fd: int, ephemeral: bool) -> LocalServer:
 
 
 def postgres_url(sockets: Path, database: str = "rootstock") -> str:
-    return f"postgresql+psycopg://rootstock@/{database}?host={quote(str(sockets), safe='/')}"
+    return f"postgresql+psycopg://{OWNER}@/{database}?host={quote(str(sockets), safe='/')}"
+
+
+def serving_url(owner_url: str) -> str:
+    """The same database of a private server, as the role that serves."""
+    return make_url(owner_url).set(username=SERVING_ROLE).render_as_string(hide_password=False)
 
 
 def _account(data: Path) -> Account | None:
@@ -174,7 +185,7 @@ def _create_cluster(installation: Installation, data: Path, log: Path, account: 
     if account is not None:
         os.chown(data, account.uid, account.gid)
         command += ["--uid", str(account.uid), "--gid", str(account.gid)]
-    command += ["--", installation.programs / "initdb", "-D", data, "--username=rootstock", "--auth=trust"]
+    command += ["--", installation.programs / "initdb", "-D", data, f"--username={OWNER}", "--auth=trust"]
     command += ["--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"]
     with log.open("ab") as output:
         done = subprocess.run(
@@ -201,13 +212,20 @@ def _clear_leftovers(data: Path, sockets: Path) -> None:
 
 
 def _answers(sockets: Path) -> bool:
-    """True once the server takes connections; makes the database `rootstock` when it is not there yet."""
+    """True once the server takes connections; makes the database and the role that serves when they are not
+    there yet.
+    """
     try:
         with psycopg.connect(
-            host=str(sockets), user="rootstock", dbname="postgres", autocommit=True, connect_timeout=5
+            host=str(sockets), user=OWNER, dbname="postgres", autocommit=True, connect_timeout=5
         ) as connection:
             if connection.execute("SELECT 1 FROM pg_database WHERE datname = 'rootstock'").fetchone() is None:
                 connection.execute("CREATE DATABASE rootstock")
+            known = connection.execute(
+                "SELECT 1 FROM pg_roles WHERE rolname = %s", (SERVING_ROLE,)
+            ).fetchone()
+            if known is None:
+                connection.execute(f"CREATE ROLE {SERVING_ROLE} LOGIN")
     except psycopg.OperationalError:
         return False
     return True

@@ -60,6 +60,7 @@ def _limits() -> None:
             name=op.f("ck_limits_stored_by_tenants"),
         ),
     )
+    op.execute("SELECT secure_tenant_rows('limits')")
 
 
 def _terms() -> None:

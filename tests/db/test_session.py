@@ -3,9 +3,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, pool, text
 from sqlalchemy.exc import DBAPIError
 
+from cli.local.postgres import SERVING_ROLE
 from db.errors import DatabaseUnavailable
 from db.session import Database
 
@@ -16,9 +17,9 @@ async def count(database: Database) -> int:
 
 
 @pytest.fixture
-async def table(database: Database) -> Database:
-    async with database.write() as session:
-        await session.execute(text("CREATE TABLE t (x int)"))
+async def table(database: Database, owner_url: str) -> Database:
+    with create_engine(owner_url, poolclass=pool.NullPool).begin() as connection:
+        connection.execute(text(f"CREATE TABLE t (x int); GRANT ALL ON t TO {SERVING_ROLE}"))
     return database
 
 

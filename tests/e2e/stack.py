@@ -247,7 +247,7 @@ class Stack:
 
     def ledger(self) -> dict[str, Row]:
         """Every row of usage_records, by request id; fails when a request has two."""
-        url = make_url(self.setting("ROOTSTOCK_DB_URL")).set(drivername="postgresql")
+        url = make_url(self.setting("ROOTSTOCK_DB_OWNER_URL")).set(drivername="postgresql")
         columns = "request_id, model, prompt_tokens, cached_tokens, completion_tokens, finish_reason"
         with psycopg.connect(url.render_as_string(hide_password=False)) as connection:
             rows = [Row(*row) for row in connection.execute(f"SELECT {columns} FROM usage_records")]

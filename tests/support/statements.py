@@ -11,7 +11,7 @@ from db.session import Database
 
 
 class Statements:
-    """Statements sent through one pool while the block runs, but for the start of read-only transactions."""
+    """Statements sent through one pool while the block runs, but for the start of transactions."""
 
     def __init__(self, database: Database) -> None:
         self.seen: list[str] = []
@@ -27,5 +27,5 @@ class Statements:
         event.remove(self._engine, "before_cursor_execute", self._note)
 
     def _note(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if not statement.startswith("SET TRANSACTION"):
+        if not statement.startswith("SELECT set_config('rootstock.tenant'"):
             self.seen.append(statement)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis.asyncio
 
-from cli.local.postgres import start_postgres
+from cli.local.postgres import serving_url, start_postgres
 from cli.local.redis import start_redis
 from db import schema
 from db.outbox import Outbox
@@ -65,10 +65,11 @@ async def test_a_job_waits_for_a_database_that_is_away(
 ) -> None:
     directory = servers_dir / "jobs-pg"
     server = start_postgres(directory)
-    schema.upgrade(server.url)
-    database, sender = Database(server.url), TaskSender(redis_url)
+    schema.upgrade(server.url, serving_url(server.url))
+    url = serving_url(server.url)
+    database, sender = Database(url), TaskSender(redis_url)
     outbox = Outbox(database, sender)
-    stack = JobsStack(database, server.url, redis_url, tmp_path, outbox, sender)
+    stack = JobsStack(database, url, redis_url, tmp_path, outbox, sender)
     try:
         await stack.make_tenant()
         stack.start()
