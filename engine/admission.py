@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from engine.protocol import Rejected, SamplingParams, Submit
+from engine.protocol import PriorityClass, Rejected, SamplingParams, Submit
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -40,6 +41,11 @@ class Limits:
     """Tokens of FLEX prompts computed in one step while a higher class has requests. None: no bound."""
     flex_interval: int = 1
     """In one of so many steps; in the others, one token of every FLEX prompt under way."""
+    flex_wait_s: float = 30.0
+    """How long a FLEX request waits for what others leave before FLEX has turns of its own."""
+    ttft_targets: Mapping[PriorityClass, float] = field(default_factory=dict)
+    """Seconds to the first token, for requests that bring no target of their own: what is predicted to wait
+    for longer is refused. A class that is not among them waits for however long it takes."""
     slot_patience_s: float = 2.0
     """How long an adapter waits for a slot before it claims one in use."""
     adapter_wait_s: float = 30.0
@@ -58,6 +64,11 @@ class Limits:
             raise ValueError(f"max_flex_tokens must be at least 1, not {self.max_flex_tokens}")
         if self.flex_interval < 1:
             raise ValueError(f"flex_interval must be at least 1, not {self.flex_interval}")
+        if not self.flex_wait_s >= 0:
+            raise ValueError(f"flex_wait_s must not be negative, not {self.flex_wait_s}")
+        for priority, target in self.ttft_targets.items():
+            if not target > 0:
+                raise ValueError(f"ttft_targets must be positive, not {target} for {priority}")
         if not self.slot_patience_s >= 0:
             raise ValueError(f"slot_patience_s must not be negative, not {self.slot_patience_s}")
         if not self.adapter_wait_s > 0:
@@ -129,6 +140,8 @@ def _invalid(submit: Submit, vocab_size: int) -> str | None:
         return f"n must be from 1 to {MAX_CHOICES}, not {submit.n}"
     if submit.adapter is not None and not is_digest(submit.adapter.digest):
         return "adapter.digest must be 64 lowercase hexadecimal digits"
+    if submit.ttft_target is not None and not submit.ttft_target > 0:
+        return f"ttft_target must be a number of seconds above 0, not {submit.ttft_target}"
     if not (math.isfinite(submit.submitted_at) and submit.submitted_at >= 0):
         return f"submitted_at must be a time in Unix seconds, not {submit.submitted_at}"
     return _invalid_lengths(submit.sampling, vocab_size) or _invalid_numbers(submit.sampling, vocab_size)

@@ -16,7 +16,6 @@ from typing import Any
 import structlog
 import torch
 
-from engine.admission import Limits
 from engine.core import EngineCore, Runner
 from engine.devices import host_memory, kind_of_device, refusal
 from engine.kv_cache import BlockPool
@@ -90,16 +89,7 @@ def build_engine(
         settings.max_batch_tokens,
         device_settings.num_slots or default_slots,
     )
-    limits = Limits(
-        context_length=sizes.context_length,
-        vocab_size=config.vocab_size,
-        max_batch_tokens=sizes.max_batch_tokens,
-        max_rows=sizes.max_rows,
-        max_waiting=settings.queue_limit,
-        max_flex_tokens=settings.max_flex_tokens,
-        flex_interval=settings.flex_interval,
-        adapter_wait_s=settings.adapter_wait_seconds,
-    )
+    limits = settings.limits(sizes.context_length, config.vocab_size)
     construct = _gpu_parts if device.type == "cuda" else _cpu_parts
     parts = construct(model, sizes, settings, device_settings, server, base)
     scheduler = Scheduler(

@@ -158,6 +158,13 @@ class EngineCore:
             graph_replays=run.graph_replays,
             eager_steps=run.eager_steps,
             step_gap_seconds=self._gap_seconds + run.gap_seconds,
+            rows_total=scheduler.limits.max_rows,
+            running_by_class=scheduler.running_by_class,
+            predicted_wait=scheduler.predicted_waits,
+            preempted=counters.preempted.copy(),
+            shed=counters.shed.copy(),
+            prefill_tokens=counters.prefill_tokens,
+            decode_tokens=counters.decode_tokens,
         )
 
     def check_integrity(self) -> None:

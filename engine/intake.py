@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterable
 
 from engine.admission import Limits, length_limit, refusal
 from engine.kv_cache import BlockPool, BlockTable, prefix_root
-from engine.protocol import PriorityClass, Rejected, Submit
+from engine.protocol import Rejected, Submit
 from engine.request import Request, RequestGroup
 from engine.stops import StopMatcher
-
-QUEUE_SHARES = {PriorityClass.PRIORITY: 1.0, PriorityClass.DEFAULT: 0.875, PriorityClass.FLEX: 0.5}
-"""How full the queue may be for a class to be let in: the lower ones are shed first."""
 
 
 class Intake:
@@ -27,18 +24,13 @@ class Intake:
         self._draw_seed = draw_seed
         self._num_groups = 0
 
-    def refusal(self, submit: Submit, num_waiting: int, num_slots: int) -> Rejected | None:
-        """Why the request cannot be taken on; None when it can. `num_waiting` counts choices."""
+    def refusal(self, submit: Submit, num_slots: int) -> Rejected | None:
+        """Why the request can never be taken on; None when it can."""
         rejected = refusal(submit, self._limits, self._pool.num_blocks * self._pool.block_size)
         if rejected is not None:
             return rejected
         if submit.adapter is not None and not num_slots:
             return Rejected(submit.request_id, "adapter_unavailable", "this engine has no adapter slots")
-        room = int(self._limits.max_waiting * QUEUE_SHARES[submit.priority])
-        if num_waiting + submit.n > room:
-            shed = submit.priority.value
-            message = f"{num_waiting} requests wait, and the queue takes {shed} requests up to {room}"
-            return Rejected(submit.request_id, "overloaded", message)
         return None
 
     def group(self, submit: Submit) -> RequestGroup:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from engine.admission import Limits
 from engine.batch import NO_SLOT, Batch, Launched, NewRow, Scored, StepResult
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
@@ -192,16 +191,7 @@ def build_null_engine(
         runner.load(slot, ref)
         server.adapter_loaded(slot, ref.digest, None)
 
-    limits = Limits(
-        context_length=settings.context_length or _DEFAULT_CONTEXT_LENGTH,
-        vocab_size=len(token_bytes),
-        max_batch_tokens=max(settings.max_batch_tokens, settings.max_rows),
-        max_rows=settings.max_rows,
-        max_waiting=settings.queue_limit,
-        max_flex_tokens=settings.max_flex_tokens,
-        flex_interval=settings.flex_interval,
-        adapter_wait_s=settings.adapter_wait_seconds,
-    )
+    limits = settings.limits(settings.context_length or _DEFAULT_CONTEXT_LENGTH, len(token_bytes))
     scheduler = Scheduler(
         limits=limits,
         pool=BlockPool(device.num_blocks or _DEFAULT_NUM_BLOCKS),

@@ -45,9 +45,24 @@ class Counters:
     queue_seconds: dict[str, float] = field(default_factory=dict)
     """What those waited for it, summed."""
 
+    preempted: dict[str, int] = field(default_factory=dict)
+    """The same by the class of who had to go."""
+    shed: dict[str, int] = field(default_factory=dict)
+    """Requests refused because too many were waiting, by class."""
+    prefill_tokens: int = 0
+    """Computed by steps of what was known: of prompts, and again after preemptions."""
+    decode_tokens: int = 0
+    """Computed by steps of what was drawn last: one to a row."""
+
     def admit(self, service_class: str, waited: float) -> None:
         self.admitted[service_class] = self.admitted.get(service_class, 0) + 1
         self.queue_seconds[service_class] = self.queue_seconds.get(service_class, 0.0) + waited
+
+    def preempt(self, service_class: str) -> None:
+        self.preempted[service_class] = self.preempted.get(service_class, 0) + 1
+
+    def refuse(self, service_class: str) -> None:
+        self.shed[service_class] = self.shed.get(service_class, 0) + 1
 
 
 @dataclass(slots=True)

@@ -78,6 +78,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Copied into every UsageEvent untouched: what the ledger needs to know and the engine does not."""
     submitted_at: float = 0.0
     """Unix seconds, the submitter's clock. Part of the ledger key, so it never changes for a request."""
+    ttft_target: float | None = None
+    """Seconds. It is refused rather than wait longer for its first token. None: the engine's, by class."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -255,6 +257,19 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Steps launched op by op."""
     step_gap_seconds: float = 0.0
     """How long the device waited for its next step although rows were running, as far as the host can see."""
+    rows_total: int = 0
+    running_by_class: dict[str, int] = {}
+    """`running`, by priority class."""
+    predicted_wait: dict[str, float] = {}
+    """By priority class: seconds that a short request of a tenant without others would wait now."""
+    preempted: dict[str, int] = {}
+    """`preemptions`, by the priority class of who had to go."""
+    shed: dict[str, int] = {}
+    """By priority class: requests refused as overloaded."""
+    prefill_tokens: int = 0
+    """Known tokens that steps computed: of prompts, and again after preemptions."""
+    decode_tokens: int = 0
+    """Tokens that steps computed one to a row, to draw the next."""
 
 
 EngineMessage = Outputs | EngineInfo | EngineStats

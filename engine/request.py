@@ -34,11 +34,13 @@ class RequestState(Enum):
 class Account:
     """What one tenant has had of one class of service. Shared by its requests; the queue's to read."""
 
-    __slots__ = ("served",)
+    __slots__ = ("num_running", "served")
 
     def __init__(self) -> None:
         self.served = 0.0
         """Tokens, weighted by their cost."""
+        self.num_running = 0
+        """Its requests in the batch."""
 
 
 class RequestGroup:
@@ -132,8 +134,10 @@ class Request:
         "cached_len",
         "computed_len",
         "decode_share",
+        "entered_at",
         "group",
         "index",
+        "kept_until",
         "limit",
         "matcher",
         "min_len",
@@ -147,8 +151,10 @@ class Request:
         "stop_ids",
         "table",
         "tenant",
+        "times_preempted",
         "token_ids",
         "total_len",
+        "waiting_since",
     )
 
     def __init__(
@@ -194,6 +200,16 @@ class Request:
         """Its share of a step in which it decodes: the same every time, so made once per stay."""
         self.account: Account | None = None
         """Where its tenant's service is counted; set by the queue."""
+        self.waiting_since = 0.0
+        self.entered_at = 0.0
+        """When its stay in the batch began; like the time before, by the scheduler's monotonic clock."""
+        self.times_preempted = 0
+        self.kept_until = 0
+        """Total length below which it is not preempted for somebody else's sake."""
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.state is RequestState.WAITING
 
     @property
     def num_pending(self) -> int:

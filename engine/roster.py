@@ -13,11 +13,13 @@ from engine.fairness import FairQueue
 from engine.intake import Intake
 from engine.lora.residency import Residency
 from engine.outputs import Counters, StepOutputs
+from engine.overload import Overload
+from engine.pace import Pace
 from engine.protocol import (
+    AdapterRef,
     Finished,
     FinishReason,
     PromptScores,
-    RejectCode,
     Rejected,
     Submit,
     TokenChunk,
@@ -44,6 +46,8 @@ class Roster:
         incarnation: str,
         clock: Callable[[], float],
         waits: AdapterWaits,
+        overload: Overload,
+        pace: Pace,
     ) -> None:
         """`token_bytes` is the vocabulary's, for stop strings. `clock` gives Unix seconds."""
         self.counters = Counters()
@@ -56,6 +60,8 @@ class Roster:
         self._incarnation = incarnation
         self._clock = clock
         self._waits = waits
+        self._overload = overload
+        self._pace = pace
         self._groups: dict[str, RequestGroup] = {}
         self._outputs = StepOutputs()
 
@@ -82,13 +88,14 @@ class Roster:
     def submit(self, submit: Submit) -> Rejected | None:
         """Queue a request, or say why not. Never raises, whatever is in it."""
         request_id = submit.request_id
+        self._pace.look()
         if request_id in self._groups:
             rejected: Rejected | None = Rejected(
                 request_id, "duplicate", f"request_id {request_id} is in use by a request that goes on"
             )
         else:
             num_slots = len(self._residency.slots.slots)
-            rejected = self._intake.refusal(submit, len(self._queue), num_slots)
+            rejected = self._intake.refusal(submit, num_slots) or self._shed(submit)
         if rejected is not None:
             self.counters.rejected += 1
             return rejected
@@ -99,6 +106,23 @@ class Roster:
             self._waits.begin(group)
         return None
 
+    def _shed(self, submit: Submit) -> Rejected | None:
+        """Why there is no place for a request that the engine could run; None when there is, or is made."""
+        overload = self._overload
+        rejected = overload.refusal(submit)
+        while rejected is None:
+            full = overload.queue_refusal(submit)
+            if full is None:
+                return None
+            last = overload.displaced_by(submit)
+            if last is None:
+                rejected = full
+            else:
+                self.counters.refuse(last.priority.value)
+                self._reject_group(last.group, overload.displacement(last, submit))
+        self.counters.refuse(submit.priority.value)
+        return rejected
+
     def queue_siblings(self, group: RequestGroup) -> None:
         """The first choice's prompt is computed: the other choices will find it in the prefix cache."""
         num_missing = group.submit.n - len(group.choices)
@@ -106,6 +130,14 @@ class Roster:
             # Before later requests of the same tenant, in their own order.
             for request in reversed(self._intake.add_choices(group, num_missing)):
                 self._enqueue(request, first=True)
+
+    def note_preemption(self, request: Request) -> None:
+        """A running request is to go back into the queue."""
+        request.group.preemptions += 1
+        self.counters.preemptions += 1
+        self.counters.preempt(request.priority.value)
+        if request.adapter is not None:
+            self._residency.expect(request.adapter)
 
     def note_admission(self, request: Request) -> None:
         """A request has entered the batch, for the first time or again."""
@@ -205,7 +237,7 @@ class Roster:
         waiting = {r.request_id: r.group for r in self._queue if r.adapter and r.adapter.digest == digest}
         for group in waiting.values():
             if group.scheduled_at is None:
-                self._reject_group(group, "adapter_unavailable", message)
+                self._reject_group(group, Rejected(group.submit.request_id, "adapter_unavailable", message))
             else:
                 self.counters.errors += 1
                 self._end_group(group, "error")
@@ -220,7 +252,7 @@ class Roster:
                 self._waits.begin(group)  # it waits for something else; the adapter may leave meanwhile
                 continue
             message = f"this model's adapter was not loaded within {self._waits.limit_s:g} s: try again"
-            self._reject_group(group, "adapter_loading", message)
+            self._reject_group(group, Rejected(wait.request_id, "adapter_loading", message))
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """One choice is over; with the last one, the request. The caller takes it off the running list."""
@@ -248,13 +280,13 @@ class Roster:
                 self._end(request, reason)
         self._running.sweep()
 
-    def _reject_group(self, group: RequestGroup, code: RejectCode, message: str) -> None:
+    def _reject_group(self, group: RequestGroup, rejected: Rejected) -> None:
         """The request never ran, and never will."""
         for request in group.choices:
             self._unqueue(request)
         del self._groups[group.submit.request_id]
         self.counters.rejected += 1
-        self._outputs.rejected.append(Rejected(group.submit.request_id, code, message))
+        self._outputs.rejected.append(rejected)
 
     def _close(self, group: RequestGroup) -> None:
         request_id = group.submit.request_id
@@ -267,9 +299,17 @@ class Roster:
     # In and out of the queue -----------------------------------------------------------------------------
 
     def _enqueue(self, request: Request, first: bool = False) -> None:
-        if request.adapter is not None:
-            self._residency.expect(request.adapter)
-        self._queue.push(request, first)
+        ref = request.adapter
+        is_missed = ref is not None and self._is_missed_first(ref)
+        if ref is not None:
+            self._residency.expect(ref)
+        self._queue.push(request, self._pace.now, first)
+        if ref is not None and is_missed:
+            self._queue.charge_load(request, ref)
+
+    def _is_missed_first(self, ref: AdapterRef) -> bool:
+        """Whether nobody waits for an adapter that is not there: who does now has it brought."""
+        return ref.digest not in self._residency and self._residency.slots.find(ref.digest) is None
 
     def _unqueue(self, request: Request) -> None:
         self._queue.discard(request)

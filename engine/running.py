@@ -11,16 +11,23 @@ from operator import attrgetter
 
 from engine.batch import NO_SLOT, NewRow
 from engine.lora.residency import Residency
-from engine.request import Request, RequestState
+from engine.pace import Pace
+from engine.request import CLASS_ORDER, Request, RequestState
 
 _BY_RANK = attrgetter("rank")
 
 
 class Running:
-    def __init__(self, max_rows: int, residency: Residency) -> None:
+    def __init__(self, max_rows: int, residency: Residency, pace: Pace) -> None:
+        """`pace` is told how long requests stay."""
         self.requests: list[Request] = []
         """By rank: class, then arrival."""
-        self._max_rows = max_rows
+        self.num_rows = [0] * len(CLASS_ORDER)
+        """Requests of each class, in the order of the classes."""
+        self.num_tenants = [0] * len(CLASS_ORDER)
+        """Tenants that have any, of each class."""
+        self.max_rows = max_rows
+        self._pace = pace
         self._residency = residency
         self._free_rows = list(range(max_rows))  # a heap: low rows first keep the batch state dense
         self._freed_rows: list[int] = []
@@ -40,16 +47,35 @@ class Running:
             self._residency.dismiss(request.adapter)
             slot = self._residency.acquire(request.adapter)
         insort(self.requests, request, key=_BY_RANK)
+        account, order = request.account, request.rank[0]
+        assert account is not None
+        self.num_rows[order] += 1
+        self.num_tenants[order] += not account.num_running
+        account.num_running += 1
+        request.entered_at = self._pace.now
         return request.enter(heappop(self._free_rows), slot, request.table.named_len)
 
     def vacate(self, request: Request, state: RequestState) -> None:
-        """Take back all that a request holds. It stays on the list until `sweep`, unless popped already."""
+        """Take back all that a request holds. It stays on the list until `sweep`, unless removed before."""
         self._freed_rows.append(request.row)
         heappush(self._free_rows, request.row)
         request.table.close()
         if request.slot != NO_SLOT:
             self._residency.release(request.slot)
+        account, order = request.account, request.rank[0]
+        assert account is not None
+        account.num_running -= 1
+        self.num_rows[order] -= 1
+        self.num_tenants[order] -= not account.num_running
+        self._pace.note_stay(request.entered_at, ended=state is not RequestState.WAITING)
         request.leave(state)
+
+    def remove(self, request: Request) -> None:
+        """Take a request off the list, before it is vacated."""
+        if self.requests[-1] is request:
+            self.requests.pop()
+        else:
+            self.requests.remove(request)
 
     def sweep(self) -> None:
         """Drop requests that have left."""
@@ -67,7 +93,18 @@ class Running:
             assert request.state is RequestState.RUNNING
         assert self.requests == sorted(self.requests, key=_BY_RANK)
         rows = [request.row for request in self.requests]
-        assert sorted(rows + self._free_rows) == list(range(self._max_rows))
+        assert sorted(rows + self._free_rows) == list(range(self.max_rows))
+        assert self.num_rows == [
+            sum(request.rank[0] == order for request in self.requests) for order in CLASS_ORDER.values()
+        ]
+        accounts = {id(request.account): request for request in self.requests}
+        for request in accounts.values():
+            assert request.account is not None
+            theirs = sum(other.account is request.account for other in self.requests)
+            assert request.account.num_running == theirs
+        assert self.num_tenants == [
+            sum(request.rank[0] == order for request in accounts.values()) for order in CLASS_ORDER.values()
+        ]
         assert {block_id for request in self.requests for block_id in request.table.block_ids} == held_blocks
         for slot in self._residency.slots.slots:
             assert slot.references == sum(request.slot == slot.index for request in self.requests)

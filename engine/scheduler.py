@@ -1,14 +1,8 @@
-"""What runs in the next step, and to whom what a step drew belongs.
+"""Steps planned and taken in: what each drew belongs to whom was in it.
 
-Owns the plans of steps: rows, blocks and slot references are given and taken here. There are no prefill and
-decode phases: each request has computed tokens chasing its total tokens, all under one token budget. Refuses
-to know how a batch is run, messages are sent, adapters are loaded, and how requests begin and end (`Roster`).
-
-Order: running requests are served first, by rank (class, then arrival), each at least one token. When
-blocks run out, the last in rank is preempted: its blocks go, its tokens stay, and it returns before others
-of its class. The first in rank can take every other request's blocks, and the door turns away what does not
-fit alone, so something always progresses. Only then new requests are admitted, in the order of `FairQueue`;
-one that lacks blocks holds up the rest, one whose adapter has no slot does not.
+Owns the order of plans and commits, and how requests advance by them. Refuses to know what goes into a plan
+(`Planning`), how a batch is run, messages are sent, adapters are loaded, and how requests begin and end
+(`Roster`).
 
 Overlap: a request advances when its step is planned, so that the next step can be planned before this one
 has ended. With one step in flight:
@@ -43,24 +37,26 @@ from secrets import randbits
 
 from engine.adapter_waits import AdapterWaits
 from engine.admission import Limits
-from engine.batch import Batch, Scheduled, Scored, StepResult
+from engine.batch import Batch, Scored, StepResult
 from engine.fairness import FairQueue
 from engine.intake import Intake
 from engine.kv_cache import BlockPool
 from engine.lora.residency import Residency
 from engine.lora.slots import SlotTable
 from engine.outputs import Counters, StepOutputs
+from engine.overload import Overload
+from engine.pace import Pace
+from engine.planning import Plan, Planning
 from engine.protocol import AdapterRef, PriorityClass, Rejected, Submit, TokenLogprob
-from engine.request import Request, RequestState
+from engine.request import CLASS_ORDER, Request, RequestState
 from engine.roster import Roster
 from engine.running import Running
 
 MAX_UNCOMMITTED = 2
 """Batches planned and not committed: one that runs, and one behind it."""
 
-FLEX = PriorityClass.FLEX
-
-_Shares = list[tuple[Request, Scheduled]]
+HEAD_START_STEPS = 64
+"""Steps of nothing but PRIORITY rows by which that class may be ahead of DEFAULT before they take turns."""
 
 
 class Scheduler:
@@ -86,12 +82,15 @@ class Scheduler:
         self.limits = limits
         self.pool = pool
         self.residency = Residency(slots, monotonic, limits.slot_patience_s)
-        self.queue = FairQueue()
+        # Two tokens' cost of a row in a step, by PRIORITY's weight of 16.
+        self.queue = FairQueue(limits.flex_wait_s, HEAD_START_STEPS * limits.max_rows / 8)
         self.engine_id = engine_id
         self.incarnation = incarnation
         self._clock = clock
+        self._pace = Pace(monotonic, limits.max_batch_tokens)
         self._waits = AdapterWaits(monotonic, limits.adapter_wait_s)
-        self._running = Running(limits.max_rows, self.residency)
+        self._running = Running(limits.max_rows, self.residency, self._pace)
+        self.overload = Overload(limits, self.queue, self._running, self._pace)
         self._roster = Roster(
             Intake(limits, pool, eos_ids, draw_seed),
             self.queue,
@@ -102,14 +101,13 @@ class Scheduler:
             incarnation,
             clock,
             self._waits,
+            self.overload,
+            self._pace,
         )
-        # Uncommitted batches, with the requests parallel to their shares and to what they score.
-        self._uncommitted: deque[tuple[Batch, list[Request], list[Request]]] = deque()
-        self._planned: list[Request] = []  # parallel to the shares of the batch being planned
-        self._scoring: list[Request] = []  # parallel to what it scores
-        self._flex_left = 0  # tokens of FLEX prompts that it may still compute
-        self._at_limit: list[Request] = []  # planned to draw the last token their limit allows
-        self._step = 0
+        self._planning = Planning(
+            limits, pool, self.residency, self.queue, self._running, self._roster, self._pace
+        )
+        self._uncommitted: deque[Plan] = deque()
 
     # Requests come and go --------------------------------------------------------------------------------
 
@@ -138,40 +136,31 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Plan the next step, or None when nothing can run as long as nothing is committed."""
         assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
-        batch = Batch(self._step)
-        prefill: _Shares = []
-        self._planned, self._scoring = [], []
-        self._retire()
-        self._flex_left = self._flex_tokens()
-        num_running = self.num_running
+        self._pace.begin_step()
         self._roster.turn_away_overdue()
         self.residency.take_turns()
-        budget = self._serve_running(batch, prefill)
-        if budget > 0 and self.num_running == num_running and self.queue:
-            self._admit(batch, prefill, budget)
-        for request, share in prefill:
-            if share.num_tokens > 1:
-                self._add(batch, request, share)
-        if not batch.scheduled:
-            assert not self.num_running, "running requests must progress"
+        plan = self._planning.next_step()
+        if plan is None:
             return None
-        self._share_prefixes(prefill)
-        self._step += 1
-        batch.freed_rows = self._running.take_freed_rows()
-        self._uncommitted.append((batch, self._planned, self._scoring))
-        return batch
+        self.overload.is_short_of_blocks = self._planning.is_short_of_blocks
+        num_known = plan.num_known
+        self.counters.prefill_tokens += num_known
+        self.counters.decode_tokens += len(plan.requests) - len(plan.prefill)
+        self._pace.end_step(num_known)
+        self._uncommitted.append(plan)
+        return plan.batch
 
     def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
         """Take in what the oldest batch drew. Returns all there is to tell since the last commit."""
-        planned_batch, planned, scoring = self._uncommitted.popleft()
-        assert planned_batch is batch, "another batch was to be committed first"
+        plan = self._uncommitted.popleft()
+        assert plan.batch is batch, "another batch was to be committed first"
         now = self._clock()
-        any_ended = bool(scoring) and self._commit_scores(batch.scored, scoring, result.scores)
+        any_ended = bool(plan.scoring) and self._commit_scores(batch.scored, plan.scoring, result.scores)
         block_size, emit, finished = self.pool.block_size, self._roster.emit, RequestState.FINISHED
         token_ids, logprobs, failed = result.token_ids, result.logprobs, result.failed
         drawn: list[Request] = []
         position = -1
-        for request, share in zip(planned, batch.scheduled, strict=True):
+        for request, share in zip(plan.requests, batch.scheduled, strict=True):
             if not share.samples:
                 continue
             position += 1
@@ -230,6 +219,15 @@ class Scheduler:
         return len(self._running.requests)
 
     @property
+    def running_by_class(self) -> dict[str, int]:
+        return {str(priority): self._running.num_rows[order] for priority, order in CLASS_ORDER.items()}
+
+    @property
+    def predicted_waits(self) -> dict[str, float]:
+        """By class, seconds that a request with a short prompt of a tenant that has none would wait now."""
+        return {str(priority): self.overload.predicted_wait(priority) for priority in PriorityClass}
+
+    @property
     def has_requests(self) -> bool:
         return bool(self._roster)
 
@@ -260,130 +258,7 @@ class Scheduler:
     def _check_in_flight(self, alive: list[Request]) -> None:
         """Exactly the tokens that uncommitted batches draw are pending, one per batch at most."""
         pending: dict[Request, int] = {}
-        for batch, planned, _ in self._uncommitted:
-            for request, share in zip(planned, batch.scheduled, strict=True):
+        for plan in self._uncommitted:
+            for request, share in zip(plan.requests, plan.batch.scheduled, strict=True):
                 pending[request] = pending.get(request, 0) + share.samples
         assert all(request.num_pending == pending.get(request, 0) for request in alive)
-
-    # Planning --------------------------------------------------------------------------------------------
-
-    def _retire(self) -> None:
-        """Take back what requests hold whose last token is in flight: they need no further step."""
-        if not self._at_limit:
-            return
-        for request in self._at_limit:
-            if request.state is RequestState.RUNNING:
-                self._take_back(request, RequestState.ENDING)
-        self._at_limit.clear()
-        self._running.sweep()
-
-    def _serve_running(self, batch: Batch, prefill: _Shares) -> int:
-        """Give every running request its share, preempting from the end. Returns the budget left."""
-        running, planned, scheduled = self._running.requests, self._planned, batch.scheduled
-        budget = self.limits.max_batch_tokens
-        index = 0
-        while index < len(running):
-            request = running[index]
-            index += 1
-            computed_len, total_len = request.computed_len, request.total_len
-            if total_len - computed_len == 1:
-                if computed_len == request.table.capacity and not self._grow(request, batch):
-                    break  # it was the last, and had to go itself
-                planned.append(request)
-                scheduled.append(request.decode_share)
-                request.computed_len = total_len
-                request.total_len = total_len = total_len + 1
-                if total_len == request.limit:
-                    self._at_limit.append(request)
-                budget -= 1
-            else:
-                # Its blocks were all taken at admission. One token is kept for each row after it.
-                budget -= self._plan(batch, prefill, request, budget - (len(running) - index))
-        return budget
-
-    def _flex_tokens(self) -> int:
-        """Tokens of FLEX prompts that a step may compute: not all, where that would make others wait."""
-        limits, running, queue = self.limits, self._running.requests, self.queue
-        others = (running and running[0].priority is not FLEX) or len(queue) > queue.num_waiting(FLEX)
-        if limits.max_flex_tokens is None or not others:
-            return limits.max_batch_tokens
-        # All at once and then not for a while: most steps of the others take no longer than without.
-        return 0 if self._step % limits.flex_interval else limits.max_flex_tokens
-
-    def _plan(self, batch: Batch, prefill: _Shares, request: Request, budget: int) -> int:
-        """Compute as many of a request's known tokens as the budget allows. Returns how many."""
-        begin = request.computed_len
-        num_left = request.total_len - begin
-        if request.priority is FLEX:
-            budget = max(1, min(budget, self._flex_left))
-        num_tokens = min(num_left, budget)
-        if request.priority is FLEX:
-            self._flex_left -= num_tokens
-        share = Scheduled(request.row, num_tokens, num_tokens == num_left)
-        prefill.append((request, share))
-        request.computed_len += num_tokens
-        request.total_len += share.samples
-        scored = request.take_scored(begin)
-        if scored is not None:
-            batch.scored.append(scored)
-            self._scoring.append(request)
-        if num_tokens == 1:  # wider shares come last
-            self._add(batch, request, share)
-        return num_tokens
-
-    def _add(self, batch: Batch, request: Request, share: Scheduled) -> None:
-        self._planned.append(request)
-        batch.scheduled.append(share)
-        if request.total_len == request.limit:
-            self._at_limit.append(request)
-
-    def _grow(self, request: Request, batch: Batch) -> bool:
-        """One more block for a running request. False when the request itself had to be preempted."""
-        while not self.pool.num_free:
-            victim = self._running.requests.pop()
-            self._preempt(victim)
-            if victim is request:
-                return False
-        batch.grown.append((request.row, [request.table.grow()]))
-        return True
-
-    def _preempt(self, request: Request) -> None:
-        request.group.preemptions += 1
-        self.counters.preemptions += 1
-        if request.adapter is not None:
-            self.residency.expect(request.adapter)
-        self._take_back(request, RequestState.WAITING)
-        self.queue.push_returning(request)
-
-    def _take_back(self, request: Request, state: RequestState) -> None:
-        """End a request's stay for reasons of planning: all it has computed is known, and stays findable."""
-        request.table.name_computed(request.token_ids, request.computed_len)
-        self._running.vacate(request, state)
-
-    def _admit(self, batch: Batch, prefill: _Shares, budget: int) -> None:
-        """Let waiting requests in while there are tokens, rows and blocks for them."""
-        while budget > 0 and not self._running.is_full:
-            closed = None if self._flex_left > 0 else FLEX
-            request = self.queue.pick(self.residency.admits, closed)
-            if request is None:
-                break
-            total_len = request.total_len
-            matched = request.table.match(request.token_ids, request.num_reusable)
-            num_needed = -(-total_len // self.pool.block_size) - len(matched)
-            # One block is left for each running request to grow: else the next step would preempt.
-            if self.pool.num_free_besides(matched) < num_needed + self.num_running:
-                break
-            self.queue.take(request)
-            batch.new_rows.append(self._running.enter(request, matched))
-            self._roster.note_admission(request)
-            if total_len == len(request.group.submit.prompt_ids):
-                self.queue.charge_prefill(request, total_len - request.cached_len)
-            budget -= self._plan(batch, prefill, request, budget)
-        self.queue.unpark()
-
-    def _share_prefixes(self, prefill: _Shares) -> None:
-        """Let requests of later steps find what this one computes of known tokens, siblings first of all."""
-        for request, share in prefill:
-            request.table.name_computed(request.token_ids, request.computed_len)
-            if share.samples:
-                self._roster.queue_siblings(request.group)

@@ -13,6 +13,9 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from engine.admission import Limits
+from engine.protocol import PriorityClass
+
 FLEX_PART = 128
 """On a CPU a step of this part takes a few times as long as one that decodes; on a GPU hardly longer."""
 
@@ -60,6 +63,40 @@ class DeviceSettings(BaseSettings):
     """Every product has the same number of rows, so that no request's bits depend on how many others run."""
 
 
+class SchedulingSettings(BaseSettings):
+    """Who waits for how long, by class of service."""
+
+    model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_ENGINE_", frozen=True, extra="forbid")
+
+    queue_limit: Annotated[int, Field(ge=1)] = 1024
+    """Requests that may wait; past it they are rejected as overloaded."""
+    adapter_wait_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """How long a request waits for its adapter to be loaded before it is rejected as adapter_loading."""
+    flex_batch_tokens: Annotated[int | None, Field(ge=1)] = None
+    """Of a step's tokens, those that prompts of class FLEX may take while a higher class has requests: what a
+    step takes longer for them, others wait longer for a token. Unset: one in 128, 16 at least."""
+    flex_interval: Annotated[int, Field(ge=1)] = 8
+    """They take it in one of so many steps."""
+    flex_wait_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """How long a FLEX request waits for what others leave, before FLEX has turns of its own."""
+    priority_ttft_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """Requests that come without a target of their own are rejected as overloaded when they are predicted to
+    wait for longer for their first token; "inf" lets them wait. This is PRIORITY's."""
+    default_ttft_seconds: Annotated[float, Field(gt=0)] = 30.0
+    """The same for DEFAULT."""
+    flex_ttft_seconds: Annotated[float, Field(gt=0)] = 300.0
+    """The same for FLEX."""
+
+    @property
+    def ttft_targets(self) -> dict[PriorityClass, float]:
+        """Seconds, by class."""
+        return {
+            PriorityClass.PRIORITY: self.priority_ttft_seconds,
+            PriorityClass.DEFAULT: self.default_ttft_seconds,
+            PriorityClass.FLEX: self.flex_ttft_seconds,
+        }
+
+
 class EngineSettings(BaseSettings):
     """One engine: its base model, where it listens, and how much it takes on."""
 
@@ -89,17 +126,9 @@ class EngineSettings(BaseSettings):
     """Sequences that may run at once."""
     max_batch_tokens: Annotated[int, Field(ge=16)] = 2048
     """Tokens of one step, over all rows: longer prompts are prefilled in several."""
-    flex_batch_tokens: Annotated[int | None, Field(ge=1)] = None
-    """Of them, those that prompts of class FLEX may take while a higher class has requests: what a step takes
-    longer for them, others wait longer for a token. Unset: one in 128, 16 at least."""
-    flex_interval: Annotated[int, Field(ge=1)] = 8
-    """They take it in one of so many steps."""
     context_length: Annotated[int | None, Field(ge=16)] = None
     """Prompt and completion together. Unset: what the base was trained for."""
-    queue_limit: Annotated[int, Field(ge=1)] = 1024
-    """Requests that may wait; past it they are rejected as overloaded."""
-    adapter_wait_seconds: Annotated[float, Field(gt=0)] = 30.0
-    """How long a request waits for its adapter to be loaded before it is rejected as adapter_loading."""
+    scheduling: SchedulingSettings = Field(default_factory=SchedulingSettings)
     drain_seconds: Annotated[float, Field(ge=0)] = 30.0
     """How long running requests have to finish after SIGTERM."""
 
@@ -110,10 +139,24 @@ class EngineSettings(BaseSettings):
             raise ValueError("must begin with tcp:// or ipc://")
         return value
 
-    @property
-    def max_flex_tokens(self) -> int:
-        """Tokens of FLEX prompts in a step that others wait for."""
-        return self.flex_batch_tokens or max(16, self.max_batch_tokens // FLEX_PART)
+    def limits(self, context_length: int, vocab_size: int) -> Limits:
+        """What the engine takes on, of a model with these sizes.
+
+        Raises ValueError where settings do not go together.
+        """
+        scheduling = self.scheduling
+        return Limits(
+            context_length=context_length,
+            vocab_size=vocab_size,
+            max_batch_tokens=self.max_batch_tokens,
+            max_rows=self.max_rows,
+            max_waiting=scheduling.queue_limit,
+            max_flex_tokens=scheduling.flex_batch_tokens or max(16, self.max_batch_tokens // FLEX_PART),
+            flex_interval=scheduling.flex_interval,
+            flex_wait_s=scheduling.flex_wait_seconds,
+            ttft_targets=scheduling.ttft_targets,
+            adapter_wait_s=scheduling.adapter_wait_seconds,
+        )
 
     @property
     def state_dir(self) -> Path:
