@@ -64,15 +64,14 @@ class Measured:
 _decoder = msgspec.msgpack.Decoder(UsageEvent)
 
 
-def decode(payload: bytes | None) -> Measured:
+def decode(payload: bytes | None) -> UsageEvent:
     """Raises MalformedEvent saying what is wrong."""
     if payload is None:
         raise MalformedEvent("no field e")
     try:
-        event = _decoder.decode(payload)
+        return _decoder.decode(payload)
     except msgspec.DecodeError as error:
         raise MalformedEvent(f"not a usage event: {error}") from error
-    return measure(event)
 
 
 def measure(event: UsageEvent) -> Measured:

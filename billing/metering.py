@@ -9,7 +9,7 @@ work. Knows no prices.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,10 @@ from redis.exceptions import ResponseError
 from sqlalchemy.exc import DataError, IntegrityError
 
 from billing.errors import MalformedEvent
-from billing.folding import Measured, decode, fold
+from billing.folding import Measured, decode, fold, measure
 from billing.repository import LedgerWriter
-from db.session import Database
-from engine.protocol import JOURNAL_STREAM
+from db.session import EVERY_TENANT, Database
+from engine.protocol import JOURNAL_STREAM, UsageEvent
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ MAX_DEAD_LETTERS = 100_000
 FORGET_CONSUMER_AFTER = 3600.0
 """Seconds without a sign of life after which a consumer that owes nothing is removed from the group."""
 
+OnEnded = Callable[[Sequence[UsageEvent]], Awaitable[None]]
 Entry = tuple[bytes, dict[bytes, bytes] | None]
 
 
@@ -57,10 +58,13 @@ class JournalMeter:
         batch_size: int = 1000,
         stale_after: float = 10.0,
         stream: str = JOURNAL_STREAM,
+        on_ended: OnEnded | None = None,
     ) -> None:
         """`redis_client` answers bytes. Entries another consumer took `stale_after` seconds ago count as
-        abandoned.
+        abandoned. `on_ended` hears of requests that have ended, once they are in the ledger; again, if it
+        raises RedisError.
         """
+        self._on_ended = on_ended
         self._database = database
         self._redis = redis_client
         self._consumer = consumer
@@ -128,15 +132,24 @@ class JournalMeter:
         return answer[0][1] if answer else []
 
     async def _settle(self, entries: Sequence[Entry], drained: Drained) -> None:
-        """Ledger first, then the dead letters and the acknowledgement: in one Redis transaction."""
+        """Ledger first, then who hears of ends, then the dead letters and the acknowledgement: these in one
+        Redis transaction.
+        """
         good: dict[bytes, Measured] = {}
+        ended: dict[bytes, UsageEvent] = {}
         refused: dict[bytes, str] = {}
         for entry_id, fields in entries:
             try:
-                good[entry_id] = decode((fields or {}).get(b"e"))
+                event = decode((fields or {}).get(b"e"))
+                good[entry_id] = measure(event)
             except MalformedEvent as error:
                 refused[entry_id] = str(error)
+            else:
+                if event.finish_reason is not None:
+                    ended[entry_id] = event
         refused |= await self._write(good)
+        if self._on_ended is not None:
+            await self._on_ended([event for entry_id, event in ended.items() if entry_id not in refused])
         payloads = {entry_id: (fields or {}).get(b"e", b"") for entry_id, fields in entries}
         async with self._redis.pipeline(transaction=True) as pipe:
             for entry_id, reason in refused.items():
@@ -159,7 +172,7 @@ class JournalMeter:
         if not good:
             return {}
         try:
-            async with self._database.write() as session:
+            async with self._database.write(EVERY_TENANT) as session:
                 await LedgerWriter(session).upsert(fold(good.values()))
         except (DataError, IntegrityError) as error:
             if len(good) == 1:

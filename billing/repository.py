@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date, datetime
+from typing import Any
 
 import msgspec
-from sqlalchemy import DateTime, Row, bindparam, func, select, text
+from sqlalchemy import ColumnElement, DateTime, Row, bindparam, func, or_, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.folding import Measured
 from billing.models import Price, UsageRecord, UsageRollup
 from db.repository import TenantRepository
+from tenants.limits.kinds import Limit
+from tenants.models import ApiKey
 
 WRITER_LOCK = 0x4C656467
 """Advisory lock, "Ledg": whoever writes records holds it, so a record's difference is taken against what is
@@ -173,6 +176,34 @@ class UsageRepository(TenantRepository):
         return list(
             (await self.session.execute(query.group_by("bucket", *groups).order_by("bucket", *groups))).all()
         )
+
+    async def since(self, start: datetime, end: datetime, limit: Limit) -> list[Row[*tuple[object, ...]]]:
+        """Rows (service_tier, num_requests, prompt_tokens, cached_tokens, completion_tokens) of all that was
+        submitted in whole minutes in [start, end) and counts to `limit`.
+        """
+        rollup = UsageRollup
+        totals = (rollup.num_requests, rollup.prompt_tokens, rollup.cached_tokens, rollup.completion_tokens)
+        query = self.select_own(
+            rollup, rollup.service_tier, *(func.sum(total).label(total.key) for total in totals)
+        ).where(rollup.minute >= start, rollup.minute < end)
+        if limit.scope == "key":
+            query = query.where(rollup.key_id == limit.scope_id)
+        elif limit.scope == "project":
+            keys = self.select_own(ApiKey, ApiKey.id).where(ApiKey.project_id == limit.scope_id)
+            query = query.where(rollup.key_id.in_(keys))
+        if limit.model:
+            query = query.where(_names(rollup.model, limit.model))
+        return list((await self.session.execute(query.group_by(rollup.service_tier))).all())
+
+
+def _names(column: Any, model: str) -> ColumnElement[bool]:
+    """Whether a model's full name is one that `model` means, as `Limit.covers` has it."""
+    base, _, adapter = model.partition(":")
+    if adapter == "*":
+        return column.startswith(f"{base}:", autoescape=True)
+    if adapter and "@" not in adapter:
+        return or_(column == model, column.startswith(f"{model}@", autoescape=True))
+    return column == model
 
 
 class PriceList:

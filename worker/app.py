@@ -17,6 +17,7 @@ from db.tasks import (
     QUEUE,
     QUEUES,
     ROUTES,
+    RUN_JOB_EXPIRES,
     SETTLE_UPLOADS,
     SWEEP_STORAGE,
     Route,
@@ -32,6 +33,7 @@ MAKE_PARTITIONS = "billing.make_partitions"
 RELAY_OUTBOX = "db.relay_outbox"
 PRUNE_OUTBOX = "db.prune_outbox"
 SWEEP_JOBS = "adapters.sweep_jobs"
+SWEEP_RESERVATIONS = "tenants.sweep_reservations"
 
 HOUR = 3600.0
 
@@ -82,12 +84,24 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         SWEEP_STORAGE: HOUR,
         PURGE_DELETED: 60.0,
         SETTLE_UPLOADS: 30.0,
+        SWEEP_RESERVATIONS: 30.0,
     }
     return {
         task: {
             "task": task,
             "schedule": interval,
-            "options": {"expires": min(interval, HOUR), "queue": ROUTES.get(task, Route()).queue},
+            "options": {"expires": _good_for(task, interval), "queue": _queue(task)},
         }
         for task, interval in intervals.items()
     }
+
+
+def _good_for(task: str, interval: float) -> float:
+    """Seconds. Among jobs, as long as a job's own message at least: what expires before those would never
+    have its turn while jobs wait.
+    """
+    return min(HOUR, max(interval, RUN_JOB_EXPIRES) if _queue(task) == JOBS_QUEUE else interval)
+
+
+def _queue(task: str) -> str:
+    return ROUTES.get(task, Route()).queue

@@ -22,10 +22,12 @@ from adapters.jobs.lease import Lease, claim
 from adapters.jobs.repository import JobLeases
 from adapters.storage import ObjectStore, StorageSettings, open_store
 from billing.metering import JournalMeter
+from billing.settling import ReservationSettlement
 from db.outbox import Outbox
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from db.settings import DatabaseSettings
 from db.tasks import TaskSender
+from tenants.quotas.journal import JournalSettling
 from worker.settings import JobsSettings, WorkerSettings
 from worker.shutdown import ShutdownPipe
 
@@ -106,6 +108,7 @@ class Runtime:
             f"{socket.gethostname()}:{self._pid}",
             batch_size=self.settings.meter_batch,
             stale_after=self.settings.meter_stale_after,
+            on_ended=ReservationSettlement(JournalSettling(self.redis)),
         )
 
     # Jobs ---------------------------------------------------------------------------------------------------
@@ -121,7 +124,7 @@ class Runtime:
 
     async def _claim(self, job_id: str) -> Lease | None:
         assert self.jobs is not None
-        async with self.database.read() as session:
+        async with self.database.read(EVERY_TENANT) as session:
             holder = await JobLeases(session).owner(job_id)
         return await claim(
             self.database,

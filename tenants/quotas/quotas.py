@@ -143,7 +143,14 @@ class Quotas:
         seeds: dict[int, int] | None = None
         for _ in range(3):
             packed = self._scripts.reserve(
-                plan.head, plan.tail, plan.tag, request_id, amounts, seeds, force=force
+                plan.head,
+                plan.tail,
+                plan.tag,
+                request_id,
+                amounts,
+                reservation.parts,
+                seeds,
+                force,
             )
             try:
                 answer: bytes = await self._link.call(packed)

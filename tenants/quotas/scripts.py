@@ -30,12 +30,13 @@ TENANTS = f"{PREFIX}tenants"
 
 RESERVE_REPLY = struct.Struct("<12d")
 MISSING_REPLY = struct.Struct("<6d")
-_RESERVE = struct.Struct("<8d")
-_SETTLE = struct.Struct("<7d")
+_RESERVE = struct.Struct("<9d")
+_SETTLE = struct.Struct("<6d")
 
 TAKEN, LIMITED, EXHAUSTED, TOO_LARGE, MISSING, KNOWN = range(6)
 """Verdicts of `reserve`."""
 MISSING_BYTES = struct.pack("<d", MISSING)
+ALL_PARTS = -1
 UNKNOWN = -1
 """What `settle` answers of a reservation that Redis does not have."""
 
@@ -96,15 +97,16 @@ class Scripts:
         tag: bytes,
         request_id: bytes,
         amounts: tuple[int, int, int, int, int, int],
+        parts: int = 1,
         seeds: dict[int, int] | None = None,
         force: bool = False,
     ) -> bytes:
         """`head` from `reserve_head`, `tail` from `reserve_tail`. `amounts`: requests, input, output and
         spend at most, input and output likely.
         """
-        packed = _RESERVE.pack(*amounts, self._lifetime, force)
+        packed = _RESERVE.pack(*amounts, self._lifetime, force, parts)
         key = tag + b"r:" + request_id
-        body = b"$%d\r\n%b\r\n%b$64\r\n%b\r\n$%d\r\n%b\r\n" % (
+        body = b"$%d\r\n%b\r\n%b$72\r\n%b\r\n$%d\r\n%b\r\n" % (
             *(len(key), key, tail, packed),
             *(len(request_id), request_id),
         )
@@ -117,17 +119,19 @@ class Scripts:
         tag: bytes,
         request_id: bytes,
         used: tuple[int, int, int, int],
-        part: int = -1,
-        parts: int = 1,
-        memory_ms: int = 300_000,
+        memory_ms: int,
     ) -> bytes:
         key = tag + b"r:" + request_id
         open_key = tag + b"open"
-        return b"*8\r\n%b$1\r\n2\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$56\r\n%b\r\n" % (
+        return b"*8\r\n%b$1\r\n2\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$48\r\n%b\r\n" % (
             self._heads["settle"],
             *(len(open_key), open_key, len(key), key, len(tag), tag, len(request_id), request_id),
-            _SETTLE.pack(*used, part, parts, memory_ms),
+            _SETTLE.pack(*used, ALL_PARTS, memory_ms),
         )
+
+    def text(self, name: str) -> str:
+        """For the general client."""
+        return self._texts[name].decode()
 
     def renew(self, tag: bytes, request_ids: list[bytes]) -> bytes:
         return self._call("renew", tag, b"%d" % self._lifetime, *request_ids)
@@ -141,6 +145,14 @@ class Scripts:
     def _call(self, name: str, tag: bytes, *arguments: bytes) -> bytes:
         pieces = b"".join(map(bulk, (b"1", tag + b"open", tag, *arguments)))
         return b"*%d\r\n%b%b" % (5 + len(arguments), self._heads[name], pieces)
+
+
+def settle_arguments(
+    tag: bytes, request_id: bytes, used: tuple[int, int, int, int], part: int, memory_ms: int
+) -> tuple[list[bytes], list[bytes]]:
+    """Keys and arguments of the script that settles, for the general client."""
+    packed = _SETTLE.pack(*used, part, memory_ms)
+    return [tag + b"open", tag + b"r:" + request_id], [tag, request_id, packed]
 
 
 def reserve_tail(tag: bytes, plan: bytes) -> bytes:

@@ -3,7 +3,8 @@
 -- KEYS: the tenant's open reservations, this one's record; the buckets and the records of expired ones lie under
 --   the same hash tag and are named by plans.
 -- ARGV: the tag; the plan; doubles: requests, input, output, spend at most, input and output likely, lifetime in
---   ms, 1 to take it without asking; the reservation's id; [MessagePack: what the ledger has of windows, by bucket]
+--   ms, 1 to take it without asking, parts that it is to the engine; the reservation's id; [MessagePack: what the
+--   ledger has of windows, by bucket]
 -- Answers doubles: verdict, bucket, milliseconds, now, within contract, overdue ones left, then limit, remaining
 --   and ms to a full reset of the tightest requests and tokens limits (-1: none); and for MISSING the buckets.
 
@@ -12,7 +13,8 @@ local HELD_WAIT = 1000
 
 local open, record_key, tag = KEYS[1], KEYS[2], ARGV[1]
 local plan = cmsgpack.unpack(ARGV[2])
-local requests, input, output, spend, likely_input, likely_output, lifetime, force = struct.unpack('<dddddddd', ARGV[3])
+local requests, input, output, spend, likely_input, likely_output, lifetime, force, parts =
+  struct.unpack('<ddddddddd', ARGV[3])
 local seeds = ARGV[5] and cmsgpack.unpack(ARGV[5]) or {}
 local now = clock()
 local overdue = expire(tag, open, now, 8)
@@ -92,8 +94,8 @@ end
 if verdict == TAKEN then
   local record = pack_record({
     state = 'o', began = now, counted = counted, requests = requests, input = input, output = output, spend = spend,
-    likely_input = likely_input, likely_output = likely_output, within = within, parts_done = '',
-    used = {0, 0, 0, 0}, plan = ARGV[2],
+    likely_input = likely_input, likely_output = likely_output, within = within, parts = parts,
+    parts_done = '', used = {0, 0, 0, 0}, plan = ARGV[2],
   })
   if not redis.call('SET', record_key, record, 'NX') then
     verdict = KNOWN

@@ -2,12 +2,12 @@
 --
 -- KEYS: the tenant's open reservations, the reservation's record.
 -- ARGV: the tag; the id; doubles: requests, input, output, spend used; part of the request that this is about
---   (-1: all of it), of how many; ms for which to remember that it has ended.
+--   (-1: all of it); ms for which to remember that it has ended.
 -- Answers 1 when this ended or charged something, 0 when it was done before, -1 when there is no such
 --   reservation, 2 when parts are still to come.
 
 local open, record_key, tag = KEYS[1], KEYS[2], ARGV[1]
-local requests, input, output, spend, part, parts, memory = struct.unpack('<ddddddd', ARGV[3])
+local requests, input, output, spend, part, memory = struct.unpack('<dddddd', ARGV[3])
 local value = redis.call('GET', record_key)
 if not value then return -1 end
 if value == 's' then return 0 end
@@ -25,7 +25,7 @@ if part >= 0 then
   r.used = {max(requests, before[1]), before[2] + input, before[3] + output, before[4] + spend}
   r.parts_done = r.parts_done .. mark
   local _, marks = string.gsub(r.parts_done, ',%d+,', '')
-  if marks < parts then
+  if marks < r.parts then
     if r.state == 'e' then
       redis.call('SET', record_key, pack_record(r), 'PX', EXPIRED_TTL)
     else

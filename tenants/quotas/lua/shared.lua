@@ -78,18 +78,18 @@ local function measures(requests, input, output, spend)
 end
 
 local function unpack_record(value)
-  local state, began, counted, requests, input, output, spend, likely_input, likely_output, within, parts_done,
-    used_requests, used_input, used_output, used_spend, plan = cmsgpack.unpack(value)
+  local state, began, counted, requests, input, output, spend, likely_input, likely_output, within, parts,
+    parts_done, used_requests, used_input, used_output, used_spend, plan = cmsgpack.unpack(value)
   return {
-    state = state, began = began, counted = counted, requests = requests, input = input, output = output, spend = spend,
-    likely_input = likely_input, likely_output = likely_output, within = within, parts_done = parts_done,
-    used = {used_requests, used_input, used_output, used_spend}, plan = plan,
+    state = state, began = began, counted = counted, requests = requests, input = input, output = output,
+    spend = spend, likely_input = likely_input, likely_output = likely_output, within = within, parts = parts,
+    parts_done = parts_done, used = {used_requests, used_input, used_output, used_spend}, plan = plan,
   }
 end
 
 local function pack_record(r)
-  return cmsgpack.pack(r.state, r.began, r.counted, r.requests, r.input, r.output, r.spend, r.likely_input, r.likely_output,
-    r.within, r.parts_done, r.used[1], r.used[2], r.used[3], r.used[4], r.plan)
+  return cmsgpack.pack(r.state, r.began, r.counted, r.requests, r.input, r.output, r.spend, r.likely_input,
+    r.likely_output, r.within, r.parts, r.parts_done, r.used[1], r.used[2], r.used[3], r.used[4], r.plan)
 end
 
 -- Give back what an open reservation holds and charge `used` instead.

@@ -143,7 +143,7 @@ async def test_a_key_carries_the_limits_that_are_on_it(
 
 async def test_plans_limit_only_what_they_may(plans: PlanService) -> None:
     for wrong in ({"adapters": 5}, {"requests": 1}, {"tokens_per_day": -1}):
-        with pytest.raises(ValueError, match="limits|amount"):
+        with pytest.raises(ValueError, match=r"limits|amount"):
             await plans.set("standard", PlanChanges(limits=wrong))
 
 

@@ -1,0 +1,30 @@
+"""Reservations that no process renews any more."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import Celery
+from redis.exceptions import RedisError
+
+from tenants.quotas.sweeping import ReservationSweep
+from worker.app import SWEEP_RESERVATIONS
+from worker.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+
+def register(app: Celery, runtime: Runtime) -> None:
+    @app.task(name=SWEEP_RESERVATIONS, time_limit=300)
+    def sweep_reservations() -> None:
+        """Return what the reservations of processes that are gone hold. What fails, the next sweep does."""
+        try:
+            holding = runtime.run(_sweep(runtime))
+        except RedisError as error:
+            logger.warning("reservations wait for the next sweep: %s", error)
+        else:
+            logger.debug("tenants with open reservations: %d", holding)
+
+
+async def _sweep(runtime: Runtime) -> int:
+    return await ReservationSweep(runtime.redis).sweep()
