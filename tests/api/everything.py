@@ -1,0 +1,197 @@
+"""Two tenants that have one of everything, the application in process, and what its OpenAPI document says.
+
+Owns which kinds of ids there are and how to get one of each. What is tested of them is the tests' business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis.asyncio
+
+from adapters.resolver import ModelResolver
+from api.app import create_app
+from billing.service import UsageReports
+from db.session import Database
+from engine.protocol import AdapterRef
+from tenants.actors import OPERATOR
+from tenants.resolver import KeyResolver
+from tenants.service import AccountServices, account_services
+from tests.api.conftest import build
+from tests.support.onboarding import SECRET, Scene, scene
+from tests.support.waiting import eventually
+from tokenization.codec import TextCodec
+
+MUTATING = frozenset({"post", "put", "patch", "delete"})
+_TAIL = 10
+
+
+@dataclass
+class Having:
+    """What a tenant has: keys as their holders know them, and an id of every kind."""
+
+    tenant_id: str
+    admin: httpx.AsyncClient
+    inference: httpx.AsyncClient
+    admin_key_id: str
+    inference_key_id: str
+    ids: dict[str, str]
+    """By the name of the path parameter that takes it."""
+    files: list[str]
+    """Of an adapter: weights and configuration."""
+    serving: AdapterRef
+
+
+@dataclass
+class Everything:
+    place: Scene
+    accounts: AccountServices
+    app: Any
+    ours: Having
+    theirs: Having
+
+    def operations(self) -> Iterator[Operation]:
+        document = self.app.openapi()
+        for path, verbs in document["paths"].items():
+            for verb, said in verbs.items():
+                yield Operation(verb, path, said["operationId"], said, document)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A route, as the document has it."""
+
+    verb: str
+    path: str
+    name: str
+    said: dict[str, Any]
+    document: dict[str, Any]
+
+    @property
+    def path_parameters(self) -> list[str]:
+        return re.findall(r"\{(\w+)\}", self.path)
+
+    @property
+    def query_parameters(self) -> list[str]:
+        return [one["name"] for one in self.said.get("parameters", ()) if one["in"] == "query"]
+
+    def url(self, values: dict[str, str]) -> str:
+        return self.path.format(**{name: values[name] for name in self.path_parameters})
+
+    def fields(self) -> list[str]:
+        """Paths of the body's fields, as `calibration.file_id` and `projects[].id`."""
+        content = self.said.get("requestBody", {}).get("content", {})
+        return [field for form in content.values() for field in self._fields(form["schema"], "")]
+
+    def _fields(self, schema: dict[str, Any], prefix: str) -> Iterator[str]:
+        if "$ref" in schema:
+            schema = self.document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+        for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
+            yield from self._fields(part, prefix)
+        if "items" in schema and isinstance(schema["items"], dict):
+            yield from self._fields(schema["items"], f"{prefix}[]")
+        for name, inner in schema.get("properties", {}).items():
+            field = f"{prefix}.{name}" if prefix else name
+            yield field
+            yield from self._fields(inner, field)
+
+
+def absent(one: str) -> str:
+    """An id of the same form and length, in the same place of every order, that nobody has."""
+    digits = one[-_TAIL:]
+    return one[:-_TAIL] + ("1" * _TAIL if digits != "1" * _TAIL else "2" * _TAIL)
+
+
+@asynccontextmanager
+async def everything(
+    codec: TextCodec,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    directory: Path,
+) -> AsyncIterator[Everything]:
+    async with scene(database, redis_client, redis_url, directory) as place:
+        keys = KeyResolver(database, redis_client, SECRET)
+        models = ModelResolver(database, redis_client, "sapling")
+        accounts = account_services(database, redis_client, SECRET)
+        await keys.start()
+        await models.start()
+        await eventually(lambda: keys.listening and models.listening)
+        services = replace(
+            build(codec).services,
+            keys=keys,
+            models=models,
+            usage=UsageReports(database),
+            files=place.files,
+            uploads=place.uploads,
+            onboarding=place.onboarding,
+            accounts=accounts,
+        )
+        app = create_app(services)
+        ours, theirs = [await _having(place, accounts, app, number) for number in (0, 1)]
+        try:
+            yield Everything(place, accounts, app, ours, theirs)
+        finally:
+            for having in (ours, theirs):
+                await having.admin.aclose()
+                await having.inference.aclose()
+            await keys.close()
+            await models.close()
+
+
+async def _having(place: Scene, accounts: AccountServices, app: Any, number: int) -> Having:
+    tenant, name = place.tenants[number], ("ours", "theirs")[number]
+    files = await place.upload("pirate", tenant=number)
+    upload = await place.uploads.create(
+        tenant, None, "adapter", "adapter_config.json", "application/json", 100, max_bytes=1 << 20
+    )
+    made = await place.create(f"{name}-adapter", tenant=number)
+    serving = await place.make_ready(made, str(number + 1))
+    pending = await place.add(made.adapter.id, "sql", tenant=number)
+    project = await accounts.projects.create(tenant, "shared", OPERATOR)
+    owner = await accounts.users.create(tenant, f"owner@{name}.example", "a long password")
+    user = await accounts.users.create(tenant, f"user@{name}.example", "a long password", role="viewer")
+    await accounts.members.add_to_project(tenant, project.id, user.user_id, "member", OPERATOR)
+    invite = await accounts.invites.create(tenant, f"guest@{name}.example", "viewer", OPERATOR)
+    account = await accounts.service_accounts.create(tenant, project.id, "robot", OPERATOR)
+    admin = await accounts.keys.create(tenant, "admin", OPERATOR, kind="admin")
+    spare = await accounts.keys.create(tenant, "spare", OPERATOR, kind="admin")
+    inference = await accounts.keys.create(tenant, "inference", OPERATOR)
+    of_project = await accounts.keys.create(tenant, "of project", OPERATOR, project_id=project.id)
+    assert pending.job_id is not None
+    assert owner.tenant_id == tenant
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+
+    def client(key: str) -> httpx.AsyncClient:
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
+
+    ids = {
+        "adapter": made.adapter.id,
+        "file_id": files[0],
+        "upload_id": upload.upload.id,
+        "job_id": pending.job_id,
+        "model": f"sapling:{name}-adapter",
+        "project_id": project.id,
+        "user_id": user.user_id,
+        "invite_id": invite.invite.id,
+        "key_id": spare.id,
+        "api_key_id": of_project.id,
+        "service_account_id": account.id,
+    }
+    return Having(
+        tenant,
+        client(admin.plaintext),
+        client(inference.plaintext),
+        admin.id,
+        inference.id,
+        ids,
+        files,
+        serving,
+    )
