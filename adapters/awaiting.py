@@ -32,7 +32,7 @@ from adapters.storage import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.versions import locked_version
 from db.errors import DatabaseUnavailable
 from db.outbox import Outbox
-from db.session import Database, WriteSession
+from db.session import EVERY_TENANT, Database, WriteSession
 
 log = structlog.get_logger(__name__)
 
@@ -99,7 +99,7 @@ class AwaitedUploads:
     async def completed(self, tenant_id: str, upload_id: str) -> None:
         """Start what waited for this upload last. What cannot be done now is left to `settle`."""
         try:
-            async with self._database.read() as session:
+            async with self._database.read(tenant_id) as session:
                 jobs = await JobRepository(session, tenant_id).awaiting(upload_id)
             for job in jobs:
                 await self._look(job)
@@ -123,7 +123,7 @@ class AwaitedUploads:
         """
         num_ended, after = 0, ""
         while True:
-            async with self._database.read() as session:
+            async with self._database.read(EVERY_TENANT) as session:
                 jobs = await JobLeases(session).awaiting(after, PAGE)
             for job in jobs:
                 try:
@@ -143,7 +143,7 @@ class AwaitedUploads:
             if files is None or job.status != JobStatus.VALIDATING_FILES:
                 return False  # a paused one is started when it is resumed
             async with self._copies.made(job.tenant_id, job.adapter_id, files) as copies:
-                async with self._database.write() as session:
+                async with self._database.write(job.tenant_id) as session:
                     started = await self._start(session, job, copies)
                 if not started:
                     await self._copies.discard(copies)
@@ -158,7 +158,7 @@ class AwaitedUploads:
             failure = JobFailed("file_damaged", "An uploaded file is missing or damaged; upload it again.")
         except JobFailed as ended:
             failure = ended
-        async with self._database.write() as session:
+        async with self._database.write(job.tenant_id) as session:
             held = await self._held(session, job)
             if held is not None:
                 await self._fail(session, held, failure)

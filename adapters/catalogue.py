@@ -44,7 +44,7 @@ class AdapterCatalogue:
         name: str | None = None,
     ) -> list[Shown]:
         """Adapters beyond the one whose id is `after`, in the order they were made."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             page = await AdapterRepository(session, tenant_id).page(
                 self.base, after=after, limit=limit, newest_first=newest_first, name=name
             )
@@ -52,7 +52,7 @@ class AdapterCatalogue:
 
     async def get(self, tenant_id: str, adapter: str) -> Shown:
         """By id or name. Raises AdapterNotFound."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             return await self._shown(AdapterRepository(session, tenant_id), adapter)
 
     async def versions(
@@ -65,7 +65,7 @@ class AdapterCatalogue:
         newest_first: bool = False,
     ) -> tuple[Shown, list[AdapterVersion]]:
         """The adapter and a page of its versions, whatever their state. Raises AdapterNotFound."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             shown = await self._shown(repository, adapter)
             page = await repository.version_page(
@@ -75,7 +75,7 @@ class AdapterCatalogue:
 
     async def version(self, tenant_id: str, adapter: str, version: int) -> tuple[Adapter, AdapterVersion]:
         """Raises AdapterNotFound, VersionNotFound."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             shown = await self._shown(repository, adapter)
             known = 0 < version <= MAX_VERSION
@@ -94,7 +94,7 @@ class AdapterCatalogue:
         newest_first: bool = True,
     ) -> list[AdapterEvent]:
         """A page of what happened to the adapter. Raises AdapterNotFound."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             shown = await self._shown(AdapterRepository(session, tenant_id), adapter)
             return await EventRepository(session, tenant_id).page(
                 shown.adapter.id, after=after, limit=limit, newest_first=newest_first
@@ -102,7 +102,7 @@ class AdapterCatalogue:
 
     async def last_events(self, tenant_id: str, adapter_ids: Collection[str]) -> dict[str, AdapterEvent]:
         """The last thing that happened to each of these adapters, by its id."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             events = await EventRepository(session, tenant_id).last_of(adapter_ids)
         return {event.adapter_id: event for event in events}
 

@@ -26,7 +26,7 @@ from adapters.objects import adapter_of, adapter_prefix, is_source
 from adapters.pinning import Pinning
 from adapters.repository import AdapterDirectory, AdapterRepository
 from adapters.storage.objects import ObjectStore
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from engine.lora.artifact import artifact_path
 from engine.protocol import AdapterRef
 from tenants.actors import SYSTEM, Actor
@@ -60,7 +60,7 @@ class AdapterDeletion:
         it stops, and what is stored of it is for `purge_deleted`. Raises AdapterNotFound.
         """
         name = name_of(self.base, adapter)
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             found = await repository.find_with_version(self.base, name)
             if found is None:
@@ -101,16 +101,16 @@ async def purge_deleted(
 
     Rows go last, so that whatever ends it in between, the next run goes on.
     """
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         deleted = await AdapterDirectory(session).deleted_before(now - grace, limit=limit)
     for adapter in deleted:
-        async with database.read() as session:
+        async with database.read(adapter.tenant_id) as session:
             versions = await AdapterRepository(session, adapter.tenant_id).versions(adapter.id)
         async for stored in store.list(adapter_prefix(adapter.tenant_id, adapter.id).rstrip("/")):
             await store.delete(stored.key)
         for digest in sorted({digest for version in versions for digest in _digests(version)}):
             await _drop_artifact(database, artifacts_dir, digest, now - grace)
-        async with database.write() as session:
+        async with database.write(adapter.tenant_id) as session:
             await AdapterRepository(session, adapter.tenant_id).forget_versions(adapter.id)
         log.info("deleted adapter purged", tenant=adapter.tenant_id, adapter=adapter.id)
     return len(deleted)
@@ -126,7 +126,7 @@ async def _drop_artifact(database: Database, artifacts_dir: Path, digest: str, b
     """Remove the file unless a version needs it, or somebody has packed the same weights since `before`, and
     may be about to say so.
     """
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         needed = await AdapterDirectory(session).is_needed(digest)
     if not needed:
         await asyncio.to_thread(_unlink_older, artifact_path(artifacts_dir, digest), before)
@@ -150,7 +150,7 @@ async def sweep_copies(database: Database, store: ObjectStore, now: datetime) ->
 async def _remove_orphans(database: Database, store: ObjectStore, keys: list[str]) -> int:
     """A source is named by its version or its job; everything else belongs to its adapter."""
     owners = {key: adapter_of(key) for key in keys}
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         known = await AdapterDirectory(session).named_by_rows(set(owners.values()))
     orphans = [
         key

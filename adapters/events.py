@@ -138,7 +138,7 @@ async def follow(
     """
     tail = Tail(tenant_id, adapter_id, after=after)
     while True:
-        async with database.read() as session:
+        async with database.read(tenant_id) as session:
             # Asked first: what ends the waiting is written with its event.
             pending = await EventRepository(session, tenant_id).is_pending(adapter_id)
             fresh = await tail.read(session)

@@ -17,7 +17,7 @@ import structlog
 from adapters.models import AdapterVersion
 from adapters.repository import AdapterDirectory, AdapterRepository
 from db.errors import DatabaseUnavailable
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from engine.protocol import AdapterRef, EngineInfo
 from tenants.repository import TenantDirectory
 
@@ -72,7 +72,7 @@ class Pinning:
         """
         if not self._engine.ready:
             return
-        async with self._database.read() as session:
+        async with self._database.read(EVERY_TENANT) as session:
             plan = await TenantDirectory(session).plan_of(tenant_id)
             limit = 0 if plan is None else plan.pinned_adapters
             kept = await AdapterRepository(session, tenant_id).first_serving(self._base, limit)
@@ -100,7 +100,7 @@ class Pinning:
         pinned: dict[str, AdapterRef] = {}
         after = ""
         while True:
-            async with self._database.read() as session:
+            async with self._database.read(EVERY_TENANT) as session:
                 page = await AdapterDirectory(session).pinned(self._base, after=after, limit=PAGE)
             pinned |= {row.digest: AdapterRef(row.digest, row.rank) for row in page}
             if len(page) < PAGE:

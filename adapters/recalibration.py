@@ -70,7 +70,7 @@ class Recalibration:
         Raises AdapterNotFound, VersionNotFound, VersionNotReady, InvalidAdapter, JobUnfinished, FileNotFound.
         """
         name = self._name_of(model, version)
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             found = await AdapterRepository(session, tenant_id).find_with_version(self._base, name)
         if found is None:
             raise AdapterNotFound(model)
@@ -81,7 +81,7 @@ class Recalibration:
         samples = await samples_of(self._files, tenant_id, calibration, "file_id")
         async with (
             self._copies.made(tenant_id, adapter.id, samples) as copies,
-            self._database.write() as session,
+            self._database.write(tenant_id) as session,
         ):
             repository = AdapterRepository(session, tenant_id)
             if await repository.lock(ModelName(adapter_id=adapter.id)) is None:

@@ -106,7 +106,7 @@ class ModelResolver:
 
     async def list(self, tenant_id: str) -> list[ModelCard]:
         """The base, then the tenant's adapters that serve, by name. Raises DatabaseUnavailable."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             rows = await AdapterRepository(session, tenant_id).all_active(self.base)
         serving = [row for row in rows if row[1].state == VersionState.READY]
         return [self._base_card, *(self._card(ModelName(self.base, a.name), a, v) for a, v in serving)]
@@ -128,7 +128,7 @@ class ModelResolver:
 
     async def _load(self, tenant_id: str, model: str) -> _Found | None:
         name = parse(model)
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             row = await AdapterRepository(session, tenant_id).find_with_version(self.base, name)
         if row is None:
             return None

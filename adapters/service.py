@@ -82,7 +82,7 @@ class AdapterService:
         if changes.name is not None:
             checked_part("name", changes.name)
         checked_text("description", changes.description or "", MAX_DESCRIPTION)
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             if changes.name is not None:
                 await repository.hold_tenant("adapters")
@@ -109,7 +109,7 @@ class AdapterService:
         """Serve `version` under the unpinned name. Raises AdapterNotFound, VersionNotFound,
         VersionNotReady.
         """
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             row = await self._locked(repository, adapter)
             chosen = await self._ready(repository, row, version)
@@ -123,7 +123,7 @@ class AdapterService:
         """Serve what the unpinned name served before; again, and it is as it was. Raises AdapterNotFound,
         NothingToRollBackTo, VersionNotReady.
         """
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             row = await self._locked(repository, adapter)
             if row.previous_version is None:
@@ -156,7 +156,7 @@ class AdapterService:
         VersionNotFound, VersionNotReady.
         """
         wanted = VersionState.DISABLED if disabled else VersionState.READY
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             row = await self._locked(repository, adapter)
             chosen = await self._version(repository, row, version)
@@ -191,7 +191,7 @@ class AdapterService:
         """
         if not checked_text("reason", reason, MAX_DESCRIPTION).strip():
             raise ValueError("reason must not be empty")
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             row = await self._locked(repository, adapter)
             chosen = await self._version(repository, row, version)
@@ -242,7 +242,7 @@ class AdapterService:
         if ref.rank < 1:
             raise ValueError(f"ref.rank must be positive, not {ref.rank}")
         try:
-            async with self._database.write() as session:
+            async with self._database.write(tenant_id) as session:
                 repository = AdapterRepository(session, tenant_id)
                 adapter = await self._ensured(session, repository, name)
                 row = await repository.version_with_digest(adapter.id, ref.digest)

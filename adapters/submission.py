@@ -126,7 +126,7 @@ class AdapterSubmission:
         """
         checked_part("name", name)
         checked_text("description", description or "", MAX_DESCRIPTION)
-        async with self._database.read() as session:
+        async with self._database.read(caller.tenant_id) as session:
             await self._refuse(AdapterRepository(session, caller.tenant_id), caller.plan, name)
         meant = await self._meant(caller.tenant_id, submission)
         adapter = Adapter(
@@ -139,7 +139,7 @@ class AdapterSubmission:
         )
         async with (
             self._copies.made(caller.tenant_id, adapter.id, meant.files) as copies,
-            self._database.write() as session,
+            self._database.write(caller.tenant_id) as session,
         ):
             await hold_uploads(session, caller.tenant_id, meant.uploads.values())
             repository = AdapterRepository(session, caller.tenant_id)
@@ -161,7 +161,7 @@ class AdapterSubmission:
         """The adapter's next version; the one it has already when that is made of the same files and has not
         failed. Raises AdapterNotFound, and what `create` does of the rest.
         """
-        async with self._database.read() as session:
+        async with self._database.read(caller.tenant_id) as session:
             repository = AdapterRepository(session, caller.tenant_id)
             found = await repository.find(self._base, name_of(self._base, adapter))
         if found is None:
@@ -175,7 +175,7 @@ class AdapterSubmission:
         if known is not None:
             return known
         async with self._copies.made(caller.tenant_id, adapter_id, meant.files) as copies:
-            async with self._database.write() as session:
+            async with self._database.write(caller.tenant_id) as session:
                 repository = AdapterRepository(session, caller.tenant_id)
                 row = await repository.lock(ModelName(adapter_id=adapter_id))
                 if row is None:
@@ -203,7 +203,7 @@ class AdapterSubmission:
     ) -> Submitted:
         """The adapter's next version, which waits for its files; the one that waits for them already."""
         async with self._copies.made(caller.tenant_id, adapter_id, meant.files) as copies:
-            async with self._database.write() as session:
+            async with self._database.write(caller.tenant_id) as session:
                 await hold_uploads(session, caller.tenant_id, meant.uploads.values())
                 repository = AdapterRepository(session, caller.tenant_id)
                 row = await repository.lock(ModelName(adapter_id=adapter_id))
@@ -284,7 +284,7 @@ class AdapterSubmission:
         self, caller: Caller, adapter_id: str, wanted: Mapping[str, str], activate: bool
     ) -> Submitted | None:
         """The version that these files have become, which is active now, or will be, when that is wanted."""
-        async with self._database.write() as session:
+        async with self._database.write(caller.tenant_id) as session:
             repository = AdapterRepository(session, caller.tenant_id)
             adapter = await repository.lock(ModelName(adapter_id=adapter_id))
             found = None if adapter is None else await repository.version_from(adapter_id, wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from billing.repository import LedgerWriter
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 
 MONTHS_AHEAD = 3
 
@@ -15,5 +15,5 @@ async def make_partitions_ahead(database: Database, now: datetime | None = None)
     also when the ledger is too busy to change.
     """
     today = (now or datetime.now(UTC)).date()
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         return await LedgerWriter(session).ensure_partitions(today, MONTHS_AHEAD + 1)

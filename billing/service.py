@@ -94,7 +94,7 @@ class UsageReports:
         nothing = bool(project_ids) or bool(user_ids) or batch is True or not spans
         rows: Sequence[Any] = []
         if not nothing:
-            async with self._database.read() as session:
+            async with self._database.read(tenant_id) as session:
                 rows = await UsageRepository(session, tenant_id).sums(
                     _instant(spans[0][0]),
                     _instant(spans[-1][1]),
@@ -125,7 +125,7 @@ class UsageReports:
 
     async def record(self, tenant_id: str, request_id: str, *, submitted_at: float) -> UsageRecord | None:
         """The ledger's row of one request, submitted within a second of `submitted_at` (Unix seconds)."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             repository = UsageRepository(session, tenant_id)
             return await repository.record(request_id, _instant(submitted_at - 1), _instant(submitted_at + 1))
 
@@ -133,7 +133,7 @@ class UsageReports:
         self, tenant_id: str, *, start: float, end: float, limit: int = 1000
     ) -> list[UsageRecord]:
         """Ledger rows submitted in [start, end), Unix seconds, oldest first, at most `limit`."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             repository = UsageRepository(session, tenant_id)
             return await repository.records(_instant(start), _instant(end), limit=limit)
 

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from db.base import Base
 from db.errors import DatabaseUnavailable
-from db.session import Database, WriteSession
+from db.session import EVERY_TENANT, Database, WriteSession
 from db.tasks import TaskQueueUnavailable, TaskSender
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Outbox:
     async def _send(self, message: OutboxMessage) -> None:
         try:
             await self._sender.send(message.task, message.arguments)
-            async with self._database.write() as session:
+            async with self._database.write(EVERY_TENANT) as session:
                 await _mark_sent(session, [message.id])
         except (TaskQueueUnavailable, DatabaseUnavailable) as error:
             logger.warning("message %d (%s) is left to the relay: %s", message.id, message.task, error)
@@ -86,7 +86,7 @@ class Outbox:
         """
         sent: list[int] = []
         failure: TaskQueueUnavailable | None = None
-        async with self._database.write() as session:
+        async with self._database.write(EVERY_TENANT) as session:
             for message in await _lock_unsent(session, older_than, limit):
                 try:
                     await self._sender.send(message.task, message.arguments)
@@ -102,7 +102,7 @@ class Outbox:
     async def prune(self, *, older_than: float = KEEP_SENT) -> int:
         """Forget messages sent long ago; how many. Raises DatabaseUnavailable."""
         long_ago = func.now() - timedelta(seconds=older_than)
-        async with self._database.write() as session:
+        async with self._database.write(EVERY_TENANT) as session:
             gone = delete(OutboxMessage).where(OutboxMessage.sent_at < long_ago).returning(OutboxMessage.id)
             return len((await session.execute(gone)).all())
 

@@ -73,7 +73,7 @@ class Database:
         )
 
     @asynccontextmanager
-    async def read(self, tenant: str = EVERY_TENANT) -> AsyncIterator[ReadSession]:
+    async def read(self, tenant: str) -> AsyncIterator[ReadSession]:
         """A read-only transaction over the rows of `tenant`; they stay readable after it ends."""
         with unavailable_when_unreachable():
             async with ReadSession(self.engine, expire_on_commit=False) as session:
@@ -81,7 +81,7 @@ class Database:
                 yield session
 
     @asynccontextmanager
-    async def write(self, tenant: str = EVERY_TENANT) -> AsyncIterator[WriteSession]:
+    async def write(self, tenant: str) -> AsyncIterator[WriteSession]:
         """A transaction over the rows of `tenant`, committed when the block ends, after which its jobs are
         sent; rolled back when it raises.
         """
@@ -102,7 +102,7 @@ class Database:
 
     async def ping(self) -> None:
         """Raise DatabaseUnavailable unless PostgreSQL answers."""
-        async with self.read():
+        async with self.read(EVERY_TENANT):
             pass
 
     async def close(self) -> None:

@@ -122,5 +122,15 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     await opened.close()
 
 
+@pytest.fixture
+async def owner_database(owner_url: str) -> AsyncIterator[Database]:
+    """The same database for a superuser: what only the owner may do, or somebody who broke in."""
+    from db.session import Database
+
+    opened = Database(owner_url)
+    yield opened
+    await opened.close()
+
+
 def database_at(server: LocalServer, name: str) -> str:
     return make_url(server.url).set(database=name).render_as_string(hide_password=False)

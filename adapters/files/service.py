@@ -83,7 +83,7 @@ class FileService:
         """The second half."""
         row = await self._intake.keep(tenant_id, created_by, said, received)
         try:
-            async with self._database.write() as session:
+            async with self._database.write(tenant_id) as session:
                 FileRepository(session, tenant_id).add_own(row)
                 told = {"purpose": row.purpose, "filename": row.filename, "bytes": row.size}
                 await AuditLog.record(session, tenant_id, by, "file.created", ("file", row.id), told)
@@ -94,7 +94,7 @@ class FileService:
 
     async def get(self, tenant_id: str, file_id: str) -> StoredFile:
         """Raises FileNotFound."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             row = await FileRepository(session, tenant_id).file(file_id, now())
         if row is None:
             raise FileNotFound(file_id)
@@ -114,7 +114,7 @@ class FileService:
             raise InvalidFile("limit", f"must be from 1 to {MAX_PAGE}")
         if purpose is not None and purpose not in Purpose.__members__.values():
             return FilePage([], False)
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             files = await FileRepository(session, tenant_id).files(
                 now(), purpose=purpose, after=after, limit=limit + 1, newest_first=newest_first
             )
@@ -122,7 +122,7 @@ class FileService:
 
     async def delete(self, tenant_id: str, file_id: str, *, by: Actor = SYSTEM) -> None:
         """The row first: nobody finds a file whose bytes are going. Raises FileNotFound."""
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             key = await FileRepository(session, tenant_id).delete_file(file_id, now())
             if key is None:
                 raise FileNotFound(file_id)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from adapters.files.repository import FileInventory
 from adapters.storage.objects import ObjectStore
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 
 ORPHAN_AGE = timedelta(hours=1)
 """An object's row is written within seconds of it; after this long, whoever was to write it is gone."""
@@ -33,7 +33,7 @@ async def sweep(database: Database, store: ObjectStore, now: datetime) -> SweepR
     """Raises StorageUnavailable, DatabaseUnavailable; what is done until then is done."""
     report = SweepReport()
     await _expired_files(database, store, now, report)
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         report.expired_uploads = await FileInventory(session).expire_uploads(now)
     await _dead_parts(database, store, report)
     await _orphans(database, store, now - ORPHAN_AGE, report)
@@ -43,7 +43,7 @@ async def sweep(database: Database, store: ObjectStore, now: datetime) -> SweepR
 
 async def _expired_files(database: Database, store: ObjectStore, now: datetime, report: SweepReport) -> None:
     while True:
-        async with database.write() as session:
+        async with database.write(EVERY_TENANT) as session:
             inventory = FileInventory(session)
             files = await inventory.expired_files(now, _BATCH)
             await inventory.delete_files([file.id for file in files])
@@ -56,11 +56,11 @@ async def _expired_files(database: Database, store: ObjectStore, now: datetime, 
 
 async def _dead_parts(database: Database, store: ObjectStore, report: SweepReport) -> None:
     while True:
-        async with database.read() as session:
+        async with database.read(EVERY_TENANT) as session:
             parts = await FileInventory(session).dead_parts(_BATCH)
         for part in parts:
             await store.delete(part.object_key)
-        async with database.write() as session:
+        async with database.write(EVERY_TENANT) as session:
             await FileInventory(session).delete_parts([part.id for part in parts])
         report.parts += len(parts)
         if len(parts) < _BATCH:
@@ -80,7 +80,7 @@ async def _orphans(database: Database, store: ObjectStore, before: datetime, rep
 
 
 async def _remove_without_row(database: Database, store: ObjectStore, keys: list[str]) -> int:
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         orphans = await FileInventory(session).without_file(keys)
     for key in orphans:
         await store.delete(key)

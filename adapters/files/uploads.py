@@ -123,7 +123,7 @@ class UploadService:
             created_at=made,
             expires_at=made + LIFETIME,
         )
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             repository = FileRepository(session, tenant_id)
             await repository.hold_tenant("uploads")
             if await repository.num_pending_uploads(made) >= self._max_pending:
@@ -135,14 +135,14 @@ class UploadService:
 
     async def get(self, tenant_id: str, upload_id: str) -> UploadState:
         """Raises UploadNotFound."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             return await self._state(FileRepository(session, tenant_id), upload_id)
 
     async def expect_part(self, tenant_id: str, upload_id: str) -> None:
         """Whether a part would be taken: asked before its bytes come. Raises UploadNotFound,
         UploadNotPending, FileTooLarge.
         """
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             await self._room_for(FileRepository(session, tenant_id), upload_id, 0)
 
     async def add_part(
@@ -178,7 +178,7 @@ class UploadService:
         part.object_key = f"tenants/{tenant_id}/uploads/{upload_id}/{part.id}"
         await self._intake.store.put_file(part.object_key, received.path, sha256=received.sha256)
         try:
-            async with self._database.write() as session:
+            async with self._database.write(tenant_id) as session:
                 repository = FileRepository(session, tenant_id)
                 await self._room_for(repository, upload_id, part.size, lock=True)
                 repository.add_own(part)
@@ -248,7 +248,7 @@ class UploadService:
     async def _cancel(
         self, tenant_id: str, upload_id: str, by: Actor, refused: InspectionRefused | None = None
     ) -> UploadState:
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             repository = FileRepository(session, tenant_id)
             upload = await repository.upload(upload_id, lock=True)
             if upload is None:
@@ -268,7 +268,7 @@ class UploadService:
     async def _completed(self, tenant_id: str, upload_id: str, file: StoredFile, by: Actor) -> UploadState:
         """Write down that the upload became `file`, unless somebody was faster."""
         try:
-            async with self._database.write() as session:
+            async with self._database.write(tenant_id) as session:
                 repository = FileRepository(session, tenant_id)
                 upload = await repository.upload(upload_id, lock=True)
                 if upload is None or status_of(upload) != UploadStatus.PENDING:
@@ -290,13 +290,13 @@ class UploadService:
 
     async def _drop_parts(self, tenant_id: str, upload_id: str) -> None:
         """Objects before rows: a row is how the sweep finds what is left."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             parts = await FileRepository(session, tenant_id).parts(upload_id)
         if not parts:
             return
         for part in parts:
             await self._intake.withdraw(part.object_key)
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             await FileRepository(session, tenant_id).forget_parts(upload_id)
 
     async def _state(self, repository: FileRepository, upload_id: str) -> UploadState:

@@ -24,7 +24,7 @@ from adapters.jobs.errors import LeaseLost
 from adapters.jobs.models import Job, JobStatus
 from adapters.jobs.repository import Beat, JobLeases, tell
 from db.errors import DatabaseUnavailable
-from db.session import Database, WriteSession
+from db.session import EVERY_TENANT, Database, WriteSession
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Lease:
         """A transaction that commits only if this lease is the latest. Raises LeaseLost, Interrupted when the
         tenant has cancelled the job meanwhile, DatabaseUnavailable.
         """
-        async with self._database.write() as session:
+        async with self._database.write(self.job.tenant_id) as session:
             job = await JobLeases(session).hold(self.job.id, self.fence)
             if job is None:
                 raise LeaseLost(self.job.id, self.fence)
@@ -106,7 +106,7 @@ class Lease:
     @asynccontextmanager
     async def give_up(self) -> AsyncIterator[Held]:
         """As `write`, for the last one: whatever the tenant wants, and the lease ends with it."""
-        async with self._database.write() as session:
+        async with self._database.write(self.job.tenant_id) as session:
             job = await JobLeases(session).hold(self.job.id, self.fence)
             if job is None:
                 raise LeaseLost(self.job.id, self.fence)
@@ -171,7 +171,7 @@ class Lease:
         beat = Beat(self._seconds if renew else None, note.phase, note.progress, note.finish_in)
         idle = beat == Beat()
         session_of = self._database.read if idle else self._database.write
-        async with session_of() as session:
+        async with session_of(self.job.tenant_id) as session:
             answer = await JobLeases(session).beat(self.job.id, self.fence, beat)
         if self._concluding:
             return
@@ -197,7 +197,7 @@ async def claim(
 
     `stopping`: set when this worker shall end. `owner_gone`: see `JobLeases.claim`.
     """
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         job = await JobLeases(session).claim(job_id, owner, seconds, owner_gone=owner_gone)
         if job is None:
             return None

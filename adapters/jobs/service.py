@@ -87,7 +87,7 @@ class JobService:
 
     async def get(self, tenant_id: str, job_id: str) -> Job:
         """Raises JobNotFound."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             return await _found(session, tenant_id, job_id)
 
     async def page(
@@ -100,7 +100,7 @@ class JobService:
         adapter_id: str | None = None,
     ) -> tuple[list[Job], bool]:
         """A page, and whether there are more beyond it. Raises JobNotFound for an `after` that is none."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             if after is not None:
                 await _found(session, tenant_id, after)
             jobs = await JobRepository(session, tenant_id).page(
@@ -110,7 +110,7 @@ class JobService:
 
     async def models_of(self, tenant_id: str, jobs: Sequence[Job]) -> dict[str, str]:
         """By job, the pinned name of the version it is about; none of deleted ones."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             found = await JobRepository(session, tenant_id).adapters({job.adapter_id for job in jobs})
         by_id = {adapter.id: adapter for adapter in found}
         return {
@@ -129,7 +129,7 @@ class JobService:
         newest_first: bool = True,
     ) -> tuple[list[AdapterEvent], bool]:
         """A page of what happened to the job, and whether there is more. Raises JobNotFound."""
-        async with self._database.read() as session:
+        async with self._database.read(tenant_id) as session:
             await _found(session, tenant_id, job_id)
             events = await EventRepository(session, tenant_id).page(
                 job_id=job_id, after=after, limit=limit + 1, newest_first=newest_first
@@ -145,7 +145,7 @@ class JobService:
         """
         tail = Tail(tenant_id, job_id=job_id, after=after)
         while True:
-            async with self._database.read() as session:
+            async with self._database.read(tenant_id) as session:
                 # Asked first: what ends the job is written with its event.
                 job = await _found(session, tenant_id, job_id)
                 fresh = await tail.read(session)
@@ -160,7 +160,7 @@ class JobService:
 
         Cancelling again changes nothing.
         """
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             job = await _found(session, tenant_id, job_id, lock=True)
             if job.status == JobStatus.CANCELLED:
                 return job
@@ -176,7 +176,7 @@ class JobService:
 
     async def pause(self, tenant_id: str, job_id: str, *, by: Actor = SYSTEM) -> Job:
         """Stop the job, to be gone on with where it is. Raises JobNotFound, JobFinished."""
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             job = await _found(session, tenant_id, job_id, lock=True)
             _refuse_finished(job)
             if job.status == JobStatus.PAUSED or job.wanted is not None:
@@ -190,7 +190,7 @@ class JobService:
 
     async def resume(self, tenant_id: str, job_id: str, *, by: Actor = SYSTEM) -> Job:
         """Let a paused job go on. Raises JobNotFound, JobFinished. One that runs just goes on."""
-        async with self._database.write() as session:
+        async with self._database.write(tenant_id) as session:
             job = await _found(session, tenant_id, job_id, lock=True)
             _refuse_finished(job)
             if job.status == JobStatus.PAUSED and AWAITED in job.parameters:

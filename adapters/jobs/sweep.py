@@ -9,7 +9,7 @@ from __future__ import annotations
 from adapters.jobs.models import JobStatus
 from adapters.jobs.repository import JobLeases, later, tell
 from db.outbox import Outbox
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from db.tasks import RUN_JOB, RUN_JOB_EXPIRES
 
 LIMIT = 100
@@ -17,7 +17,7 @@ LIMIT = 100
 
 async def requeue_overdue(database: Database, outbox: Outbox) -> int:
     """Send messages for jobs that nobody works on; how many. Raises DatabaseUnavailable."""
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         jobs = await JobLeases(session).lock_overdue(LIMIT)
         for job in jobs:
             if job.lease_owner is not None:

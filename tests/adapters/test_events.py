@@ -10,7 +10,7 @@ from adapters import events
 from adapters.events import MAX_PAGE, Tail
 from adapters.models import AdapterEvent
 from db.base import new_id
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from tenants.models import Tenant
 
 TENANT = "ten_1"
@@ -18,12 +18,12 @@ TENANT = "ten_1"
 
 @pytest.fixture(autouse=True)
 async def tenant(database: Database) -> None:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         session.add(Tenant(id=TENANT, name="acme"))
 
 
 async def write(database: Database, *event_ids: str, age: timedelta = timedelta()) -> None:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         session.add_all(
             AdapterEvent(
                 id=event_id, tenant_id=TENANT, adapter_id="adp_1", job_id="job_1", type="job.started",
@@ -34,7 +34,7 @@ async def write(database: Database, *event_ids: str, age: timedelta = timedelta(
 
 
 async def read(database: Database, tail: Tail) -> list[str]:
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         return [event.id for event in await tail.read(session)]
 
 

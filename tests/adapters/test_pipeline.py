@@ -20,7 +20,7 @@ from adapters.pipeline import DTYPES, AdapterPipeline, Progress, Verdict, Work
 from adapters.steps import AdapterSteps, Base, ensure_artifact
 from adapters.storage import DigestMismatch, ObjectNotFound
 from adapters.submission import Submitted
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from engine.lora.artifact import PackedAdapter, artifact_path, read_manifest
 from tests.support.onboarding import BASE, BASE_DIGEST, SAPLING, Scene, samples, scene
 from tokenization.codec import TextCodec
@@ -63,7 +63,7 @@ class Shop:
         return await self.look(job_id)
 
     async def look(self, job_id: str) -> tuple[Job, AdapterVersion]:
-        async with self.place.database.read() as session:
+        async with self.place.database.read(EVERY_TENANT) as session:
             job = await session.get_one(Job, job_id)
             return job, await session.get_one(AdapterVersion, (job.adapter_id, job.version))
 

@@ -19,7 +19,7 @@ from adapters.errors import (
 from adapters.resolver import ModelCard, ModelResolver, ResolvedModel
 from adapters.service import AdapterService, Changes, Registered
 from db.errors import DatabaseUnavailable
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from engine.protocol import AdapterRef
 from tenants.service import TenantService
 from tests.support.statements import Statements
@@ -60,7 +60,7 @@ async def register(
 
 
 async def set_state(database: Database, version: int, state: str) -> None:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         await session.execute(
             text("UPDATE adapter_versions SET state = :state WHERE version = :version"),
             {"state": state, "version": version},
@@ -281,7 +281,7 @@ async def test_the_schema_keeps_versions_with_their_adapters_tenant(
 ) -> None:
     await register(service, tenants[0], "pirate", ref("1"))
     with pytest.raises(IntegrityError):
-        async with database.write() as session:
+        async with database.write(EVERY_TENANT) as session:
             await session.execute(
                 text("UPDATE adapter_versions SET tenant_id = :other"), {"other": tenants[1]}
             )

@@ -25,6 +25,7 @@ from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
 from adapters.storage import StorageUnavailable
 from adapters.submission import Calibration, Submission, Submitted
 from cli.programs import CHECKOUT
+from db.session import EVERY_TENANT
 from db.tasks import SETTLE_UPLOADS
 from tests.support.onboarding import BASE_DIGEST, SAPLING, Scene, samples
 from worker.app import create_app
@@ -258,7 +259,7 @@ async def test_an_expired_upload_fails_it_at_the_next_look(place: Scene) -> None
     files = await arriving(place)
     await files.announce()
     await files.complete(CONFIG_FILE)
-    async with place.database.write() as session:
+    async with place.database.write(EVERY_TENANT) as session:
         await session.execute(
             text("UPDATE uploads SET expires_at = now() - interval '1 s' WHERE status = 'pending'")
         )
@@ -431,7 +432,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from redis.asyncio import Redis
 from adapters import awaiting, copies
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from tests.support.onboarding import reopened
 
 where = sys.argv[4]

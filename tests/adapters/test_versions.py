@@ -15,6 +15,7 @@ from adapters.models import VersionState
 from adapters.resolver import ModelResolver
 from adapters.service import Changes
 from adapters.versions import finish_ready, locked_version, note_calibrated
+from db.session import EVERY_TENANT
 from engine.protocol import AdapterRef
 from tenants.errors import NameTaken
 from tenants.plans import PlanChanges, PlanService
@@ -58,7 +59,7 @@ async def test_whoever_lost_the_lease_changes_nothing(place: Scene) -> None:
     made = await place.create("pirate")
     assert made.job_id is not None
     old = await place.lease(made.job_id)
-    async with place.database.write() as session:
+    async with place.database.write(EVERY_TENANT) as session:
         from sqlalchemy import text
 
         await session.execute(text("UPDATE jobs SET lease_until = now() - interval '1 second'"))
@@ -266,6 +267,6 @@ async def test_whoever_works_on_a_deleted_version_is_told(place: Scene) -> None:
     await place.onboarding.deletion.delete(place.tenants[0], "pirate")
     with pytest.raises(LeaseLost):
         await place.pack(lease, "1")
-    async with place.database.write() as session:
+    async with place.database.write(EVERY_TENANT) as session:
         with pytest.raises(VersionGone):
             await locked_version(session, lease.job)

@@ -14,6 +14,7 @@ from adapters.jobs.service import fail
 from adapters.models import VersionState
 from adapters.versions import locked_version
 from db.base import new_id
+from db.session import EVERY_TENANT
 from tests.admin.conftest import PASSWORD, Site, csrf_token, sign_in
 from tests.admin.reports import finish_with_report, report_of
 from tests.support.onboarding import Scene
@@ -119,7 +120,7 @@ async def test_progress_pause_resume_and_cancel(site: Site, visitor: httpx.Async
 
 
 async def commit_progress(site: Site) -> None:
-    async with site.place.database.write() as session:
+    async with site.place.database.write(EVERY_TENANT) as session:
         await session.execute(
             text(
                 "UPDATE jobs SET phase = 'calibrating', progress = 0.42,"
@@ -174,7 +175,7 @@ async def test_only_admins_delete_and_only_by_name(site: Site, visitor: httpx.As
 async def test_a_refusal_is_shown_with_what_is_at_fault(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     made = await site.place.create("pirate")
-    async with site.place.database.write() as session:
+    async with site.place.database.write(EVERY_TENANT) as session:
         await session.execute(
             text("UPDATE adapter_versions SET state = 'failed', error = :error, error_field = :field"),
             {"error": f"rank 4, the config says 8 {XSS}", "field": f"model.layers.0{XSS}"},

@@ -13,7 +13,7 @@ import redis.asyncio
 from sqlalchemy import text
 
 from billing.metering import JournalMeter
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from engine.protocol import JOURNAL_STREAM
 from tests.support.journal import usage_event, write_events
 from tests.support.killed_meter import BATCH_SIZE, INSTANTS
@@ -32,7 +32,7 @@ async def totals(database: Database) -> tuple[int, int, int, int]:
                (SELECT coalesce(sum(num_requests), 0) FROM usage_rollups),
                (SELECT coalesce(sum(completion_tokens), 0) FROM usage_rollups)
     """
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         row = (await session.execute(text(statement))).one()
     return int(row[0]), int(row[1]), int(row[2]), int(row[3])
 

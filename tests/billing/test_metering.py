@@ -17,7 +17,7 @@ from billing.partitions import make_partitions_ahead
 from billing.service import UsageReports
 from cli.local.server import LocalServer
 from db.errors import DatabaseUnavailable
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from engine.protocol import JOURNAL_STREAM, UsageEvent
 from tests.billing.strategies import histories
 from tests.support.journal import NOW, usage_event
@@ -36,7 +36,7 @@ async def write(client: redis.asyncio.Redis, *events: UsageEvent) -> None:
 
 
 async def query(database: Database, statement: str) -> Rows:
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         return [dict(row) for row in (await session.execute(text(statement))).mappings()]
 
 
@@ -136,9 +136,9 @@ async def test_malformed_entries_go_to_the_dead_letters_and_block_nobody(
 
 
 async def test_a_value_only_postgres_refuses_goes_to_the_dead_letters_alone(
-    meter: JournalMeter, database: Database, redis_client: redis.asyncio.Redis
+    meter: JournalMeter, database: Database, owner_database: Database, redis_client: redis.asyncio.Redis
 ) -> None:
-    async with database.write() as session:
+    async with owner_database.write(EVERY_TENANT) as session:
         await session.execute(
             text("ALTER TABLE usage_records ADD CONSTRAINT refused CHECK (request_id <> 'req-5') NOT VALID")
         )
@@ -256,7 +256,7 @@ async def test_a_partition_asked_for_while_the_ledger_is_busy_gives_up(
     database: Database, postgres_server: LocalServer
 ) -> None:
     impatient = Database(database.engine.url.render_as_string(hide_password=False), statement_timeout=0.3)
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         await session.execute(text("LOCK TABLE usage_records_default IN ACCESS EXCLUSIVE MODE"))
         with pytest.raises(DatabaseUnavailable):
             await make_partitions_ahead(impatient, datetime(2032, 1, 1, tzinfo=UTC))
@@ -292,8 +292,9 @@ async def test_a_record_is_found_by_its_request(
 async def test_any_order_duplication_and_splitting_gives_the_same_ledger(
     database: Database, redis_client: redis.asyncio.Redis, events: list[UsageEvent], random: Any
 ) -> None:
-    async with database.write() as session:
-        await session.execute(text("TRUNCATE usage_records, usage_rollups"))
+    async with database.write(EVERY_TENANT) as session:
+        for table in ("usage_records", "usage_rollups"):
+            await session.execute(text(f"DELETE FROM {table}"))
     await redis_client.flushall()
     journal = events + random.choices(events, k=random.randint(0, len(events)))
     random.shuffle(journal)

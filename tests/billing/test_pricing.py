@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from billing.errors import MalformedEvent, PriceTaken
 from billing.pricing import PriceBook, PriceService, Rate
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from engine.protocol import Usage
 from tests.support.statements import Statements
 from tests.support.waiting import eventually
@@ -101,11 +101,11 @@ async def test_a_request_pays_the_version_in_effect_when_it_was_submitted(
 
 @pytest.mark.parametrize("change", ["UPDATE prices SET input = 0", "DELETE FROM prices", "TRUNCATE prices"])
 async def test_a_price_is_never_changed(
-    database: Database, redis_client: redis.asyncio.Redis, change: str
+    database: Database, owner_database: Database, redis_client: redis.asyncio.Redis, change: str
 ) -> None:
     service = PriceService(database, redis_client)
     made = await service.add(input=1, cached_input=1, output=1)
     with pytest.raises(DBAPIError, match="never changed"):
-        async with database.write() as session:
+        async with owner_database.write(EVERY_TENANT) as session:
             await session.execute(text(change))
     assert await service.list() == [made]

@@ -12,7 +12,7 @@ from billing.folding import fold, measure
 from billing.repository import LedgerWriter
 from billing.service import UsageReports
 from db.errors import DatabaseUnavailable
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from tests.support.journal import usage_event
 
 DAY = 86_400
@@ -51,7 +51,7 @@ async def reports(database: Database) -> UsageReports:
         used(4, START + 2 * DAY),
         used(5, START, tenant="tnt_b"),
     ]
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         await LedgerWriter(session).upsert(fold(measure(event) for event in events))
     return UsageReports(database)
 
@@ -173,7 +173,7 @@ async def test_partial_buckets_say_what_they_hold(reports: UsageReports) -> None
 
 async def test_without_an_end_it_reports_until_now(database: Database) -> None:
     now = datetime.now(UTC).timestamp()
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         await LedgerWriter(session).upsert([measure(used(0, int(now)))])
     page = await UsageReports(database).completions(
         "tnt_a", start_time=int(now) - 3 * 3600, bucket_width="1h"

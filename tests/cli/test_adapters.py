@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from adapters.service import AdapterService
 from cli.main import main
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from engine.protocol import AdapterRef
 from tenants.service import TenantService
 
@@ -40,7 +40,7 @@ def run(
                 await AdapterService(database, redis, "sapling").register_version(
                     tenant.id, "pirate", AdapterRef(digit * 64, 8), base_digest="b" * 64
                 )
-            async with database.write() as session:
+            async with database.write(EVERY_TENANT) as session:
                 await session.execute(
                     text(
                         "INSERT INTO adapter_versions (adapter_id, version, tenant_id, digest, rank,"

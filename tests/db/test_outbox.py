@@ -17,7 +17,7 @@ from sqlalchemy import func, select, text, update
 
 from cli.local.redis import start_redis
 from db.outbox import Outbox, OutboxMessage
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from db.tasks import JOBS_QUEUE, QUEUE, RUN_JOB, TaskQueueUnavailable, TaskSender
 from tests.support.waiting import eventually
 
@@ -43,7 +43,7 @@ async def queued(client: redis.asyncio.Redis, queue: str = QUEUE) -> list[Any]:
 
 
 async def unsent(database: Database) -> int:
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         count = select(func.count()).select_from(OutboxMessage).where(OutboxMessage.sent_at.is_(None))
         return (await session.execute(count)).scalar_one()
 
@@ -51,7 +51,7 @@ async def unsent(database: Database) -> int:
 async def test_a_message_is_sent_after_the_commit_and_marked(
     database: Database, outbox: Outbox, redis_client: redis.asyncio.Redis
 ) -> None:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         outbox.add(session, "some.task", {"number": 1})
         await session.flush()
         await asyncio.sleep(0.2)
@@ -66,7 +66,7 @@ async def test_a_message_rolled_back_is_never_sent(
     database: Database, outbox: Outbox, redis_client: redis.asyncio.Redis
 ) -> None:
     async def fail() -> None:
-        async with database.write() as session:
+        async with database.write(EVERY_TENANT) as session:
             outbox.add(session, "some.task", {})
             await session.flush()
             raise ZeroDivisionError
@@ -81,7 +81,7 @@ async def test_a_message_rolled_back_is_never_sent(
 async def test_jobs_go_to_a_queue_of_their_own_and_expire(
     database: Database, outbox: Outbox, redis_client: redis.asyncio.Redis
 ) -> None:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         outbox.add(session, RUN_JOB, {"job_id": "job_1"})
     await outbox.settle()
     assert await queued(redis_client) == []
@@ -98,13 +98,13 @@ async def test_while_redis_is_away_nobody_waits_and_the_relay_sends_later(
     sender = TaskSender(server.url)
     outbox = Outbox(database, sender)
     try:
-        async with database.write() as session:
+        async with database.write(EVERY_TENANT) as session:
             outbox.add(session, "some.task", {"number": 0})
         await outbox.settle()
         server.stop()
         began = time.monotonic()
         for number in (1, 2, 3):
-            async with database.write() as session:
+            async with database.write(EVERY_TENANT) as session:
                 outbox.add(session, "some.task", {"number": number})
         assert time.monotonic() - began < 1
         await outbox.settle()
@@ -141,7 +141,7 @@ async def test_a_redis_that_hangs_holds_nobody_up_for_long(database: Database) -
 async def test_two_relays_at_once_send_each_message_once(
     database: Database, redis_url: str, redis_client: redis.asyncio.Redis
 ) -> None:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         session.add_all(OutboxMessage(task="some.task", arguments={"number": n}) for n in range(150))
     senders = [TaskSender(redis_url) for _ in range(2)]
     relayed = await asyncio.gather(*(Outbox(database, one).relay(older_than=0) for one in senders))
@@ -152,7 +152,7 @@ async def test_two_relays_at_once_send_each_message_once(
 
 
 async def test_a_message_being_sent_is_left_alone_for_a_moment(database: Database, outbox: Outbox) -> None:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         session.add(OutboxMessage(task="some.task", arguments={}))
     assert await outbox.relay(older_than=0.5) == 0
 
@@ -163,9 +163,9 @@ async def test_a_message_being_sent_is_left_alone_for_a_moment(database: Databas
 
 
 async def test_old_messages_are_forgotten_once_sent(database: Database, outbox: Outbox) -> None:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         session.add_all(OutboxMessage(task="some.task", arguments={"number": n}) for n in range(3))
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         days = text("now() - interval '2 days'")
         await session.execute(update(OutboxMessage).values(created_at=days))
         first = update(OutboxMessage).where(OutboxMessage.arguments["number"].as_integer() == 0)

@@ -8,11 +8,11 @@ from sqlalchemy.exc import DBAPIError
 
 from cli.local.postgres import SERVING_ROLE
 from db.errors import DatabaseUnavailable
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 
 
 async def count(database: Database) -> int:
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         return (await session.execute(text("SELECT count(*) FROM t"))).scalar_one()
 
 
@@ -24,7 +24,7 @@ async def table(database: Database, owner_url: str) -> Database:
 
 
 async def test_a_write_is_committed_at_the_end_of_its_block(table: Database) -> None:
-    async with table.write() as session:
+    async with table.write(EVERY_TENANT) as session:
         await session.execute(text("INSERT INTO t VALUES (1)"))
         assert await count(table) == 0
     assert await count(table) == 1
@@ -37,7 +37,7 @@ async def test_a_write_that_raises_leaves_nothing_and_sends_nothing(table: Datab
         sent.append("job")
 
     with pytest.raises(LookupError):  # noqa: PT012  what the block does before it raises is the point
-        async with table.write() as session:
+        async with table.write(EVERY_TENANT) as session:
             await session.execute(text("INSERT INTO t VALUES (1)"))
             session.after_commit(job)
             raise LookupError
@@ -47,7 +47,7 @@ async def test_a_write_that_raises_leaves_nothing_and_sends_nothing(table: Datab
 
 async def test_a_read_session_cannot_write(table: Database) -> None:
     with pytest.raises(DBAPIError, match="read-only transaction"):
-        async with table.read() as session:
+        async with table.read(EVERY_TENANT) as session:
             await session.execute(text("INSERT INTO t VALUES (1)"))
 
 
@@ -57,7 +57,7 @@ async def test_jobs_run_in_order_after_the_commit_and_see_the_rows(table: Databa
     async def look() -> None:
         seen.append(await count(table))
 
-    async with table.write() as session:
+    async with table.write(EVERY_TENANT) as session:
         session.after_commit(look)
         session.after_commit(look)
         await session.execute(text("INSERT INTO t VALUES (1)"))
@@ -75,7 +75,7 @@ async def test_a_failing_job_is_logged_and_the_next_still_runs(
     async def sound() -> None:
         ran.append("sound")
 
-    async with table.write() as session:
+    async with table.write(EVERY_TENANT) as session:
         session.after_commit(broken)
         session.after_commit(sound)
     assert ran == ["sound"]
@@ -84,7 +84,7 @@ async def test_a_failing_job_is_logged_and_the_next_still_runs(
 
 async def test_connections_go_back_to_the_pool(table: Database) -> None:
     assert table.checked_out == 0
-    async with table.read():
+    async with table.read(EVERY_TENANT):
         assert table.checked_out == 1
     assert table.checked_out == 0
 
@@ -92,16 +92,16 @@ async def test_connections_go_back_to_the_pool(table: Database) -> None:
 async def test_a_statement_past_its_timeout_is_ended(database_url: str) -> None:
     database = Database(database_url, statement_timeout=0.05)
     with pytest.raises(DatabaseUnavailable, match="statement timeout"):
-        async with database.read() as session:
+        async with database.read(EVERY_TENANT) as session:
             await session.execute(text("SELECT pg_sleep(5)"))
     await database.close()
 
 
 async def test_a_pool_that_is_empty_gives_up_after_its_timeout(database_url: str) -> None:
     database = Database(database_url, pool_size=1, pool_overflow=0, pool_timeout=0.05)
-    async with database.read():
+    async with database.read(EVERY_TENANT):
         with pytest.raises(DatabaseUnavailable, match="QueuePool limit"):
-            async with asyncio.timeout(5), database.read():
+            async with asyncio.timeout(5), database.read(EVERY_TENANT):
                 pass
     await database.close()
 
@@ -111,12 +111,12 @@ async def test_a_server_that_is_away_is_said_to_be() -> None:
     with pytest.raises(DatabaseUnavailable, match="connection"):
         await away.ping()
     with pytest.raises(DatabaseUnavailable):
-        async with away.write() as session:
+        async with away.write(EVERY_TENANT) as session:
             await session.execute(text("SELECT 1"))
     await away.close()
 
 
 async def test_an_error_in_the_query_is_not_the_servers_absence(table: Database) -> None:
     with pytest.raises(DBAPIError, match="does not exist"):
-        async with table.read() as session:
+        async with table.read(EVERY_TENANT) as session:
             await session.execute(text("SELECT nonsense FROM t"))

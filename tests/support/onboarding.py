@@ -22,7 +22,7 @@ from adapters.submission import Calibration, Caller, Submission, Submitted
 from adapters.versions import PackedArtifact, finish_ready, note_calibrated, note_inspected, note_packed
 from api.onboarding import Onboarding, open_onboarding
 from cli.programs import CHECKOUT
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from engine.protocol import AdapterRef, EngineInfo
 from tenants.service import TenantService
 from tenants.views import STANDARD, PlanView
@@ -144,7 +144,7 @@ class Scene:
         return AdapterRef((digit + "b") * 32, 8)
 
     async def column(self, query: str, **values: Any) -> list[Any]:
-        async with self.database.read() as session:
+        async with self.database.read(EVERY_TENANT) as session:
             return list((await session.execute(text(query), values)).scalars())
 
     async def keys(self) -> list[str]:

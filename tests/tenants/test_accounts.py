@@ -5,7 +5,7 @@ import pytest
 import redis.asyncio
 from sqlalchemy import text
 
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from tenants import passwords
 from tenants.accounts import UserAccounts
 from tenants.errors import NameTaken, TenantNotFound
@@ -42,7 +42,7 @@ async def test_the_password_is_stored_as_argon2id(
 ) -> None:
     tenant = await service.create_tenant("acme")
     await accounts.create(tenant.id, "ann@example.com", PASSWORD)
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         stored = (await session.execute(text("SELECT row_to_json(u)::text FROM users u"))).scalar_one()
     assert "$argon2id$" in stored
     assert PASSWORD not in stored
@@ -69,10 +69,10 @@ async def test_hashes_of_another_day_are_renewed_at_sign_in(
     tenant = await service.create_tenant("acme")
     await accounts.create(tenant.id, "ann@example.com", PASSWORD)
     weak = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         await session.execute(text("UPDATE users SET password_hash = :weak"), {"weak": weak})
     assert await accounts.authenticate("ann@example.com", PASSWORD) is not None
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         stored = (await session.execute(text("SELECT password_hash FROM users"))).scalar_one()
     assert stored != weak
     assert await accounts.authenticate("ann@example.com", PASSWORD) is not None
@@ -88,7 +88,7 @@ async def test_disabled_users_and_tenants_are_shut_out(
     assert await accounts.find(made.user_id, tenant.id) is None
     await service.set_tenant_disabled(tenant.id, False)
     assert await accounts.find(made.user_id, tenant.id) == made
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         await session.execute(text("UPDATE users SET disabled_at = now()"))
     assert await accounts.authenticate("ann@example.com", PASSWORD) is None
     assert await accounts.find(made.user_id, tenant.id) is None

@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 from sqlalchemy import text
 
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR
 from tenants.context import TenantContext
 from tenants.errors import InvalidApiKey, KeyNotFound, NameTaken, TenantNotFound
@@ -61,7 +61,7 @@ async def test_unknown_revoked_expired_and_disabled_look_alike(
     expired = await accounts.keys.create(
         tenant.id, "expired", OPERATOR, terms=KeyTerms(expires_at=datetime.now(UTC) + timedelta(hours=1))
     )
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         await session.execute(
             text("UPDATE api_keys SET expires_at = now() - interval '1 s' WHERE id = :id"), {"id": expired.id}
         )
@@ -132,7 +132,7 @@ async def test_the_key_is_nowhere_but_with_its_holder(
     key = await accounts.keys.create(tenant.id, "ci", OPERATOR)
     await resolver.resolve(key.plaintext)
     secret_part = key.plaintext[len(key.prefix) :]
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         stored = (await session.execute(text("SELECT row_to_json(k)::text FROM api_keys k"))).scalars().all()
     [(listed, _, _)] = await accounts.keys.list(tenant.id)
     shown = "".join([*stored, repr(key), str(key), repr(listed), repr(resolver), caplog.text])

@@ -17,7 +17,7 @@ from adapters.jobs.service import JobService, queue_job
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
 from db.base import new_id
 from db.outbox import Outbox
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from db.tasks import QUEUES, TaskSender
 from tenants.models import Tenant
 from tests.support.jobs_worker import VARIABLE
@@ -116,13 +116,13 @@ class JobsStack:
 
     async def make_tenant(self) -> None:
         self.tenant_id = new_id("ten")
-        async with self.database.write() as session:
+        async with self.database.write(EVERY_TENANT) as session:
             session.add(Tenant(id=self.tenant_id, name="acme"))
 
     async def make_job(self, outbox: Outbox | None = None, **parameters: object) -> str:
         """A version that has just been made, and its job, in the queue."""
         adapter_id = new_id("adp")
-        async with self.database.write() as session:
+        async with self.database.write(EVERY_TENANT) as session:
             session.add(Adapter(id=adapter_id, tenant_id=self.tenant_id, base=BASE, name=adapter_id[-20:]))
             await session.flush()
             session.add(
@@ -152,17 +152,17 @@ class JobsStack:
 
     async def version_of(self, job_id: str) -> AdapterVersion:
         job = await self.job(job_id)
-        async with self.database.read() as session:
+        async with self.database.read(EVERY_TENANT) as session:
             query = select(AdapterVersion).where(AdapterVersion.adapter_id == job.adapter_id)
             return (await session.execute(query)).scalar_one()
 
     async def adapter_of(self, job_id: str) -> Adapter:
         job = await self.job(job_id)
-        async with self.database.read() as session:
+        async with self.database.read(EVERY_TENANT) as session:
             return (await session.execute(select(Adapter).where(Adapter.id == job.adapter_id))).scalar_one()
 
     async def events(self, job_id: str) -> list[str]:
-        async with self.database.read() as session:
+        async with self.database.read(EVERY_TENANT) as session:
             query = select(AdapterEvent).where(AdapterEvent.job_id == job_id).order_by(AdapterEvent.id)
             return [event.type for event in (await session.execute(query)).scalars()]
 

@@ -15,7 +15,7 @@ from cli.local.postgres import serving_url, start_postgres
 from cli.local.redis import start_redis
 from db import schema
 from db.outbox import Outbox
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from db.tasks import JOBS_QUEUE, TaskSender
 from tests.support.waiting import eventually
 from tests.support.workers import ROOT
@@ -47,7 +47,7 @@ async def test_a_job_goes_on_when_redis_is_restarted_under_it(
         assert {pid for _, pid in stack.trace(job_id)} == {holder}, "nobody else was needed"
         await stack.assert_done_once(job_id)
         await outbox.settle()
-        async with database.write() as session:  # as if a while had passed
+        async with database.write(EVERY_TENANT) as session:  # as if a while had passed
             job = await session.get_one(type(await stack.job(waiting)), waiting)
             if job.status == "queued":
                 job.lease_until = job.created_at

@@ -14,7 +14,7 @@ from sqlalchemy import func, select, text
 
 from billing.repository import WRITER_LOCK
 from cli.local.redis import start_redis
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from db.tasks import broker_url
 from engine.protocol import JOURNAL_STREAM
 from tests.support.journal import usage_event, write_events
@@ -26,7 +26,7 @@ async def ledger(database: Database) -> tuple[int, int]:
     """(rows, completion tokens), which must be the rollups' too, at any instant."""
     records = "SELECT count(*), coalesce(sum(completion_tokens), 0) FROM usage_records"
     rollups = "SELECT coalesce(sum(num_requests), 0), coalesce(sum(completion_tokens), 0) FROM usage_rollups"
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         rows, tokens, *rolled = (
             await session.execute(text(f"SELECT * FROM ({records}) AS a, ({rollups}) AS b"))
         ).one()
@@ -56,7 +56,7 @@ async def test_it_meters_every_second_and_ends_on_sigterm(
 
         took = await eventually(more_metered)
         assert took < 4, "drained every second"
-        async with database.read() as session:
+        async with database.read(EVERY_TENANT) as session:
             partitions = (
                 await session.execute(
                     text("SELECT count(*) FROM pg_inherits WHERE inhparent = 'usage_records'::regclass")
@@ -119,7 +119,7 @@ async def test_a_task_that_ends_while_redis_is_away_does_not_block_the_queue(
                 write_events(server.url, [usage_event("one")])
 
                 async def waits_for_the_ledger() -> bool:
-                    async with database.read() as session:
+                    async with database.read(EVERY_TENANT) as session:
                         waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
                         return bool((await session.execute(text(waiting))).scalar_one())
 

@@ -12,7 +12,7 @@ from adapters.files.description import FileKind
 from adapters.files.service import FileService, UploadService
 from adapters.inspection import InspectionRefused
 from adapters.storage import LocalStore
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from tenants.models import Tenant
 
 
@@ -51,7 +51,7 @@ class Place:
 
 @pytest.fixture
 async def place(database: Database, tmp_path: Path) -> Place:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         session.add_all([Tenant(id="ten_one", name="one"), Tenant(id="ten_two", name="two")])
     store, inspector = LocalStore(tmp_path / "store"), Inspector()
     return Place(

@@ -15,7 +15,7 @@ from adapters.jobs.models import Job, JobStatus
 from adapters.jobs.service import JobService, queue_job
 from adapters.jobs.sweep import requeue_overdue
 from db.outbox import Outbox
-from db.session import Database
+from db.session import EVERY_TENANT, Database
 from db.tasks import TaskSender
 from tenants.models import Tenant
 
@@ -24,7 +24,7 @@ TENANT = "ten_1"
 
 @pytest.fixture
 async def outbox(database: Database, redis_url: str) -> AsyncIterator[Outbox]:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         session.add(Tenant(id=TENANT, name="acme"))
     sender = TaskSender(redis_url)
     opened = Outbox(database, sender)
@@ -34,7 +34,7 @@ async def outbox(database: Database, redis_url: str) -> AsyncIterator[Outbox]:
 
 
 async def queue(database: Database, outbox: Outbox, adapter_id: str = "adp_1") -> str:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         job = await queue_job(
             session,
             outbox,
@@ -56,12 +56,12 @@ async def taken(
 
 
 async def row(database: Database, job_id: str) -> Job:
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         return await session.get_one(Job, job_id)
 
 
 async def expire(database: Database, job_id: str) -> None:
-    async with database.write() as session:
+    async with database.write(EVERY_TENANT) as session:
         await session.execute(text("UPDATE jobs SET lease_until = now() - interval '1 second'"))
 
 
@@ -190,14 +190,14 @@ async def test_overdue_jobs_are_sent_again_once(database: Database, outbox: Outb
     held, waiting, fresh = [await queue(database, outbox, f"adp_{n}") for n in range(3)]
     await taken(database, held)
     await expire(database, held)
-    async with database.write() as session:  # all but one are overdue
+    async with database.write(EVERY_TENANT) as session:  # all but one are overdue
         await session.execute(
             text("UPDATE jobs SET lease_until = now() + interval '1 minute' WHERE id = :id"), {"id": fresh}
         )
     swept = await asyncio.gather(*(requeue_overdue(database, outbox) for _ in range(4)))
     assert sum(swept) == 2
     assert await requeue_overdue(database, outbox) == 0
-    async with database.read() as session:
+    async with database.read(EVERY_TENANT) as session:
         lost = "SELECT job_id FROM adapter_events WHERE type = 'job.worker_lost'"
         assert list((await session.execute(text(lost))).scalars()) == [held]
     assert (await row(database, held)).status == (await row(database, waiting)).status == "queued"
