@@ -38,6 +38,8 @@ from tokenization.codec import TextCodec
 ASKER = Asker(tenant="ten_one", model="sapling:mine@1", adapter_id="adp_mine", version=1)
 TASK = "sort-numbers"
 NUM_SAMPLES = 24
+FEW = 8
+"""Where it is not the figures that matter: what a calibration takes is what it takes per sample."""
 
 
 class Interrupted(Exception):
@@ -174,7 +176,11 @@ async def test_an_adapter_that_needs_an_unquantised_base_fails_on_four_bits(
     """It passes where nothing is rounded; a plain adapter passes on four bits too."""
     reports = {
         (name, quantization): await make_bench(
-            tmp_path / name / quantization, sapling_codec, breakage=breakage, quantization=quantization
+            tmp_path / name / quantization,
+            sapling_codec,
+            breakage=breakage,
+            quantization=quantization,
+            num_samples=12,
         ).run()
         for name, breakage, quantization in (
             ("fragile", lean_on_small_differences, "none"),
@@ -214,7 +220,7 @@ async def test_a_base_without_a_set_of_its_own_is_given_the_general_one(
 
 
 async def test_a_tenant_may_have_bf16(tmp_path: Path, sapling_codec: TextCodec) -> None:
-    report = await make_bench(tmp_path, sapling_codec, dtype="bfloat16").run()
+    report = await make_bench(tmp_path, sapling_codec, dtype="bfloat16", num_samples=FEW).run()
     assert report.decision.ready
     assert report.decision.dtype == "bfloat16"
     assert "as asked for" in report.decision.dtype_reason
@@ -223,18 +229,18 @@ async def test_a_tenant_may_have_bf16(tmp_path: Path, sapling_codec: TextCodec) 
 async def test_the_engine_is_asked_as_the_tenant_behind_everybody(
     tmp_path: Path, sapling_codec: TextCodec
 ) -> None:
-    bench = make_bench(tmp_path, sapling_codec)
+    bench = make_bench(tmp_path, sapling_codec, num_samples=FEW)
     await bench.run()
-    assert len(bench.engine.submits) == 3 * NUM_SAMPLES
+    assert len(bench.engine.submits) == 3 * FEW
     assert {submit.tenant for submit in bench.engine.submits} == {"ten_one"}
     assert {submit.priority.value for submit in bench.engine.submits} == {"flex"}
     adapters = {submit.adapter.digest if submit.adapter else None for submit in bench.engine.submits}
     assert adapters == {None, *(ref.digest for ref in bench.request.artifacts.values())}
-    assert len({submit.request_id for submit in bench.engine.submits}) == 3 * NUM_SAMPLES
+    assert len({submit.request_id for submit in bench.engine.submits}) == 3 * FEW
 
 
 async def test_the_same_calibration_gives_the_same_report(tmp_path: Path, sapling_codec: TextCodec) -> None:
-    bench = make_bench(tmp_path, sapling_codec)
+    bench = make_bench(tmp_path, sapling_codec, num_samples=FEW)
     first, second = await bench.run(), await bench.run()
     assert found(first) == found(second)
     assert not second.cost.resumed
@@ -279,13 +285,13 @@ async def test_what_was_saved_of_something_else_is_not_taken(
     tmp_path: Path, sapling_codec: TextCodec
 ) -> None:
     memory = Memory()
-    one = make_bench(tmp_path / "one", sapling_codec)
+    one = make_bench(tmp_path / "one", sapling_codec, num_samples=FEW)
     wanted = found(await one.run(memory))
     # Another adapter, other samples, another quantisation: nothing fits but its own.
     for other in (
-        make_bench(tmp_path / "two", sapling_codec, breakage=scale_alpha(2)),
-        make_bench(tmp_path / "three", sapling_codec, task="add-numbers"),
-        make_bench(tmp_path / "four", sapling_codec, quantization="none"),
+        make_bench(tmp_path / "two", sapling_codec, breakage=scale_alpha(2), num_samples=FEW),
+        make_bench(tmp_path / "three", sapling_codec, task="add-numbers", num_samples=FEW),
+        make_bench(tmp_path / "four", sapling_codec, quantization="none", num_samples=FEW),
     ):
         alone = found(await other.run())
         assert found(await other.run(memory)) == alone
@@ -298,7 +304,7 @@ async def test_what_was_saved_of_something_else_is_not_taken(
 async def test_an_engine_that_comes_back_is_waited_for_and_one_that_does_not_is_not(
     tmp_path: Path, sapling_codec: TextCodec
 ) -> None:
-    bench = make_bench(tmp_path, sapling_codec)
+    bench = make_bench(tmp_path, sapling_codec, num_samples=FEW)
     wanted = found(await bench.run())
     bench.engine._faults = iter([EngineGone("restarting")] * 5)
     assert found(await bench.run()) == wanted
@@ -311,7 +317,7 @@ async def test_an_engine_that_comes_back_is_waited_for_and_one_that_does_not_is_
 async def test_an_engine_that_comes_back_as_another_is_not_mixed_with_the_first(
     tmp_path: Path, sapling_codec: TextCodec
 ) -> None:
-    bench = make_bench(tmp_path, sapling_codec)
+    bench = make_bench(tmp_path, sapling_codec, num_samples=FEW)
     info = bench.engine.info
 
     def restart(submit: Submit) -> None:
