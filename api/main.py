@@ -33,6 +33,7 @@ from api.onboarding import open_onboarding
 from api.settings import ApiSettings
 from billing.pricing import PriceBook
 from billing.service import UsageReports
+from billing.window_usage import WindowUsage
 from db.schema import assert_fit_to_serve
 from db.session import Database
 from db.settings import DatabaseSettings
@@ -109,7 +110,7 @@ async def open_services(
     models = ModelResolver(rows, cache, settings.base_name, ttl=tenants.cache_seconds)
     engine = EngineClient(settings.engine_endpoint, settings.name)
     prices = PriceBook(rows, cache, ttl=tenants.cache_seconds)
-    quotas = Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}")
+    quotas = Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", seed=WindowUsage(rows))
     store, sandbox = open_store(storage), Sandbox()
     async with contextlib.AsyncExitStack() as opened:
         opened.push_async_callback(rows.close)

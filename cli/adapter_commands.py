@@ -35,7 +35,16 @@ Term = Annotated[
     ),
 ]
 TERMS_HEADER = (
-    *("CLASS", "ALLOWED", "PRICE", "CONTRACTED TOKENS/MIN", "TTFT MS", "MIN TOKENS/S", "AVAILABLE PPM"),
+    *(
+        "CLASS",
+        "ALLOWED",
+        "PRICE",
+        "CONTRACTED TOKENS/MIN",
+        "TTFT MS",
+        "WAIT MS",
+        "MIN TOKENS/S",
+        "AVAILABLE PPM",
+    ),
     *("AT RATE PPM", "CREDITS"),
 )
 PlanLimits = Annotated[

@@ -103,6 +103,7 @@ def list_terms(data: Path | None, name: str) -> list[tuple[str, ...]]:
                 if terms.contracted_tokens_per_minute is None
                 else str(terms.contracted_tokens_per_minute),
                 str(terms.ttft_target_ms),
+                "-" if terms.max_wait_ms is None else str(terms.max_wait_ms),
                 str(terms.min_output_tokens_per_second),
                 str(terms.availability_ppm),
                 str(terms.output_rate_ppm),

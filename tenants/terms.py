@@ -28,7 +28,10 @@ class Terms:
     contracted_tokens_per_minute: int | None = None
     """Input and output. What comes above it is served, and billed, as `default`. None: no bound."""
     ttft_target_ms: int = 2_000
-    """Time to the first token that admission works towards, and that is reported."""
+    """Time to the first token that is aimed for, and reported on."""
+    max_wait_ms: int | None = None
+    """A request that would wait longer for its first token is refused at once instead. None: the engine's own
+    bound."""
     min_output_tokens_per_second: int = 0
     """Of one choice after its first token; 0 promises none."""
     availability_ppm: int = 0
@@ -59,10 +62,12 @@ _NUMBERS = {
     "price_percent": (0, 10_000),
     "contracted_tokens_per_minute": (0, 1 << 53),
     "ttft_target_ms": (1, 3_600_000),
+    "max_wait_ms": (1, 3_600_000),
     "min_output_tokens_per_second": (0, 1_000_000),
     "availability_ppm": (0, MILLION),
     "output_rate_ppm": (0, MILLION),
 }
+_OPTIONAL = frozenset({"contracted_tokens_per_minute", "max_wait_ms"})
 _CLASSES = frozenset(tier.value for tier in PriorityClass)
 _NAMES = frozenset(field.name for field in fields(Terms))
 
@@ -105,7 +110,7 @@ def _changed(tier: PriorityClass, default: Terms, stored: Mapping[str, Any]) -> 
                 raise ValueError(f"{where} must be true or false, not {value!r}")
         elif name == "credits":
             values[name] = _credits(where, value)
-        elif value is not None or name != "contracted_tokens_per_minute":
+        elif value is not None or name not in _OPTIONAL:
             low, high = _NUMBERS[name]
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ValueError(f"{where} must be from {low} to {high}, not {value!r}")

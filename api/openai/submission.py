@@ -65,6 +65,7 @@ class Draft:
     def submission(self, tier: PriorityClass, rate_label: str) -> Submission:
         """What is sent, in the class that serves it, at the rate that its label names."""
         caller, model = self.caller, self.model
+        max_wait_ms = caller.plan.terms[tier].max_wait_ms
         labels = {
             "key_id": caller.key_id,
             "model": model.name,
@@ -80,8 +81,6 @@ class Draft:
             labels["adapter_id"] = model.adapter_id
             labels["adapter_version"] = str(model.version)
         single = len(self.prompts) == 1
-        if not single:
-            labels["reservation"] = self.id
         submits = [
             Submit(
                 request_id=self.id if single else f"{self.id}-{position}",
@@ -93,6 +92,7 @@ class Draft:
                 n=self.n,
                 labels=labels,
                 submitted_at=self.submitted_at,
+                ttft_target=None if max_wait_ms is None else max_wait_ms / 1000,
             )
             for position, (prompt_ids, sampling) in enumerate(zip(self.prompts, self.sampling, strict=True))
         ]

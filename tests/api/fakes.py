@@ -54,7 +54,7 @@ class Script:
     """How the engine treats one request."""
 
     steps: list[Step] = field(default_factory=list)
-    reject: tuple[RejectCode, str] | None = None
+    reject: tuple[RejectCode, str] | tuple[RejectCode, str, float | None] | None = None
     gone_after: int | None = None
     """Number of steps after which the engine dies."""
     hang_after: int | None = None
