@@ -101,7 +101,9 @@ class _Console:
             response = await self._form(request, opened, email, problem, 429)
             response.headers["Retry-After"] = str(wait_s)
             return response
-        account = await self._services.accounts.authenticate(email, password)
+        account = await self._services.accounts.authenticate(
+            email, password, address=address, request_id=request.scope.get("state", {}).get("request_id")
+        )
         if account is None:
             return await self._form(request, opened, email, _WRONG, 401)
         await self._lockout.succeeded(email, address)

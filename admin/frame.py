@@ -24,6 +24,7 @@ from admin.services import ConsoleServices, Explanations
 from admin.sessions import Opened, Session, SessionStore
 from tenants.accounts import Account
 from tenants.actors import Actor
+from tenants.roles import Right
 
 HERE = Path(__file__).parent
 CSRF_HEADER = "x-csrf-token"
@@ -141,25 +142,27 @@ class Frame:
 
         return endpoint
 
-    def changing(self, change: Changing) -> Endpoint:
-        """A route for a form of a signed-in user."""
+    def changing(self, change: Changing, right: Right = "adapters.write") -> Endpoint:
+        """A route for a form of a signed-in user whose role has `right`."""
 
         async def serve(request: Request, visitor: Visitor) -> Response:
             self.require_same_origin(request)
             form = await read_form(request)
             self.require_token(visitor, form.get("csrf_token", ""))
+            self.require_right(visitor, right)
             return await change(request, visitor, form)
 
         return self.serving(serve)
 
-    def scripted(self, change: Serving) -> Endpoint:
-        """A route that our own scripts change something through: the token comes in a header, which no form
-        of another site can send.
+    def scripted(self, change: Serving, right: Right = "adapters.write") -> Endpoint:
+        """A route that our own scripts change something through, for users whose role has `right`: the token
+        comes in a header, which no form of another site can send.
         """
 
         async def serve(request: Request, visitor: Visitor) -> Response:
             self.require_same_origin(request)
             self.require_token(visitor, request.headers.get(CSRF_HEADER, ""))
+            self.require_right(visitor, right)
             return await change(request, visitor)
 
         return self.serving(serve)
@@ -178,6 +181,11 @@ class Frame:
     def require_token(visitor: Visitor, token: str) -> None:
         if not visitor.session.accepts(token):
             raise HTTPException(403, EXPIRED)
+
+    @staticmethod
+    def require_right(visitor: Visitor, right: Right) -> None:
+        if not visitor.account.may(right):
+            raise HTTPException(403, f"Your role ({visitor.account.role}) does not let you do this.")
 
     @staticmethod
     def require_admin(visitor: Visitor) -> None:

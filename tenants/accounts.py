@@ -82,9 +82,12 @@ class UserAccounts:
             raise NameTaken("email", email) from error
         return account_of(user, tenant)
 
-    async def authenticate(self, email: str, password: str) -> Account | None:
+    async def authenticate(
+        self, email: str, password: str, *, address: str | None = None, request_id: str | None = None
+    ) -> Account | None:
         """The account, when email and password are right and neither user nor tenant is disabled; as slow
-        when not.
+        when not. The audit log tells of those who came in: telling of others would take time that
+        tells which addresses are known.
         """
         found = None
         if is_email(email):
@@ -98,10 +101,13 @@ class UserAccounts:
         if user.disabled_at is not None or tenant.disabled_at is not None:
             return None
         fresh = await asyncio.to_thread(passwords.rehash, user.password_hash, password)
-        if fresh is not None:
-            async with self._database.write(tenant.id) as session:
+        account = account_of(user, tenant)
+        async with self._database.write(tenant.id) as session:
+            if fresh is not None:
                 await MemberRepository(session, tenant.id).set_password_hash(user.id, fresh)
-        return account_of(user, tenant)
+            actor = account.actor(address, request_id)
+            await AuditLog.record(session, tenant.id, actor, "login.succeeded", ("user", user.id))
+        return account
 
     async def find(self, user_id: str, tenant_id: str) -> Account | None:
         """The account as it is now; None when the user or the tenant is gone or disabled."""

@@ -380,3 +380,18 @@ async def test_a_refusal_too_hands_over_the_rotated_session(
     assert (await visitor.get("/adapters/nobody")).status_code == 404
     assert dict(visitor.cookies) != before
     assert (await visitor.get("/adapters")).status_code == 200
+
+
+async def test_those_who_may_only_look_change_nothing(site: Site) -> None:
+    adapter = await two_ready_versions(site.place)
+    here = f"/adapters/{adapter}"
+    await site.accounts.create(site.tenant_id, "eye@acme.example", PASSWORD, role="viewer")
+    async with site.visitor() as viewer:
+        await sign_in(viewer, "eye@acme.example")
+        assert (await viewer.get(here)).status_code == 200
+        for action in ("rollback", "disable"):
+            refused = await act(viewer, here, f"{here}/{action}")
+            assert (refused.status_code, "viewer" in refused.text) == (403, True)
+        token = csrf_token(await viewer.get(here))
+        begun = await viewer.post("/adapters/uploads", json={}, headers={"x-csrf-token": token})
+        assert begun.status_code == 403

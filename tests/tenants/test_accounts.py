@@ -8,6 +8,7 @@ from sqlalchemy import text
 from db.session import EVERY_TENANT, Database
 from tenants import passwords
 from tenants.accounts import UserAccounts
+from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken, TenantNotFound
 from tenants.service import TenantService
 
@@ -114,3 +115,18 @@ async def test_what_is_wrong_with_a_new_user_is_named(accounts: UserAccounts, se
     for password in ("short", "x" * 1025):
         with pytest.raises(ValueError, match="password"):
             await accounts.create(tenant.id, "bob@example.com", password)
+
+
+async def test_who_signed_in_is_in_the_log_and_who_did_not_is_not(
+    accounts: UserAccounts, service: TenantService, database: Database
+) -> None:
+    tenant = await service.create_tenant("acme")
+    made = await accounts.create(tenant.id, "ann@example.com", PASSWORD)
+    log = AuditLog(database)
+    before = len(await log.list(tenant.id))
+    assert await accounts.authenticate("ann@example.com", PASSWORD[::-1], address="192.0.2.1") is None
+    assert len(await log.list(tenant.id)) == before
+    await accounts.authenticate("ann@example.com", PASSWORD, address="192.0.2.1", request_id="req_1")
+    entry, *_ = await log.list(tenant.id)
+    assert (entry.type, entry.target_id) == ("login.succeeded", made.user_id)
+    assert (entry.actor["email"], entry.actor["address"]) == ("ann@example.com", "192.0.2.1")
