@@ -85,6 +85,8 @@ class FakeEngine:
         self.ready = True
         self.submitted: list[Submit] = []
         self.aborted: list[str] = []
+        self.billed: dict[str, Usage] = {}
+        """What the ledger would have, by request."""
         self.script: Callable[[Submit], Script] = lambda submit: self.says(submit, "Hello world")
         self._open: dict[str, asyncio.Task[None]] = {}
 
@@ -165,7 +167,12 @@ class FakeEngine:
     async def _play(self, request: Submit, generation: Generation) -> None:
         completion_tokens = 0
         script = self.script(request)
-        usage = lambda: Usage(len(request.prompt_ids), script.cached_tokens, completion_tokens)  # noqa: E731
+
+        def usage() -> Usage:
+            made = Usage(len(request.prompt_ids), script.cached_tokens, completion_tokens)
+            self.billed[request.request_id] = made
+            return made
+
         try:
             await asyncio.sleep(0)
             if script.reject is not None:
