@@ -21,7 +21,7 @@ from db.tasks import JOBS_QUEUE, QUEUE
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 _ENGINE_DRAIN_S = 20.0
-_JOBS_NICE = 19
+_JOBS_NICE = 10
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ class Service:
 
     def jobs(self) -> Program:
         """Inspection, packing, calibration: behind everything else on the same cores."""
-        options = ("--queues", JOBS_QUEUE, "--no-beat", "--nice", str(_JOBS_NICE))
+        nice = os.environ.get("ROOTSTOCK_WORKER_NICE", str(_JOBS_NICE))
+        options = ("--queues", JOBS_QUEUE, "--no-beat", "--nice", nice)
         return self._program("jobs", "work", *options, grace_s=30)
 
     def _program(self, name: str, *command: str, grace_s: float, pass_fds: tuple[int, ...] = ()) -> Program:
