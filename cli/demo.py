@@ -7,6 +7,7 @@ is in the demo. Refuses to know how tenants, keys and adapters are kept.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 SAPLING = CHECKOUT / "examples" / "sapling" / "weights"
 DEMO_BASE = SAPLING / "base"
 EMAIL = "demo@acme.example"
+PLAN = "demo"
+TERMS = {"priority": {"allowed": True, "contracted_tokens_per_minute": 20_000}}
+"""Every class, and so little priority that a few busy clients see what lies above a contract."""
+INPUT_PRICE, OUTPUT_PRICE = 150_000, 600_000
+"""Micro-USD per million tokens."""
 
 
 @dataclass
@@ -92,6 +98,7 @@ class Demo:
         with operator.plain_errors():
             async with operator.open_services(service.environment()) as services:
                 acme, other = [await _tenant(services, name) for name in self.tenants]
+                await sell(services, (acme, other))
                 await self._keep_key(services, acme, "api_key", "inference")
                 await self._keep_key(services, acme, "admin_api_key", "admin")
                 await self._keep_key(services, other, "other_api_key", "inference")
@@ -162,6 +169,22 @@ async def _tenant(services: Services, name: str) -> Tenant:
         return await services.accounts.tenants.find_tenant(name)
     except TenantNotFound:
         return await services.accounts.tenants.create_tenant(name)
+
+
+async def sell(services: Services, tenants: tuple[Tenant, ...]) -> None:
+    """Prices unless there are any, and a plan with every class of service for tenants without one."""
+    from billing.pricing import PriceService
+    from tenants.errors import NameTaken
+    from tenants.plans import STANDARD_PLAN, PlanChanges
+
+    prices = PriceService(services.database, services.redis)
+    if not await prices.list():
+        await prices.add(input=INPUT_PRICE, cached_input=INPUT_PRICE // 2, output=OUTPUT_PRICE)
+    with contextlib.suppress(NameTaken):  # made by an earlier start
+        await services.accounts.plans.create(PLAN, PlanChanges(terms=TERMS))
+    for tenant in tenants:
+        if (await services.accounts.plans.of_tenant(tenant.id)).id == STANDARD_PLAN:
+            await services.accounts.plans.set_tenant_plan(tenant.id, PLAN)
 
 
 async def _pack_elsewhere(service: Service, base_digest: str, directories: dict[str, Path]) -> dict[str, Any]:
