@@ -4,6 +4,9 @@ BIN := .venv/bin
 # uv does not read pip's variable for local wheels: a CPU build of torch found there saves gigabytes of CUDA.
 UV := UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv
 export OMP_NUM_THREADS ?= 1
+# Tests start hundreds of processes: none shall compile the same modules again, and torch's take seconds.
+unexport PYTHONDONTWRITEBYTECODE
+TEST_PROCESSES ?= 3
 PACKAGES := adapters admin api billing cli db engine kernels telemetry tenants tokenization worker benchmarks examples
 DEMO_DATA ?= var/demo
 DEMO_PORT ?= 8000
@@ -34,7 +37,6 @@ help:
 demo: .venv/.installed
 	@$(BIN)/rootstock up --demo --showcase $(if $(ONCE),--once) --port $(DEMO_PORT) --data $(DEMO_DATA)
 
-# Neither of the first two measures time; the third does, and has the machine to itself.
 test: .venv/.installed
 	@$(MAKE) --no-print-directory -j2 check kernels
 	@$(MAKE) --no-print-directory unit
@@ -51,9 +53,11 @@ types: .venv/.installed
 contracts: .venv/.installed
 	$(BIN)/lint-imports
 
-# One worker: the suite times things and the machine it is made for has two cores.
+# Most tests wait more than they work: three processes keep two cores busy. Those that measure time come last
+# and have the machine to themselves.
 unit: .venv/.installed
-	$(BIN)/python -m pytest -m "not gpu"
+	$(BIN)/python -m pytest -m "not gpu and not quiet" -n $(TEST_PROCESSES)
+	$(BIN)/python -m pytest -m "not gpu and quiet"
 
 # A process of its own: Triton decides for good when a kernel is defined.
 kernels: .venv/.installed

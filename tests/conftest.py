@@ -1,7 +1,8 @@
 """Real servers for tests: a private PostgreSQL and a private Redis per session, both empty for every test.
 
 `redis_url`: emptied before each test. `database_url`: a fresh, migrated database for each test, copied from a
-template in about 0.1 s. Both start at first use, so tests that need neither pay for neither.
+template in about 0.1 s. Both start at first use, so tests that need neither pay for neither. Where tests run
+in several processes, each has its own.
 """
 
 from __future__ import annotations
@@ -23,11 +24,23 @@ from cli.local.postgres import OWNER, serving_url, start_postgres
 from cli.local.redis import start_redis
 from cli.local.server import LocalServer
 from db import schema
+from tests.support.distribution import ByFile, rank
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+
     from db.session import Database
 
 TEMPLATE = "template_migrated"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: rank(item.nodeid))
 
 
 @pytest.fixture(scope="session")
