@@ -12,6 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import create_engine, inspect, make_url, pool, text
 from sqlalchemy.exc import OperationalError
 
+from cli.local.postgres import serving_url
 from db import schema
 from db.session import Database
 from migrations.metadata import is_modelled, metadata
@@ -102,11 +103,13 @@ async def test_a_current_schema_is_accepted(database: Database) -> None:
 
 
 async def test_an_empty_database_is_refused(empty_database_url: str) -> None:
-    database = Database(empty_database_url)
-    with pytest.raises(schema.SchemaMismatch, match="rootstock migrate") as caught:
-        await schema.assert_fit_to_serve(database)
-    assert caught.value.found is None
-    await database.close()
+    database = Database(serving_url(empty_database_url))
+    try:
+        with pytest.raises(schema.SchemaMismatch, match="rootstock migrate") as caught:
+            await schema.assert_fit_to_serve(database)
+        assert caught.value.found is None
+    finally:
+        await database.close()
 
 
 async def test_a_schema_of_the_future_is_refused(database: Database, owner_url: str) -> None:
