@@ -53,11 +53,14 @@ class LimitService:
     async def set(self, tenant_id: str, actor: Actor, limit: Limit) -> Limit:
         """Set a limit, or its amount.
 
-        Raises ValueError naming the field; ProjectNotFound, KeyNotFound, TenantNotFound for whom it is.
+        Raises ValueError naming the field, also for more than the plan has, unless it is the operator who
+        sets it; ProjectNotFound, KeyNotFound, TenantNotFound for whom it is.
         """
         _check(limit)
         async with self._database.write(tenant_id) as session:
             await self._find_scope(session, tenant_id, limit.scope, limit.scope_id)
+            if limit.scope == "tenant" and not limit.model and actor.kind != "operator":
+                await _check_plan(session, tenant_id, limit)
             repository = LimitRepository(session, tenant_id)
             before = await repository.set(limit)
             if before is None and await repository.count() > MAX_LIMITS:
@@ -121,6 +124,16 @@ class LimitService:
         which = {"project": (ApiKey.project_id == scope_id,), "key": (ApiKey.id == scope_id,), "tenant": ()}
         digests = await KeyRepository(session, tenant_id).digests(*which[scope])
         session.after_commit(lambda: publish_key_changes(self._redis, digests))
+
+
+async def _check_plan(session: WriteSession, tenant_id: str, limit: Limit) -> None:
+    """A tenant's own limit stands in the place of its plan's: it can only be lower."""
+    plan = await TenantDirectory(session).plan_of(tenant_id)
+    if plan is None:
+        raise TenantNotFound(tenant_id)
+    most = {Metric.ADAPTERS.value: plan.max_adapters, **plan.limits}.get(limit.metric)
+    if most is not None and limit.amount > most:
+        raise ValueError(f"amount of {limit.metric} must be at most {most}, which is the plan's")
 
 
 def _check(limit: Limit) -> None:

@@ -37,7 +37,7 @@ for b = 1, #keys do
   local i = b * 4 - 3
   local kind, measure, limit, value = plan[i + 1], plan[i + 2], plan[i + 3], values[b]
   if kind == RATE or kind == CONTRACT then
-    local level, at = drained(value, now, limit)
+    local level, at = drained(keys[b], value, now, limit)
     local need, capacity = likely[measure] * UNIT, limit * UNIT
     if kind == CONTRACT then
       if level + need > capacity then within = 0 else level = level + need end
@@ -71,6 +71,7 @@ for b = 1, #keys do
       counted = max(counted, first)  -- later than now where the clock was set back into the window before
     elseif seeds[b] then
       used = seeds[b]
+      put_window(keys[b], first, used, 0)  -- also for those who are refused: nobody asks the ledger again
     else
       missing[#missing + 1] = b
     end

@@ -48,21 +48,22 @@ local function window_of(kind, now)
   return month_of(now)
 end
 
--- A rate's level as of `now`, and as of when that is: later than now while the clock stands still.
-local function drained(value, now, limit)
-  if not value then return 0, now, limit end
-  local level, at, rate = struct.unpack('<ddd', value)
-  if at > now then
-    if at - now > MOST_STANDSTILL then at = now end
-    return level, at, rate
-  end
-  return max(0, level - (now - at) * rate), now, rate
-end
-
 local function put_rate(key, level, at, limit)
   local ttl = MOST_STANDSTILL * 2
   if limit > 0 then ttl = ttl + ceil(level / limit) end
   redis.call('SET', key, struct.pack('<ddd', level, at, limit), 'PX', min(ttl, 9e12))
+end
+
+-- A rate's level as of `now`, and as of when that is: later than now while the clock stands still.
+local function drained(key, value, now, limit)
+  if not value then return 0, now, limit end
+  local level, at, rate = struct.unpack('<ddd', value)
+  if at <= now then return max(0, level - (now - at) * rate), now, rate end
+  if at - now > MOST_STANDSTILL then
+    at = now
+    put_rate(key, level, at, rate)  -- also where nothing else is written: it is to drain from now on
+  end
+  return level, at, rate
 end
 
 -- Windows that nobody touched for a day are read from the ledger again: whatever changed meanwhile is in there.
@@ -104,7 +105,7 @@ local function close(tag, r, used, now)
       local held = value and struct.unpack('<d', value) or 0
       if held > 1 then redis.call('SET', key, struct.pack('<d', held - 1)) else redis.call('DEL', key) end
     elseif kind == RATE or (kind == CONTRACT and r.within == 1) then
-      local level, at, rate = drained(value, now, limit)
+      local level, at, rate = drained(key, value, now, limit)
       local unused = (likely[measure] - used[measure]) * UNIT
       -- What has drained since may have been the unused part: returning that too would let it be used twice.
       if unused > 0 then unused = max(0, unused - max(0, now - r.began) * max(rate, limit)) end
@@ -126,7 +127,7 @@ local function charge(tag, r, used, now)
     local key, kind, measure, limit = tag .. plan[i], plan[i + 1], plan[i + 2], plan[i + 3]
     local value = kind ~= HELD and redis.call('GET', key)
     if kind == RATE or (kind == CONTRACT and r.within == 1) then
-      local level, at, rate = drained(value, now, limit)
+      local level, at, rate = drained(key, value, now, limit)
       put_rate(key, level + used[measure] * UNIT, at, rate)
     elseif (kind == DAY or kind == MONTH) and value then
       local first, total, held = struct.unpack('<ddd', value)

@@ -10,7 +10,7 @@ for i = 1, #plan, 4 do
   local there, used, held, reset = value and 1 or 0, 0, 0, 0
   if kind == RATE or kind == CONTRACT then
     there = 1
-    local level = drained(value, now, limit)
+    local level = drained(tag .. plan[i], value, now, limit)
     used = ceil(level / UNIT)
     reset = limit > 0 and ceil(level / limit) or 0
   elseif kind == HELD then

@@ -187,4 +187,3 @@ def test_rows_replace_the_plans_and_come_in_one_order() -> None:
     )
     assert compiled("tnt_1", plan, rows) == expected
     assert compiled("tnt_1", plan, reversed(rows)) == expected
-
