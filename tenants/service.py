@@ -24,6 +24,7 @@ from tenants.models import Tenant
 from tenants.plans import PlanService
 from tenants.projects.service import DEFAULT_NAME, ProjectService, add_project, new_project
 from tenants.projects.service_accounts import ServiceAccountService
+from tenants.quotas.service import LimitService
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import KeyResolver, publish_key_changes
 
@@ -115,6 +116,7 @@ class AccountServices:
     keys: KeyService
     users: UserAccounts
     audit: AuditLog
+    limits: LimitService
 
 
 def account_services(database: Database, redis_client: redis.asyncio.Redis, secret: str) -> AccountServices:
@@ -129,4 +131,5 @@ def account_services(database: Database, redis_client: redis.asyncio.Redis, secr
         keys=KeyService(database, redis_client, secret),
         users=UserAccounts(database),
         audit=AuditLog(database),
+        limits=LimitService(database, redis_client),
     )

@@ -151,6 +151,17 @@ class RateLimitRequest(_Body, frozen=True, kw_only=True):
     max_requests_per_1_day: Amount | None = None
 
 
+class SetLimitRequest(_Body, frozen=True, kw_only=True):
+    """Of the project or the key that is named, or else of the organisation as a whole."""
+
+    metric: str
+    amount: Amount
+    model: Annotated[str, Meta(max_length=200)] = ""
+    """Empty: all models together. `base`, `base:*`, `base:adapter`, `base:adapter@version`."""
+    project_id: Id | None = None
+    api_key_id: Id | None = None
+
+
 class SpendLimitRequest(_Body, frozen=True, kw_only=True):
     currency: Literal["USD"]
     interval: Literal["month"]
@@ -177,5 +188,6 @@ BODIES = (
     ModelPermissionsRequest,
     ServiceTierSettingsRequest,
     RateLimitRequest,
+    SetLimitRequest,
     SpendLimitRequest,
 )

@@ -9,11 +9,14 @@ from api.organization import (
     admin_keys,
     audit_logs,
     invites,
+    limits,
     project_keys,
     project_users,
     projects,
+    rate_limits,
     roles,
     service_accounts,
+    spend_limits,
     users,
 )
 
@@ -29,5 +32,8 @@ for part in (
     project_users,
     service_accounts,
     project_keys,
+    limits,
+    rate_limits,
+    spend_limits,
 ):
     router.include_router(part.router)

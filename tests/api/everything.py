@@ -17,10 +17,13 @@ import redis.asyncio
 
 from adapters.resolver import ModelResolver
 from api.app import create_app
+from api.organization.limits import limit_id
 from billing.service import UsageReports
 from db.session import Database
 from engine.protocol import AdapterRef
 from tenants.actors import OPERATOR
+from tenants.limits.kinds import Limit, Metric
+from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
 from tests.api.conftest import build
@@ -120,9 +123,10 @@ async def everything(
         keys = KeyResolver(database, redis_client, SECRET)
         models = ModelResolver(database, redis_client, "sapling")
         accounts = account_services(database, redis_client, SECRET)
-        await keys.start()
-        await models.start()
-        await eventually(lambda: keys.listening and models.listening)
+        quotas = Quotas(redis_url, "everything")
+        for part in (keys, models, quotas):
+            await part.start()
+        await eventually(lambda: keys.listening and models.listening and not quotas.away)
         services = replace(
             build(codec).services,
             keys=keys,
@@ -132,6 +136,7 @@ async def everything(
             uploads=place.uploads,
             onboarding=place.onboarding,
             accounts=accounts,
+            quotas=quotas,
         )
         app = create_app(services)
         ours, theirs = [await _having(place, accounts, app, number) for number in (0, 1)]
@@ -141,8 +146,8 @@ async def everything(
             for having in (ours, theirs):
                 await having.admin.aclose()
                 await having.inference.aclose()
-            await keys.close()
-            await models.close()
+            for part in (quotas, models, keys):
+                await part.close()
 
 
 async def _having(place: Scene, accounts: AccountServices, app: Any, number: int) -> Having:
@@ -163,6 +168,8 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     admin = await accounts.keys.create(tenant, "admin", OPERATOR, kind="admin")
     spare = await accounts.keys.create(tenant, "spare", OPERATOR, kind="admin")
     inference = await accounts.keys.create(tenant, "inference", OPERATOR)
+    budget = Limit("project", project.id, "", Metric.TOKENS_PER_MONTH, 10**9)
+    await accounts.limits.set(tenant, OPERATOR, budget)
     of_project = await accounts.keys.create(tenant, "of project", OPERATOR, project_id=project.id)
     assert pending.job_id is not None
     assert owner.tenant_id == tenant
@@ -184,6 +191,7 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "key_id": spare.id,
         "api_key_id": of_project.id,
         "service_account_id": account.id,
+        "limit_id": limit_id(budget),
     }
     return Having(
         tenant,

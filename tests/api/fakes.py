@@ -234,6 +234,8 @@ ADAPTER = AdapterRef("a" * 64, 16)
 class FakeModels:
     """The base for all; the adapter "pirate" of tenant one; "baking" is not ready."""
 
+    base = "sapling"
+
     async def resolve(self, tenant_id: str, model: str) -> ResolvedModel:
         if model == "sapling":
             return ResolvedModel("sapling")

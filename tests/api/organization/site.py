@@ -21,6 +21,7 @@ from api.deps import Services
 from db.session import Database
 from tenants.actors import OPERATOR
 from tenants.models import Tenant
+from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
 from tests.api.conftest import build, serving
@@ -94,20 +95,23 @@ def serving_accounts(codec: TextCodec, database_url: str, redis_url: str) -> Ite
     keys = KeyResolver(database, cache, SECRET)
     accounts = account_services(database, cache, SECRET)
     world = build(codec)
-    services: Services = replace(world.services, keys=keys, accounts=accounts)
+    quotas = Quotas(redis_url, "organization-test")
+    services: Services = replace(world.services, keys=keys, accounts=accounts, quotas=quotas)
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def start() -> None:
         loops.append(asyncio.get_running_loop())
         await keys.start()
+        await quotas.start()
 
     async def close() -> None:
         await keys.close()
+        await quotas.close()
         await cache.aclose()
         await database.close()
 
     with serving(replace(world, services=services), close, start) as served:
-        until(lambda: keys.listening)
+        until(lambda: keys.listening and not quotas.away)
         with httpx.Client(base_url=served.url, timeout=30) as http:
             yield Site(served.url, accounts, loops[0], http)
 

@@ -290,3 +290,52 @@ def test_the_audit_log(site: Site, ours: Party, organization: Any) -> None:
     proof = site.ask("GET", "/v1/organization/audit_logs/verification", ours.admin_key).json()
     assert (proof["intact"], proof["last_id"]) == (True, newest.id)
     assert proof["digest"] == newest.digest
+
+
+def test_rate_limits(site: Site, ours: Party, organization: Any) -> None:
+    limits, project = organization.projects.rate_limits, ours.project_id
+    before = limits.list_rate_limits(project)
+    assert [limit.id for limit in before.data] == ["rl-*", "rl-sapling", "rl-sapling:*"]
+    assert before.data[0].object == "project.rate_limit"
+    assert before.data[0].max_requests_per_1_minute == 10**11, "nobody limits it"
+    changed = limits.update_rate_limit(
+        "rl-*", project_id=project, max_requests_per_1_minute=3, max_tokens_per_1_minute=5000
+    )
+    assert (changed.max_requests_per_1_minute, changed.max_tokens_per_1_minute) == (3, 5000)
+    assert changed.max_requests_per_1_day is None
+    limits.update_rate_limit("rl-sapling:pirate", project_id=project, max_requests_per_1_day=7)
+    listed = list(limits.list_rate_limits(project, limit=1))
+    assert [limit.model for limit in listed] == ["*", "sapling", "sapling:*", "sapling:pirate"]
+    assert listed[3].max_requests_per_1_day == 7
+    back = limits.list_rate_limits(project, before="rl-sapling:*", limit=1)
+    assert ([limit.id for limit in back.data], back.has_more) == (["rl-sapling"], True)
+    with pytest.raises(openai.BadRequestError) as images:
+        limits.update_rate_limit("rl-*", project_id=project, max_images_per_1_minute=1)
+    assert images.value.param == "max_images_per_1_minute"
+    with pytest.raises(openai.BadRequestError) as nonsense:
+        limits.update_rate_limit("rl-No Model", project_id=project, max_requests_per_1_day=7)
+    assert nonsense.value.param == "model"
+    assert organization.audit_logs.list(limit=1).data[0].type == "limit.set"
+
+
+def test_spend_limits(site: Site, ours: Party, organization: Any) -> None:
+    dollars = {"currency": "USD", "interval": "month"}
+    with pytest.raises(openai.NotFoundError):
+        organization.spend_limit.retrieve()
+    made = organization.spend_limit.update(threshold_amount=12_345, **dollars)
+    assert (made.object, made.threshold_amount) == ("organization.spend_limit", 12_345)
+    assert made.enforcement.status == "inactive"
+    project = organization.projects.spend_limit
+    assert project.update(ours.project_id, threshold_amount=0, **dollars).enforcement.status == "enforcing"
+    assert project.retrieve(ours.project_id).object == "project.spend_limit"
+    everything = site.ask("GET", "/v1/organization/limits", ours.admin_key).json()["data"]
+    spent = {limit["scope"]: limit["amount"] for limit in everything}
+    assert spent == {"organization": 123_450_000, "project": 0}
+    assert project.delete(ours.project_id).object == "project.spend_limit.deleted"
+    assert organization.spend_limit.delete().deleted
+    for missing in (organization.spend_limit.delete, lambda: project.delete(ours.project_id)):
+        with pytest.raises(openai.NotFoundError):
+            missing()
+    with pytest.raises(openai.BadRequestError) as euros:
+        organization.spend_limit.update(threshold_amount=1, currency="EUR", interval="month")
+    assert euros.value.param == "currency"

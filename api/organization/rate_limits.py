@@ -1,0 +1,105 @@
+"""`/v1/organization/projects/{project_id}/rate_limits`: how much a project may ask for in a minute or a day.
+
+In the shapes of the stock client: one entry for each model, and one for all together. Other limits, of other
+scopes, are `/v1/organization/limits`'; these are some of the same.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from api.deps import READ_LIMITS, WRITE_LIMITS, services_of
+from api.errors import InvalidValue, RouteNotFound
+from api.openapi import ERROR_RESPONSES, json_body
+from api.organization.bodies import RateLimitRequest
+from api.organization.requests import Asking, asking, naming_fields, read_body
+from api.pages import page, refuse_unknown
+from tenants.limits.kinds import MAX_RATE, Limit, Metric
+
+router = APIRouter(
+    prefix="/v1/organization/projects/{project_id}/rate_limits", responses=ERROR_RESPONSES, tags=["Limits"]
+)
+
+_PREFIX = "rl-"
+ALL = "*"
+"""All models together."""
+FIELDS = {
+    "max_requests_per_1_minute": Metric.REQUESTS_PER_MINUTE,
+    "max_tokens_per_1_minute": Metric.TOKENS_PER_MINUTE,
+    "max_requests_per_1_day": Metric.REQUESTS_PER_DAY,
+}
+_Cursor = Annotated[str | None, Query(pattern=r"^[!-~]{1,300}$")]
+
+
+@router.get("", operation_id="listRateLimits")
+async def list_rate_limits(
+    request: Request,
+    project_id: str,
+    after: _Cursor = None,
+    before: _Cursor = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 100,
+) -> dict[str, Any]:
+    """All models together, the base, its adapters together, and every model the project has a limit for."""
+    who = await asking(request, READ_LIMITS)
+    refuse_unknown(list(request.query_params), frozenset({"after", "before", "limit"}))
+    if after is not None and before is not None:
+        raise InvalidValue("Give either 'after' or 'before'.", "before")
+    of_project, of_all = await _limits(who, project_id)
+    base = services_of(request).models.base
+    ids = [_PREFIX + model for model in sorted({ALL, base, f"{base}:*", *of_project})]
+    if after is not None:
+        ids = [one for one in ids if one > after]
+    if before is not None:
+        ids = [one for one in ids if one < before]
+    chosen = ids[-limit:] if before is not None else ids[:limit]
+    shown = [_object(one.removeprefix(_PREFIX), of_project, of_all) for one in chosen]
+    return page(shown, limit) | {"has_more": len(ids) > limit}
+
+
+@router.post("/{rate_limit_id}", operation_id="updateRateLimit", openapi_extra=json_body("RateLimitRequest"))
+async def update_rate_limit(request: Request, project_id: str, rate_limit_id: str) -> dict[str, Any]:
+    """Set what is given, in effect within a second. `DELETE /v1/organization/limits/{id}` takes it away."""
+    who = await asking(request, WRITE_LIMITS)
+    body = await read_body(request, RateLimitRequest)
+    if not rate_limit_id.startswith(_PREFIX):
+        raise RouteNotFound(f"there is no rate limit {rate_limit_id[:100]!r}")
+    model = rate_limit_id.removeprefix(_PREFIX)
+    for field, metric in FIELDS.items():
+        amount = getattr(body, field)
+        if amount is None:
+            continue
+        limit = Limit("project", project_id, "" if model == ALL else model, metric, amount)
+        with naming_fields():
+            await who.accounts.limits.set(who.tenant_id, who.actor, limit)
+    return _object(model, *await _limits(who, project_id))
+
+
+async def _limits(who: Asking, project_id: str) -> tuple[dict[str, dict[Metric, int]], dict[Metric, int]]:
+    """What the project has, by model, and what the organisation has as a whole. Raises ProjectNotFound."""
+    await who.accounts.projects.get(who.tenant_id, project_id)
+    of_project: dict[str, dict[Metric, int]] = {}
+    of_all: dict[Metric, int] = {}
+    for limit in await who.accounts.limits.effective(who.tenant_id):
+        if limit.metric not in FIELDS.values():
+            continue
+        if limit.scope == "project" and limit.scope_id == project_id:
+            of_project.setdefault(limit.model or ALL, {})[limit.metric] = limit.amount
+        elif limit.scope == "tenant" and not limit.model:
+            of_all[limit.metric] = limit.amount
+    return of_project, of_all
+
+
+def _object(
+    model: str, of_project: dict[str, dict[Metric, int]], of_all: dict[Metric, int]
+) -> dict[str, Any]:
+    """What holds: the project's own, else the organisation's. The stock client wants a number for what nobody
+    limits: the largest there can be.
+    """
+    own = of_project.get(model, {})
+    amounts = {field: own.get(metric, of_all.get(metric)) for field, metric in FIELDS.items()}
+    for field in ("max_requests_per_1_minute", "max_tokens_per_1_minute"):
+        if amounts[field] is None:
+            amounts[field] = MAX_RATE
+    return {"id": f"{_PREFIX}{model}", "object": "project.rate_limit", "model": model, **amounts}

@@ -1,0 +1,240 @@
+"""Every route that changes something leaves an entry in the audit log, in the name of the key that asked.
+
+Generated from the OpenAPI document: a new route fails this until it is called here or excepted, with a
+reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis.asyncio
+
+from adapters.jobs.repository import JobRepository
+from adapters.jobs.service import succeed
+from adapters.objects import CONFIG_FILE
+from db.session import Database
+from tests.api.everything import MUTATING, Everything, everything
+from tests.support.onboarding import SAPLING
+from tokenization.codec import TextCodec
+
+EXCEPTIONS = {
+    "createChatCompletion": "generates; the ledger has it",
+    "createCompletion": "generates; the ledger has it",
+    "addUploadPart": "bytes of an upload, whose completion is an entry",
+}
+
+PASSWORD = "correct horse battery"
+CONFIG = (SAPLING / "adapters" / "pirate" / CONFIG_FILE).read_bytes()
+
+
+@pytest.fixture
+async def world(
+    codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+) -> AsyncIterator[Everything]:
+    async with everything(codec, database, redis_client, redis_url, tmp_path) as made:
+        yield made
+
+
+class Caller:
+    """Calls routes of the document by the names of their operations, and remembers which."""
+
+    def __init__(self, world: Everything) -> None:
+        self.world = world
+        self.operations = {operation.name: operation for operation in world.operations()}
+        self.called: set[str] = set()
+        self.last_seq = 0
+
+    async def mark(self) -> None:
+        """What is in the log by now was put there by the test."""
+        newest = await self.world.accounts.audit.list(self.world.ours.tenant_id, limit=1)
+        self.last_seq = newest[0].seq
+
+    async def __call__(
+        self, name: str, body: Any = None, *, key: str | None = None, **values: str
+    ) -> dict[str, Any]:
+        operation, ours = self.operations[name], self.world.ours
+        account = operation.path.startswith("/v1/organization")
+        client = ours.admin if account else ours.inference
+        options: dict[str, Any] = body if isinstance(body, Form) else {"json": body}
+        request_id = f"audited-{len(self.called)}-{name}"
+        answer = await client.request(
+            operation.verb,
+            operation.url(ours.ids | {"version": "1"} | values),
+            headers={"x-request-id": request_id},
+            **options,
+        )
+        assert answer.status_code in (200, 201), (name, answer.text)
+        await self._audited(name, answer, request_id, ours.admin_key_id if account else ours.inference_key_id)
+        self.called.add(name)
+        return answer.json()
+
+    async def _audited(self, name: str, answer: httpx.Response, request_id: str, key_id: str) -> None:
+        log = self.world.accounts.audit
+        entries = await log.list(self.world.ours.tenant_id, newest_first=False, after=None, limit=1000)
+        fresh = [entry for entry in entries if entry.seq > self.last_seq]
+        assert fresh, f"{name} left no entry"
+        self.last_seq = fresh[-1].seq
+        shown = answer.json()
+        for entry in fresh:
+            assert entry.actor["request_id"] == request_id, name
+            if name != "acceptInvite":  # by its token, with no key
+                assert (entry.actor["type"], entry.actor["id"]) == ("api_key", key_id), name
+            written = json.dumps([entry.details, entry.actor])
+            for secret in (shown.get("value"), shown.get("token"), PASSWORD):
+                assert secret is None or secret not in written, name
+
+
+class Form(dict[str, Any]):
+    """A body that is no JSON."""
+
+
+async def files(call: Caller) -> None:
+    form = {"files": {"file": (CONFIG_FILE, CONFIG)}, "data": {"purpose": "adapter"}}
+    made = await call("createFile", Form(form))
+    await call("deleteFile", file_id=made["id"])
+    announced = {
+        "bytes": len(CONFIG),
+        "filename": CONFIG_FILE,
+        "mime_type": "application/json",
+        "purpose": "adapter",
+    }
+    upload = await call("createUpload", announced)
+    path = f"/v1/uploads/{upload['id']}/parts"
+    part = (await call.world.ours.inference.post(path, files={"data": ("part", CONFIG)})).json()
+    await call("completeUpload", {"part_ids": [part["id"]]}, upload_id=upload["id"])
+    await call("cancelUpload")
+
+
+async def adapters(call: Caller) -> None:
+    ours, place = call.world.ours, call.world.place
+    new = {"name": "new", "base_model": "sapling", "file_ids": ours.files}
+    made = await call("createAdapter", new)
+    await call("deleteAdapter", adapter=made["id"])
+    await call("updateAdapter", {"description": "changed"})
+    jobs = {"paused": "pauseCalibrationJob", "queued": "resumeCalibrationJob"}
+    for status, name in jobs.items():
+        assert (await call(name))["status"] == status
+    lease = await place.lease(ours.ids["job_id"])
+    await place.pack(lease, "5")
+    await place.finish(lease)
+    third = await place.upload("to-json")
+    await call.mark()
+    await call("activateAdapterVersion", version="1")
+    await call("rollbackAdapter")
+    await call("disableAdapterVersion", version="1")
+    await call("enableAdapterVersion", version="1")
+    version = await call("createAdapterVersion", {"file_ids": third, "activate": False})
+    assert version["version"] == 3
+
+
+async def jobs(call: Caller) -> None:
+    async with call.world.place.database.write(call.world.ours.tenant_id) as session:
+        repository = JobRepository(session, call.world.ours.tenant_id)
+        for job in await repository.open_jobs_of(call.world.ours.ids["adapter"], 1):
+            succeed(session, job, {})  # as the worker does at its end
+    job = await call("createCalibrationJob", {"model": call.world.ours.ids["model"], "version": 1})
+    await call("cancelCalibrationJob", job_id=job["id"])
+
+
+async def people(call: Caller) -> None:
+    invite = await call("createInvite", {"email": "new@ours.example", "role": "reader"})
+    await call("acceptInvite", {"token": invite["token"], "password": PASSWORD})
+    await call("deleteInvite")
+    await call("updateUser", {"role": "developer"})
+    new = (await call.world.ours.admin.get("/v1/organization/users", params={"limit": 1})).json()["last_id"]
+    await call("addProjectUser", {"role": "member", "user_id": new})
+    await call("updateProjectUser", {"role": "owner"})
+    await call("deleteProjectUser")
+    await call("deleteUser")
+
+
+async def keys(call: Caller) -> None:
+    made = await call("createAdminKey", {"name": "made"})
+    await call("updateAdminKey", {"name": "changed"}, key_id=made["id"])
+    rotated = await call("rotateAdminKey", {"grace_seconds": 0}, key_id=made["id"])
+    await call("deleteAdminKey", key_id=rotated["id"])
+    made = await call("createProjectKey", {"name": "made"})
+    await call("updateProjectKey", {"networks": ["10.0.0.0/8"]}, api_key_id=made["id"])
+    rotated = await call("rotateProjectKey", {}, api_key_id=made["id"])
+    await call("deleteProjectKey", api_key_id=rotated["id"])
+
+
+async def projects(call: Caller) -> None:
+    account = await call("createServiceAccount", {"name": "robot"})
+    assert account["api_key"]["value"]
+    await call("createServiceAccountKey", {"name": "another"})
+    await call("updateServiceAccount", {"role": "owner"})
+    await call("deleteServiceAccount")
+    await call("updateProject", {"name": "renamed"})
+    made = await call("createProject", {"name": "made"})
+    await call("archiveProject", project_id=made["id"])
+
+
+async def limits(call: Caller) -> None:
+    made = await call("setLimit", {"metric": "tokens_per_day", "amount": 1000})
+    await call("deleteLimit", limit_id=made["id"])
+    await call("updateRateLimit", {"max_requests_per_1_minute": 5}, rate_limit_id="rl-*")
+    dollar = {"currency": "USD", "interval": "month", "threshold_amount": 100}
+    await call("updateSpendLimit", dollar)
+    await call("deleteSpendLimit")
+    await call("updateProjectSpendLimit", dollar)
+    await call("deleteProjectSpendLimit")
+
+
+PARTS: tuple[Callable[[Caller], Awaitable[None]], ...] = (
+    files,
+    adapters,
+    jobs,
+    people,
+    keys,
+    limits,
+    projects,
+)
+
+
+async def test_every_route_that_changes_something_leaves_an_entry(world: Everything) -> None:
+    call = Caller(world)
+    await call.mark()
+    for part in PARTS:
+        await part(call)
+    changing = {name for name, operation in call.operations.items() if operation.verb in MUTATING}
+    assert call.called >= changing - set(EXCEPTIONS), sorted(changing - call.called - set(EXCEPTIONS))
+    assert set(EXCEPTIONS) <= changing, "an exception for a route that is there"
+    log = world.accounts.audit
+    assert await log.verify(world.ours.tenant_id) is None
+    project = world.ours.ids["project_id"]
+    seen = await world.ours.admin.get("/v1/organization/audit_logs", params={"limit": 100})
+    assert any(entry.get("project", {}).get("id") == project for entry in seen.json()["data"])
+
+
+async def test_what_is_refused_leaves_none(world: Everything) -> None:
+    log, ours = world.accounts.audit, world.ours
+    before = await log.list(ours.tenant_id, limit=1)
+    for path, body in (
+        ("projects", {"name": "shared"}),
+        ("projects", {"name": "x", "colour": "red"}),
+        ("invites", {"email": "user@ours.example", "role": "reader"}),
+        ("admin_api_keys", {"name": "k", "scopes": ["everything"]}),
+        (f"projects/{ours.ids['project_id']}/users", {"role": "member", "user_id": "user_0"}),
+    ):
+        answer = await ours.admin.post(f"/v1/organization/{path}", json=body)
+        assert answer.status_code in (400, 404, 409), answer.text
+    assert [entry.id for entry in await log.list(ours.tenant_id, limit=1)] == [before[0].id]
+
+
+async def test_one_after_the_other_however_many_change_at_once(world: Everything) -> None:
+    ours = world.ours
+    made = await asyncio.gather(
+        *(ours.admin.post("/v1/organization/projects", json={"name": f"p{number}"}) for number in range(8))
+    )
+    assert {answer.status_code for answer in made} == {200}
+    entries = await world.accounts.audit.list(ours.tenant_id, limit=8)
+    assert {entry.target_id for entry in entries} == {answer.json()["id"] for answer in made}
+    assert await world.accounts.audit.verify(ours.tenant_id) is None
