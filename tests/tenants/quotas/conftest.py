@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,7 +13,7 @@ from tenants.quotas.scripts import Timing
 from tests.support.waiting import eventually
 
 TENANT = "tnt_1"
-QUICK = Timing(lifetime=2.0, renew_every=0.25, silence=1.0, grace=0.5, away_after=0.5)
+QUICK = Timing(lifetime=3.0, renew_every=0.25, silence=2.0, grace=0.5, away_after=0.5)
 """For tests of what expires."""
 
 _serial = itertools.count()
@@ -26,9 +26,6 @@ def limit(metric: Metric, amount: int, *, scope: str = "tenant", of: str = TENAN
 def caller(*limits: Limit, tenant: str = TENANT, key: str | None = None) -> TenantContext:
     """A key of its own for every call: plans are kept by key."""
     return TenantContext(tenant, tenant, key or f"key_{next(_serial)}", "inference", limits=limits)
-
-
-OpenQuotas = Callable[..., Awaitable[Quotas]]
 
 
 @asynccontextmanager
