@@ -333,6 +333,7 @@ async def test_a_store_that_fails_leaves_no_rows(place: Scene, monkeypatch: pyte
     assert without_files(await place.keys()) == []
 
 
+@pytest.mark.quiet
 async def test_it_is_quick(place: Scene) -> None:
     await place.sandbox.start()
     files = [await place.upload("pirate") for _ in range(5)]

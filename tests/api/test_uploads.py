@@ -322,6 +322,7 @@ def memory_mib(pid: int, field: str = "VmHWM") -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(field)) // 1024
 
 
+@pytest.mark.quiet
 def test_large_files_take_no_memory_and_nobody_waits_for_them(
     alone: tuple[subprocess.Popen[str], str], stock: Callable[[str], openai.OpenAI], tmp_path: Path
 ) -> None:

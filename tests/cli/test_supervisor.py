@@ -147,12 +147,12 @@ async def test_grandchildren_die_with_their_child(stage: Stage) -> None:
 
 async def test_stop_during_the_pause_starts_nothing_more(tmp_path: Path) -> None:
     events: list[Event] = []
-    supervisor = Supervisor(events.append, Backoff(first_s=0.3, limit_s=0.3))
+    supervisor = Supervisor(events.append, Backoff(first_s=2.0, limit_s=2.0))
     child = await supervisor.start(Stage(tmp_path).program("api", "pass"))
     child.settle()
     await until(lambda: bool(events))
     await supervisor.stop_all()
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(2.2)
     assert child.num_starts == 1
 
 

@@ -99,6 +99,7 @@ def test_there_are_kernels():
     assert OPS
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("op", OPS)
 def test_every_kernel_compiles_and_fits(op):
     todo = [

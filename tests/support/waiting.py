@@ -29,11 +29,11 @@ async def eventually(
         waited, looked_at = _count(waited, looked_at)
 
 
-def until(holds: Callable[[], object], seconds: float = 30.0) -> float:
+def until(holds: Callable[[], object], seconds: float = 30.0, what: str = "it") -> float:
     """The same from outside of any event loop."""
     waited, looked_at = 0.0, time.monotonic()
     while not holds():
-        assert waited < seconds, f"not within {seconds} s"
+        assert waited < seconds, f"{what}: not within {seconds} s"
         time.sleep(LOOK_EVERY)
         waited, looked_at = _count(waited, looked_at)
     return waited

@@ -24,7 +24,7 @@ from tests.support.jobs_worker import VARIABLE
 from tests.support.waiting import eventually
 from tests.support.workers import start_worker
 
-LEASE = 2.0
+LEASE = 3.0
 BASE = "sapling"
 
 

@@ -18,6 +18,7 @@ from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database
 from db.tasks import TaskSender
 from tenants.models import Tenant
+from tests.support.waiting import eventually
 
 TENANT = "ten_1"
 
@@ -114,17 +115,20 @@ async def test_a_lease_is_renewed_while_the_work_runs_and_not_after_it(
     database: Database, outbox: Outbox
 ) -> None:
     job_id = await queue(database, outbox)
-    lease = await taken(database, job_id, seconds=1.0)
+    lease = await taken(database, job_id, seconds=3.0)
 
     async def work() -> str:
         for _ in range(15):
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.3)
             assert await claim(database, job_id, "other", asyncio.Event()) is None
         return "done"
 
     assert await lease.run(work()) == "done"
-    await asyncio.sleep(1.2)
-    assert await claim(database, job_id, "other", asyncio.Event()) is not None
+
+    async def free() -> bool:
+        return await claim(database, job_id, "other", asyncio.Event()) is not None
+
+    await eventually(free)
 
 
 @pytest.mark.parametrize("wanted", ["cancel", "pause"])
@@ -147,7 +151,7 @@ async def test_what_the_tenant_wants_interrupts_the_work(
     with pytest.raises(Interrupted) as interrupted:
         await lease.run(work())
     assert (interrupted.value.reason, cleaned) == (wanted, [True])
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30, "long before the work would have ended"
 
 
 async def test_a_worker_told_to_end_interrupts_the_work(database: Database, outbox: Outbox) -> None:

@@ -126,7 +126,7 @@ async def test_a_server_killed_in_the_middle(tmp_path: Path) -> None:
                 await call
         with pytest.raises(StorageUnavailable):
             await anext(aiter(store.list("")))
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 60
         assert leftovers(store) == []
     finally:
         server.kill()
@@ -149,7 +149,7 @@ async def test_a_server_that_hangs_is_given_up(tmp_path: Path) -> None:
         began = time.monotonic()
         with pytest.raises(StorageUnavailable):
             await store.put("a", b"x")
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         for writer in connections:
             writer.close()
             await writer.wait_closed()
