@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,9 @@ from openai import AsyncOpenAI
 
 from examples.sapling.tasks import TASKS
 from tests.e2e.onboarding import create, ready, sapling_adapter, send_files
-from tests.e2e.stack import Stack, descendants, eventually
+from tests.e2e.stack import Stack, descendants
 from tests.e2e.streams import Stream, read_stream
+from tests.support.waiting import eventually, until
 
 JOBS = "/calibration/jobs"
 NUMBERS = iter(range(900, 1000))
@@ -36,11 +36,10 @@ class Measuring:
         return await self.client.get(path, cast_to=dict[str, Any])
 
     async def until(self, *statuses: str, seconds: float = 120.0) -> float:
-        began = time.monotonic()
-        async with asyncio.timeout(seconds):
-            while (await self.job())["status"] not in statuses:  # noqa: ASYNC110  asked over HTTP
-                await asyncio.sleep(0.05)
-        return time.monotonic() - began
+        async def reached() -> bool:
+            return (await self.job())["status"] in statuses
+
+        return await eventually(reached, seconds)
 
     async def assert_ready_once(self) -> list[str]:
         """It serves, and everything happened once. The types of what happened."""
@@ -68,7 +67,7 @@ async def measuring(client: AsyncOpenAI, stack: Stack, folder: Path) -> Measurin
     sapling_adapter("upper-case", folder, number)
     made = await create(client, stack, f"job-{number}", await send_files(client, folder))
     found = Measuring(client, stack, made)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while (shown := await found.job())["progress"]["share"] < 0.2:
             assert shown["status"] in ("queued", "running"), shown
             await asyncio.sleep(0.02)
@@ -154,5 +153,5 @@ async def test_usage_is_in_the_ledger_at_once_while_a_job_measures(
 ) -> None:
     job = await measuring(client, stack, tmp_path / "adapter")
     answer = await client.completions.create(model=stack.demo["base"], prompt="Once", max_tokens=2)
-    await asyncio.to_thread(eventually, lambda: answer.id in stack.ledger(), 5, "a row of the ledger")
+    await asyncio.to_thread(until, lambda: answer.id in stack.ledger(), 5)
     await job.until("succeeded")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import httpx
 import pytest
 
 from examples.sapling.tasks import TASKS
 from tests.e2e.stack import CHECKOUT, Stack
+from tests.support.waiting import until
 
 
 def ask(stack: Stack, key: str, model: str, prompt: str) -> httpx.Response:
@@ -39,8 +38,7 @@ def test_from_a_new_tenant_to_an_answer_of_its_own_adapter(stack: Stack) -> None
     assert key not in listed
     key_id = next(line.split()[0] for line in listed.splitlines() if "laptop" in line)
     assert stack.operate("key", "revoke", "cedar", key_id).returncode == 0
-    time.sleep(1.0)
-    assert ask(stack, key, "sapling", "Hello").status_code == 401
+    assert until(lambda: ask(stack, key, "sapling", "Hello").status_code == 401) < 1.0
 
 
 @pytest.mark.parametrize(
