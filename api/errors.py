@@ -59,6 +59,7 @@ from billing.errors import InvalidReportQuery, MalformedEvent, PriceTaken
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
+from sla.errors import InvalidMonth
 from tenants.errors import (
     AddressNotAllowed,
     AuditEntryNotFound,
@@ -282,6 +283,7 @@ FACES: dict[type[Exception], Face] = {
     ModelNotFound: NO_MODEL,
     InvalidModelName: NO_MODEL,
     InvalidReportQuery: Face(400, INVALID, "invalid_value", retry=False),
+    InvalidMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
     # The worker's, and the operator's: they never cross HTTP.
     MalformedEvent: INTERNAL,
     PriceTaken: INTERNAL,
@@ -374,7 +376,7 @@ def _param_of(error: BaseException) -> str | None:
         return error.param
     return (
         error.field
-        if isinstance(error, InvalidReportQuery | InspectionRefused | InvalidAdapter | FileError)
+        if isinstance(error, InvalidReportQuery | InspectionRefused | InvalidAdapter | FileError | NotHeld)
         else None
     )
 

@@ -1,6 +1,6 @@
-"""What keys can be restricted to: the scopes that routes ask for.
+"""What keys can be restricted to: the scopes that routes ask for, and of admin keys those that roles hold.
 
-Owns the list of them by kind of key. A scope that no route asks for would be a restriction nobody meant.
+Owns the list of them by kind of key. Any other would be a restriction nobody meant.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from api import deps
 from api.errors import InvalidValue
 from tenants.context import KEY_KINDS, KeyKind
+from tenants.roles import ROLES, admin_scopes
 
 SCOPES: Mapping[KeyKind, frozenset[str]] = {
     kind: frozenset(
@@ -17,6 +18,7 @@ SCOPES: Mapping[KeyKind, frozenset[str]] = {
         for permission in vars(deps).values()
         if isinstance(permission, deps.Permission) and permission.kind == kind
     )
+    | (frozenset().union(*map(admin_scopes, ROLES)) if kind == "admin" else frozenset())
     for kind in KEY_KINDS
 }
 

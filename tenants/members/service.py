@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement
 from db.session import Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.errors import LastOwner, OwnersOnly, ProjectNotFound, UserNotFound
+from tenants.errors import LastOwner, NotHeld, OwnersOnly, ProjectNotFound, UserNotFound
 from tenants.fields import checked_name
 from tenants.members.repository import Member, MemberRepository, Membership
 from tenants.models import ApiKey, ProjectMember, User
@@ -22,7 +22,7 @@ from tenants.projects.repository import ProjectRepository
 from tenants.projects.service import live_project
 from tenants.repository import KeyRepository
 from tenants.resolver import publish_key_changes
-from tenants.roles import PROJECT_ROLES, RIGHTS_OF, ROLES, ProjectRole, Role
+from tenants.roles import PROJECT_ROLES, RIGHTS_OF, ROLES, ProjectRole, Role, admin_scopes
 
 __all__ = ["Member", "MemberService", "Membership"]
 
@@ -240,9 +240,15 @@ def new_member(tenant_id: str, project_id: str, user_id: str, role: str) -> Proj
 
 
 async def require_may_appoint(members: MemberRepository, actor: Actor, *roles: str) -> None:
-    """Whether `actor` may take or give these roles. Keys of no user are the organization's own. Raises
-    OwnersOnly.
+    """Whether `actor` may take or give these roles. Keys of no user are the organization's own; one that is
+    restricted gives and takes no role that may do more than it. Raises OwnersOnly, NotHeld.
     """
+    if actor.kind == "api_key" and actor.scopes:
+        for role in roles:
+            scopes = admin_scopes(role)  # type: ignore[arg-type]
+            more = scopes - actor.scopes if scopes else {"everything"}
+            if more:
+                raise NotHeld("role", more)
     if "owner" not in roles or actor.user_id is None:
         return
     person = await members.find(actor.user_id)
