@@ -6,44 +6,22 @@ What becomes of them afterwards is `members`'.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from sqlalchemy.exc import IntegrityError
 
-from db.base import new_id
 from db.session import EVERY_TENANT, Database
 from tenants import passwords
 from tenants.actors import OPERATOR, Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken, TenantNotFound
-from tenants.fields import MAX_NAME_LEN, checked_email, is_email
+from tenants.fields import checked_email, is_email
+from tenants.members.account import Account, account_of, new_user
 from tenants.members.repository import MemberRepository
-from tenants.models import Tenant, User
 from tenants.repository import TenantDirectory
-from tenants.roles import ROLES, Right, Role, admin_scopes, may
-from tenants.views import STANDARD, PlanView, plan_view
+from tenants.roles import ROLES, Role
+from tenants.views import STANDARD, plan_view
 
-
-@dataclass(frozen=True, slots=True)
-class Account:
-    """A user and the tenant they belong to."""
-
-    user_id: str
-    email: str
-    role: Role
-    tenant_id: str
-    tenant_name: str
-    plan: PlanView = STANDARD
-    """As of when it was looked up by `find`."""
-
-    def may(self, right: Right) -> bool:
-        return may(self.role, right)
-
-    def actor(self, address: str | None = None, request_id: str | None = None) -> Actor:
-        """As the audit log names them, and bounded by their role."""
-        scopes = admin_scopes(self.role)
-        return Actor("user", self.user_id, address, request_id, scopes, self.user_id, self.email)
+__all__ = ["Account", "UserAccounts"]
 
 
 class UserAccounts:
@@ -118,22 +96,3 @@ class UserAccounts:
         if tenant is None or user is None or tenant.disabled_at is not None or user.disabled_at is not None:
             return None
         return account_of(user, tenant, STANDARD if plan is None else plan_view(plan))
-
-
-def new_user(tenant_id: str, email: str, password_hash: str, role: str, name: str) -> User:
-    """A row. Raises ValueError naming the field."""
-    if len(name) > MAX_NAME_LEN or (name and not name.isprintable()):
-        raise ValueError(f"name must have at most {MAX_NAME_LEN} printable characters")
-    return User(
-        id=new_id("usr"),
-        tenant_id=tenant_id,
-        email=email,
-        name=name.strip(),
-        password_hash=password_hash,
-        role=role,
-        created_at=datetime.now(UTC),
-    )
-
-
-def account_of(user: User, tenant: Tenant, plan: PlanView = STANDARD) -> Account:
-    return Account(user.id, user.email, user.role, tenant.id, tenant.name, plan)  # type: ignore[arg-type]

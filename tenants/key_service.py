@@ -28,6 +28,7 @@ from tenants.errors import (
 )
 from tenants.fields import checked_name
 from tenants.key_terms import KEEP, Keep, KeyChanges, KeyTerms, changed_columns, columns_of, require_held
+from tenants.limits.repository import LimitRepository
 from tenants.members.repository import MemberRepository
 from tenants.models import ApiKey, Project
 from tenants.projects.repository import ProjectRepository
@@ -198,7 +199,8 @@ class KeyService:
         kind: KeyKind | None = None,
         project_id: str | None = None,
     ) -> CreatedKey:
-        """Another key in its place, for the same and as long; the old one works on until `grace` ends.
+        """Another key in its place, for the same, as long, within the same limits; the old one works on until
+        `grace` ends.
 
         Raises KeyNotFound; KeyNotActive for one that is revoked, expired or rotated already; NotHeld,
         ValueError.
@@ -218,6 +220,7 @@ class KeyService:
             )
             made = self._add(session, row)
             await session.flush()
+            await LimitRepository(session, tenant_id).carry_over(old.id, row.id)
             ends = now + grace
             old.rotated_at, old.replaced_by = now, row.id
             old.expires_at = ends if old.expires_at is None else min(ends, old.expires_at)

@@ -108,16 +108,17 @@ class KeyResolver:
             self._noting = asyncio.create_task(self._note_uses(), name="last uses of keys")
 
     async def _note_uses(self) -> None:
-        while self._used:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), NOTE_AFTER)
-            used, self._used = self._used, set()
-            try:
+        try:
+            while self._used:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), NOTE_AFTER)
+                used, self._used = self._used, set()
                 async with self._database.write(EVERY_TENANT) as session:
                     await TenantDirectory(session).note_keys_used(used)
-            except DatabaseUnavailable:
-                logger.warning("last use of %d keys not noted: database unavailable", len(used))
-        self._noting = None
+        except DatabaseUnavailable:
+            logger.warning("last use of %d keys not noted: database unavailable", len(used))
+        finally:
+            self._noting = None
 
 
 def _is_let_in(key: ApiKey, tenant: Tenant, project: Project | None, now: datetime) -> bool:

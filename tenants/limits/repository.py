@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.sql import ColumnElement as Column
 
@@ -85,6 +85,20 @@ class LimitRepository(TenantRepository):
             return None
         await self.session.delete(row)
         return row.amount
+
+    async def carry_over(self, key_id: str, new_key_id: str) -> None:
+        """Give a key the limits of the one it replaces. What was used of them stays with the old one."""
+        copied = self.select_own(
+            LimitRow,
+            LimitRow.tenant_id,
+            LimitRow.scope,
+            literal(new_key_id),
+            LimitRow.model,
+            LimitRow.metric,
+            LimitRow.amount,
+        ).where(LimitRow.scope == "key", LimitRow.scope_id == key_id)
+        columns = ["tenant_id", "scope", "scope_id", "model", "metric", "amount"]
+        await self.session.execute(insert(LimitRow).from_select(columns, copied))
 
     async def _locked(self, scope: str, scope_id: str, model: str, metric: Metric) -> LimitRow | None:
         query = self.select_own(LimitRow).where(

@@ -15,7 +15,6 @@ from sqlalchemy.exc import IntegrityError
 from db.base import new_id
 from db.session import EVERY_TENANT, Database
 from tenants import keys, passwords
-from tenants.accounts import Account, account_of, new_user
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import (
@@ -27,6 +26,7 @@ from tenants.errors import (
     TenantNotFound,
 )
 from tenants.fields import checked_email
+from tenants.members.account import Account, account_of, new_user
 from tenants.members.repository import MemberRepository
 from tenants.members.service import checked_project_role, checked_role, new_member, require_may_appoint
 from tenants.models import Invite, Tenant, User

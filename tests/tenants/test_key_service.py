@@ -23,6 +23,8 @@ from tenants.errors import (
     UserNotFound,
 )
 from tenants.key_service import KEEP, KeyChanges, KeyTerms
+from tenants.limits.kinds import Limit, Metric
+from tenants.limits.repository import LimitRepository
 from tenants.models import Tenant
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
@@ -121,6 +123,27 @@ async def test_a_rotated_key_works_on_until_its_grace_ends(
     assert shown.rotated_at is not None
     await gone(resolver, old.plaintext)
     assert (await resolver.resolve(new.plaintext, "192.0.2.1")).key_id == new.id
+
+
+async def test_a_rotated_keys_limits_go_on_with_the_new_one(
+    accounts: AccountServices, resolver: KeyResolver, tenant: Tenant, database: Database
+) -> None:
+    old, bystander = [await accounts.keys.create(tenant.id, name, OPERATOR) for name in ("old", "other")]
+    async with database.write(tenant.id) as session:
+        limits = LimitRepository(session, tenant.id)
+        await limits.set(Limit("key", old.id, "", Metric.REQUESTS_PER_MINUTE, 7))
+        await limits.set(Limit("key", bystander.id, "", Metric.REQUESTS_PER_MINUTE, 9))
+        await limits.set(Limit("tenant", tenant.id, "base", Metric.TOKENS_PER_MINUTE, 100))
+    new = await accounts.keys.rotate(tenant.id, old.id, OPERATOR)
+    held = (await resolver.resolve(new.plaintext)).limits
+    assert [(one.scope, one.scope_id, one.amount) for one in held if one.scope == "key"] == [
+        ("key", new.id, 7)
+    ]
+    assert any(one.model == "base" for one in held)
+    assert (
+        Limit("key", old.id, "", Metric.REQUESTS_PER_MINUTE, 7)
+        in (await resolver.resolve(old.plaintext)).limits
+    )
 
 
 async def test_a_rotation_without_grace_ends_the_old_key_at_once(

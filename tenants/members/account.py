@@ -1,0 +1,53 @@
+"""A user as the console and the services know them: who they are, whose they are, what they may do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from db.base import new_id
+from tenants.actors import Actor
+from tenants.fields import MAX_NAME_LEN
+from tenants.models import Tenant, User
+from tenants.roles import Right, Role, admin_scopes, may
+from tenants.views import STANDARD, PlanView
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user and the tenant they belong to."""
+
+    user_id: str
+    email: str
+    role: Role
+    tenant_id: str
+    tenant_name: str
+    plan: PlanView = STANDARD
+    """As of when it was looked up by `find`."""
+
+    def may(self, right: Right) -> bool:
+        return may(self.role, right)
+
+    def actor(self, address: str | None = None, request_id: str | None = None) -> Actor:
+        """As the audit log names them, and bounded by their role."""
+        scopes = admin_scopes(self.role)
+        return Actor("user", self.user_id, address, request_id, scopes, self.user_id, self.email)
+
+
+def new_user(tenant_id: str, email: str, password_hash: str, role: str, name: str) -> User:
+    """A row. Raises ValueError naming the field."""
+    if len(name) > MAX_NAME_LEN or (name and not name.isprintable()):
+        raise ValueError(f"name must have at most {MAX_NAME_LEN} printable characters")
+    return User(
+        id=new_id("usr"),
+        tenant_id=tenant_id,
+        email=email,
+        name=name.strip(),
+        password_hash=password_hash,
+        role=role,
+        created_at=datetime.now(UTC),
+    )
+
+
+def account_of(user: User, tenant: Tenant, plan: PlanView = STANDARD) -> Account:
+    return Account(user.id, user.email, user.role, tenant.id, tenant.name, plan)  # type: ignore[arg-type]
