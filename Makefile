@@ -7,7 +7,7 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of processes: none shall compile the same modules again, and torch's take seconds.
 unexport PYTHONDONTWRITEBYTECODE
 TEST_PROCESSES ?= 3
-PACKAGES := adapters admin api billing cli db engine kernels telemetry tenants tokenization worker benchmarks examples
+PACKAGES := adapters admin api billing cli db engine kernels sla telemetry tenants tokenization worker benchmarks examples
 DEMO_DATA ?= var/demo
 DEMO_PORT ?= 8000
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores

@@ -36,6 +36,7 @@ from api.v1 import adapter_bodies, job_bodies
 from api.v1 import adapters as adapter_routes
 from api.v1 import files as file_routes
 from api.v1 import jobs as job_routes
+from api.v1 import sla as sla_routes
 from api.v1 import uploads as upload_routes
 from api.v1 import usage as usage_routes
 
@@ -66,6 +67,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     app.include_router(adapter_routes.router)
     app.include_router(job_routes.router)
     app.include_router(usage_routes.router)
+    app.include_router(sla_routes.router)
     app.include_router(organization_routes.router)
     if console is not None:
         app.mount("/console", console)

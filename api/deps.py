@@ -27,6 +27,8 @@ from billing.pricing import PriceBook
 from billing.service import UsageReports
 from engine.client import EngineClient
 from engine.protocol import EngineInfo
+from sla.recorder import SlaRecorder
+from sla.service import SlaReports
 from telemetry.metrics import ServingMetrics
 from tenants.actors import Actor
 from tenants.context import KeyKind, TenantContext
@@ -51,6 +53,7 @@ READ_FILES = Permission("inference", "files.read")
 WRITE_FILES = Permission("inference", "files.write")
 READ_ADAPTERS = Permission("inference", "adapters.read")
 WRITE_ADAPTERS = Permission("inference", "adapters.write")
+READ_SLA = Permission("admin", "sla.read")
 READ_USAGE = Permission("admin", "usage.read")
 READ_MEMBERS = Permission("admin", "organization.members.read")
 WRITE_MEMBERS = Permission("admin", "organization.members.write")
@@ -94,6 +97,8 @@ class Services:
     uploads: UploadService
     quotas: Quotas
     prices: PriceBook
+    sla: SlaRecorder
+    sla_reports: SlaReports
     metrics: ServingMetrics = field(default_factory=ServingMetrics)
     checks: Mapping[str, Check] = field(default_factory=dict)
     """By the name /readyz shows: postgres, redis, schema. The engine is asked directly."""

@@ -8,19 +8,19 @@ work. Knows no prices.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import redis.asyncio
-from redis.exceptions import ResponseError
 from sqlalchemy.exc import DataError, IntegrityError
 
 from billing.errors import MalformedEvent
 from billing.folding import Measured, decode, fold, measure
 from billing.repository import LedgerWriter
 from db.session import EVERY_TENANT, Database
+from db.stream import Entry, StreamConsumer
 from engine.protocol import JOURNAL_STREAM, UsageEvent
 
 logger = logging.getLogger(__name__)
@@ -29,11 +29,8 @@ GROUP = "meter"
 DEAD_LETTERS = "rootstock:usage:dead"
 """Stream of entries that no row could be made of: field e as it came, `id` of the entry, `reason`."""
 MAX_DEAD_LETTERS = 100_000
-FORGET_CONSUMER_AFTER = 3600.0
-"""Seconds without a sign of life after which a consumer that owes nothing is removed from the group."""
 
 OnEnded = Callable[[Sequence[UsageEvent]], Awaitable[None]]
-Entry = tuple[bytes, dict[bytes, bytes] | None]
 
 
 @dataclass(slots=True)
@@ -67,10 +64,9 @@ class JournalMeter:
         self._on_ended = on_ended
         self._database = database
         self._redis = redis_client
-        self._consumer = consumer
-        self._batch_size = batch_size
-        self._stale_ms = round(stale_after * 1000)
-        self._stream = stream
+        self._journal = StreamConsumer(
+            redis_client, stream, GROUP, consumer, batch_size=batch_size, stale_after=stale_after
+        )
 
     async def drain(self, *, max_batches: int = 20) -> Drained:
         """Move what is in the journal into the ledger: abandoned entries first, then new ones, until a batch
@@ -78,60 +74,20 @@ class JournalMeter:
         time.
         """
         drained = Drained()
-        await self._ensure_group()
-        for take in (self._take_abandoned, self._take_new):
-            for _ in range(max_batches):
-                entries = await take()
-                if not entries:
-                    break
+        async with contextlib.aclosing(self._journal.batches(max_batches)) as batches:
+            async for entries in batches:
                 await self._settle(entries, drained)
-                if len(entries) < self._batch_size:
-                    break
         return drained
 
     async def backlog(self) -> int:
         """Entries in the journal, taken or not: each leaves once its row is committed."""
-        return await self._redis.xlen(self._stream)
+        return await self._journal.backlog()
 
     async def forget_idle_consumers(self) -> int:
-        """Remove consumers that owe nothing and have long been silent; every worker that ever ran was one."""
-        removed = 0
-        await self._ensure_group()
-        for consumer in await self._redis.xinfo_consumers(self._stream, GROUP):
-            if not consumer["pending"] and consumer["idle"] > FORGET_CONSUMER_AFTER * 1000:
-                await self._redis.xgroup_delconsumer(self._stream, GROUP, consumer["name"])
-                removed += 1
-        return removed
+        """Remove consumers that owe nothing and have long been silent."""
+        return await self._journal.forget_idle_consumers()
 
-    async def _ensure_group(self) -> None:
-        """From the first entry on: what engines wrote before the first meter ran counts too."""
-        try:
-            await self._redis.xgroup_create(self._stream, GROUP, id="0", mkstream=True)
-        except ResponseError as error:
-            if "BUSYGROUP" not in str(error):
-                raise
-
-    async def _take_abandoned(self) -> list[Entry]:
-        """Entries taken by a consumer that died, or by this one before an error."""
-        claimed = await self._redis.xautoclaim(
-            self._stream,
-            GROUP,
-            self._consumer,
-            min_idle_time=self._stale_ms,
-            start_id="0-0",
-            count=self._batch_size,
-        )
-        # Redis before 7 answers (None, None) for an entry that was deleted from the stream while it was
-        # pending.
-        return [(entry_id, fields) for entry_id, fields in claimed[1] if entry_id is not None]
-
-    async def _take_new(self) -> list[Entry]:
-        answer: Any = await self._redis.xreadgroup(
-            GROUP, self._consumer, {self._stream: ">"}, count=self._batch_size
-        )
-        return answer[0][1] if answer else []
-
-    async def _settle(self, entries: Sequence[Entry], drained: Drained) -> None:
+    async def _settle(self, entries: list[Entry], drained: Drained) -> None:
         """Ledger first, then who hears of ends, then the dead letters and the acknowledgement: these in one
         Redis transaction.
         """
@@ -140,7 +96,7 @@ class JournalMeter:
         refused: dict[bytes, str] = {}
         for entry_id, fields in entries:
             try:
-                event = decode((fields or {}).get(b"e"))
+                event = decode(fields.get(b"e"))
                 good[entry_id] = measure(event)
             except MalformedEvent as error:
                 refused[entry_id] = str(error)
@@ -150,7 +106,7 @@ class JournalMeter:
         refused |= await self._write(good)
         if self._on_ended is not None:
             await self._on_ended([event for entry_id, event in ended.items() if entry_id not in refused])
-        payloads = {entry_id: (fields or {}).get(b"e", b"") for entry_id, fields in entries}
+        payloads = {entry_id: fields.get(b"e", b"") for entry_id, fields in entries}
         async with self._redis.pipeline(transaction=True) as pipe:
             for entry_id, reason in refused.items():
                 logger.error(
@@ -158,8 +114,7 @@ class JournalMeter:
                 )
                 letter = {"e": payloads[entry_id], "id": entry_id, "reason": reason}
                 pipe.xadd(DEAD_LETTERS, letter, maxlen=MAX_DEAD_LETTERS, approximate=True)  # type: ignore[arg-type]
-            pipe.xack(self._stream, GROUP, *payloads)
-            pipe.xdel(self._stream, *payloads)
+            self._journal.take_off(pipe, entries)
             await pipe.execute()
         drained.num_entries += len(entries)
         drained.num_requests += len({row.key for entry_id, row in good.items() if entry_id not in refused})

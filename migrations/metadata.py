@@ -7,6 +7,7 @@ import adapters.jobs.models
 import adapters.models
 import billing.models
 import db.outbox
+import sla.models
 import tenants.audit.models
 import tenants.limits.models
 import tenants.models
@@ -19,6 +20,7 @@ DOMAINS = (
     adapters.models,
     billing.models,
     db.outbox,
+    sla.models,
     tenants.audit.models,
     tenants.limits.models,
     tenants.models,
@@ -30,4 +32,9 @@ def is_modelled(
     item: SchemaItem, name: str | None, kind: str, reflected: bool, other: SchemaItem | None
 ) -> bool:
     """Whether alembic compares this object: partitions are made by the database itself, as months come."""
-    return not (kind == "table" and reflected and name is not None and name.startswith("usage_records_"))
+    return not (
+        kind == "table"
+        and reflected
+        and name is not None
+        and name.startswith(("usage_records_", "sla_minutes_"))
+    )

@@ -60,6 +60,15 @@ class ServingMetrics:
             ["code"],
             registry=self.registry,
         )
+        self._requests = self._outcomes(
+            "requests", "Generation requests answered (ok), and failed by the service's fault (failed)."
+        )
+        self._first_tokens = self._outcomes(
+            "first_tokens", "First tokens within their class's target (in_time), and after it (late)."
+        )
+        self._output_rates = self._outcomes(
+            "output_rates", "Answers at the output rate promised to their class (fast), and below it (slow)."
+        )
         self._http = Counter(
             "rootstock_http_requests",
             "HTTP requests by route template and status.",
@@ -78,6 +87,21 @@ class ServingMetrics:
 
     def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"rootstock_{name}", text, labels, registry=self.registry, buckets=buckets)
+
+    def _outcomes(self, name: str, text: str) -> Counter:
+        return Counter(f"rootstock_{name}", text, ["service_tier", "outcome"], registry=self.registry)
+
+    def served(self, service_tier: str, in_time: bool | None, fast: bool | None) -> None:
+        """A request was answered; None: it had no such measure."""
+        self._requests.labels(service_tier, "ok").inc()
+        if in_time is not None:
+            self._first_tokens.labels(service_tier, "in_time" if in_time else "late").inc()
+        if fast is not None:
+            self._output_rates.labels(service_tier, "fast" if fast else "slow").inc()
+
+    def unserved(self, service_tier: str) -> None:
+        """A request failed by the service's fault."""
+        self._requests.labels(service_tier, "failed").inc()
 
     def first_token(self, service_tier: str, seconds: float) -> None:
         self._of(self._time_to_first_token, service_tier).observe(seconds)

@@ -30,6 +30,8 @@ VISIBILITY_TIMEOUT = 3600
 
 METER_JOURNAL = "billing.meter_journal"
 MAKE_PARTITIONS = "billing.make_partitions"
+COUNT_SERVICE_LEVELS = "sla.count_service_levels"
+TIDY_SERVICE_LEVELS = "sla.tidy_service_levels"
 RELAY_OUTBOX = "db.relay_outbox"
 PRUNE_OUTBOX = "db.prune_outbox"
 SWEEP_JOBS = "adapters.sweep_jobs"
@@ -78,6 +80,8 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
     intervals = {
         METER_JOURNAL: settings.meter_interval,
         MAKE_PARTITIONS: 24 * HOUR,
+        COUNT_SERVICE_LEVELS: 5.0,
+        TIDY_SERVICE_LEVELS: 24 * HOUR,
         RELAY_OUTBOX: settings.relay_interval,
         PRUNE_OUTBOX: HOUR,
         SWEEP_JOBS: settings.sweep_interval,

@@ -27,6 +27,7 @@ from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database
 from db.settings import DatabaseSettings
 from db.tasks import TaskSender
+from sla.folding import SlaFolding
 from tenants.quotas.journal import JournalSettling
 from worker.settings import JobsSettings, WorkerSettings
 from worker.shutdown import ShutdownPipe
@@ -44,6 +45,7 @@ class Runtime:
     redis: redis.asyncio.Redis
     outbox: Outbox
     meter: JournalMeter
+    service_levels: SlaFolding
     store: ObjectStore
     """In workers that run jobs."""
 
@@ -102,10 +104,12 @@ class Runtime:
             self.store = open_store(self._storage)
         self._sender = TaskSender(self.settings.redis_url)
         self.outbox = Outbox(self.database, self._sender)
+        consumer = f"{socket.gethostname()}:{self._pid}"
+        self.service_levels = SlaFolding(self.database, self.redis, consumer)
         self.meter = JournalMeter(
             self.database,
             self.redis,
-            f"{socket.gethostname()}:{self._pid}",
+            consumer,
             batch_size=self.settings.meter_batch,
             stale_after=self.settings.meter_stale_after,
             on_ended=ReservationSettlement(JournalSettling(self.redis)),

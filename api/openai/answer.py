@@ -16,6 +16,7 @@ from api.detokenizer import Detokenizer
 from api.errors import GenerationAborted, GenerationFailed
 from api.openai.booking import Booking
 from api.openai.logprobs import LogprobTrail, joined
+from api.openai.observing import FEWEST_RATED, Observation
 from engine.client import EngineClient, EngineError, Generation
 from engine.protocol import FinishReason, Submit, TokenChunk, Usage
 from engine.stops import StopMatcher
@@ -83,6 +84,7 @@ class Answer:
 
     Args:
         booking: what is asked, and what was reserved for it.
+        observation: is told how it was served.
         chat: an assistant's turn, which begins a text; a completion goes on with one.
         arrived: `time.perf_counter()` of the request's arrival.
         echo: per prompt, what is put before its choices' text.
@@ -91,6 +93,7 @@ class Answer:
     def __init__(
         self,
         booking: Booking,
+        observation: Observation,
         text: TextCodec,
         metrics: ServingMetrics,
         arrived: float,
@@ -98,6 +101,7 @@ class Answer:
         echo: list[str] | None = None,
     ) -> None:
         self.submission = submission = booking.submission
+        self.observation = observation
         self._booking = booking
         self.echo = echo
         self._metrics = metrics
@@ -151,6 +155,10 @@ class Answer:
         for generation in self._generations:
             generation.abort()
 
+    def left(self) -> None:
+        """The client reads no further: it was answered as far as it wanted."""
+        self.observation.answered(self._first_at - self._arrived)
+
     async def pieces(self) -> AsyncGenerator[list[Piece], None]:
         """What the choices gained, wakeup by wakeup: at most one piece per choice and wakeup.
 
@@ -194,6 +202,8 @@ class Answer:
         per_choice = usage.completion_tokens / len(self._choices)
         pace = (now - self._first_at) / (per_choice - 1) if per_choice > 1 else None
         self._metrics.answered(tier, now - self._arrived, pace)
+        rate = 1 / max(pace, 1e-9) if pace is not None and per_choice >= FEWEST_RATED else None
+        self.observation.answered(self._first_at - self._arrived, rate)
         self._metrics.billed(tier, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
 
     async def _read_one(self) -> AsyncGenerator[Wakeup, None]:

@@ -26,7 +26,8 @@ from api.errors import NoRoomForFlex
 from api.openai import schemas
 from api.openai.answer import Answer
 from api.openai.bodies import ChunkFormat, whole
-from api.openai.booking import Booking, book
+from api.openai.booking import Booking, asked_for, book
+from api.openai.observing import Observation, observed
 from api.openai.schemas import CompletionRequest, GenerationFields
 from api.openai.stream import EventStream, while_connected
 from api.openai.submission import Draft, chat_draft, completion_draft
@@ -50,10 +51,11 @@ async def create_chat_completion(request: Request) -> Response:
     """The assistant's next turn in a conversation."""
     services = services_of(request)
     caller = await authenticate(request, GENERATE)
-    body = schemas.decode_chat(await read_json(request))
-    model = await _model(request, caller, body.model)
-    draft = await chat_draft(body, caller, model, serving_engine(request), services.text)
-    return await _answer(request, body, draft, chat=True)
+    with observed(caller, services.sla, services.metrics) as observation:
+        body = schemas.decode_chat(await read_json(request))
+        model = await _model(request, caller, body.model)
+        draft = await chat_draft(body, caller, model, serving_engine(request), services.text)
+        return await _answer(request, body, draft, observation, chat=True)
 
 
 @router.post(
@@ -67,10 +69,12 @@ async def create_completion(request: Request) -> Response:
     """The continuation of a prompt, or of each of several."""
     services = services_of(request)
     caller = await authenticate(request, GENERATE)
-    body = schemas.decode_completion(await read_json(request))
-    model = await _model(request, caller, body.model)
-    draft = await completion_draft(body, caller, model, serving_engine(request), services.text)
-    return await _answer(request, body, draft, chat=False, echo=_echo(request, body, draft))
+    with observed(caller, services.sla, services.metrics) as observation:
+        body = schemas.decode_completion(await read_json(request))
+        model = await _model(request, caller, body.model)
+        draft = await completion_draft(body, caller, model, serving_engine(request), services.text)
+        echo = _echo(request, body, draft)
+        return await _answer(request, body, draft, observation, chat=False, echo=echo)
 
 
 async def _model(request: Request, caller: TenantContext, name: str) -> ResolvedModel:
@@ -107,14 +111,18 @@ async def _answer(
     request: Request,
     body: GenerationFields,
     draft: Draft,
+    observation: Observation,
+    *,
     chat: bool,
     echo: list[str] | None = None,
 ) -> Response:
     services = services_of(request)
     request.state.log |= {"model": draft.model.name, "id": draft.id}
+    observation.tier = asked_for(body.service_tier, draft.caller.plan.terms)
     booking = await book(draft, body.service_tier, services.quotas, services.prices)
+    observation.tier = booking.submission.tier
     try:
-        return await _run(request, body, booking, chat, echo)
+        return await _run(request, body, booking, observation, chat, echo)
     except RequestRejected as error:
         if error.code == "overloaded" and booking.submission.tier == PriorityClass.FLEX:
             raise NoRoomForFlex(error.retry_after) from error
@@ -124,11 +132,16 @@ async def _answer(
 
 
 async def _run(
-    request: Request, body: GenerationFields, booking: Booking, chat: bool, echo: list[str] | None
+    request: Request,
+    body: GenerationFields,
+    booking: Booking,
+    observation: Observation,
+    chat: bool,
+    echo: list[str] | None,
 ) -> Response:
     services, submission, reservation = services_of(request), booking.submission, booking.reservation
     headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
-    answer = Answer(booking, services.text, services.metrics, request.state.arrived, chat, echo)
+    answer = Answer(booking, observation, services.text, services.metrics, request.state.arrived, chat, echo)
     if body.stream:
         await while_connected(request.receive, answer.abort, answer.admit(services.engine))
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)

@@ -112,6 +112,7 @@ class EventStream(Response):
             async with ClientWatch(receive, self._answer.abort):
                 await self._send_events(send, pings)
         except ClientGone:
+            self._answer.left()
             log.info("client left its stream", request=self._answer.submission.id)
         except asyncio.CancelledError:
             self._answer.abort()
@@ -131,6 +132,7 @@ class EventStream(Response):
                         pings.sent()
             last = self._format.usage(self._answer.usage) + DONE if self._include_usage else DONE
         except (EngineError, ApiError) as error:
+            self._answer.observation.failed(error)
             self._metrics.failed(face_of(error).code)
             log.warning("stream broke off", request=self._answer.submission.id, error=type(error).__name__)
             last = b"data: " + body_of(error) + b"\n\n"

@@ -16,6 +16,7 @@ import uvicorn
 
 from api.app import create_app
 from api.deps import Limits, Services
+from sla.recorder import SlaRecorder
 from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakePrices, FakeQuotas, FakeUsage
 from tests.support.text_base import write_base
 from tests.support.waiting import until
@@ -57,7 +58,15 @@ def build(text: TextCodec, limits: Limits | None = None, **parts: Any) -> World:
         keys=keys,  # type: ignore[arg-type]
         models=models,  # type: ignore[arg-type]
         usage=usage,  # type: ignore[arg-type]
-        **{"files": None, "uploads": None, "quotas": quotas, "prices": FakePrices(), **parts},
+        **{
+            "files": None,
+            "uploads": None,
+            "quotas": quotas,
+            "prices": FakePrices(),
+            "sla_reports": None,
+            "sla": SlaRecorder(None),
+        }
+        | parts,
         limits=limits or LIMITS,
     )
     return World(engine, keys, models, usage, quotas, services)

@@ -18,6 +18,8 @@ from api.deps import Limits, Services
 from billing.pricing import PriceBook, PriceService
 from billing.window_usage import WindowUsage
 from db.session import Database
+from sla.recorder import SlaRecorder
+from sla.service import SlaReports
 from tenants.actors import OPERATOR
 from tenants.key_service import KeyService
 from tenants.plans import PlanChanges, PlanService
@@ -118,6 +120,8 @@ async def quota_site(
             uploads=None,  # type: ignore[arg-type]
             quotas=quotas,
             prices=prices,
+            sla=SlaRecorder(cache),
+            sla_reports=SlaReports(database),
             limits=Limits(body_timeout=20),
         )
         url = await opened.enter_async_context(_listening(services))

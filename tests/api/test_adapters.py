@@ -20,6 +20,8 @@ from api.app import create_app
 from api.deps import Services
 from billing.service import UsageReports
 from db.session import Database
+from sla.recorder import SlaRecorder
+from sla.service import SlaReports
 from tenants.actors import OPERATOR
 from tenants.key_service import KeyService, KeyTerms
 from tenants.plans import PlanChanges, PlanService
@@ -73,6 +75,8 @@ async def site(
                 uploads=place.uploads,
                 quotas=FakeQuotas(),  # type: ignore[arg-type]
                 prices=FakePrices(),  # type: ignore[arg-type]
+                sla=SlaRecorder(None),  # type: ignore[arg-type]
+                sla_reports=SlaReports(database),
                 onboarding=place.onboarding,
             )
         )

@@ -13,6 +13,8 @@ from api.deps import Services
 from billing.service import UsageReports
 from db.session import Database
 from engine.protocol import Submit
+from sla.recorder import SlaRecorder
+from sla.service import SlaReports
 from tenants.actors import OPERATOR
 from tenants.key_service import KeyService
 from tenants.resolver import KeyResolver
@@ -52,6 +54,8 @@ async def test_no_connection_is_held_while_the_engine_works_and_a_revoked_key_is
         uploads=None,  # type: ignore[arg-type]
         quotas=FakeQuotas(),  # type: ignore[arg-type]
         prices=FakePrices(),  # type: ignore[arg-type]
+        sla=SlaRecorder(None),  # type: ignore[arg-type]
+        sla_reports=SlaReports(database),
     )
     await keys.start()
     await models.start()

@@ -1,0 +1,100 @@
+"""Reading a Redis stream for the database: every entry by one consumer, gone once its rows are committed.
+
+Owns the consumer group. An entry that a consumer took and did not take off the stream is taken again, by
+another after a while: whoever writes rows of entries must bear seeing one twice. Knows no table and no entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import redis.asyncio
+from redis.exceptions import ResponseError
+
+FORGET_CONSUMER_AFTER = 3600.0
+"""Seconds without a sign of life after which a consumer that owes nothing is removed from the group."""
+
+Entry = tuple[bytes, dict[bytes, bytes]]
+"""Its id and fields."""
+
+
+class StreamConsumer:
+    """One consumer of a stream. `name` must differ between consumers that read at once."""
+
+    def __init__(
+        self,
+        redis_client: redis.asyncio.Redis,
+        stream: str,
+        group: str,
+        name: str,
+        *,
+        batch_size: int = 1000,
+        stale_after: float = 10.0,
+    ) -> None:
+        """`redis_client` answers bytes. Entries another consumer took `stale_after` seconds ago count as
+        abandoned.
+        """
+        self._redis = redis_client
+        self._stream, self._group, self._name = stream, group, name
+        self._batch_size = batch_size
+        self._stale_ms = round(stale_after * 1000)
+
+    async def batches(self, most: int) -> AsyncGenerator[list[Entry], None]:
+        """Abandoned entries first, then new ones, each until a batch comes back short or `most` came."""
+        await self._ensure_group()
+        for take in (self._take_abandoned, self._take_new):
+            for _ in range(most):
+                entries = await take()
+                if entries:
+                    yield entries
+                if len(entries) < self._batch_size:
+                    break
+
+    def take_off(self, pipe: Any, entries: list[Entry]) -> None:
+        """Queue on a Redis pipeline: these entries are done with."""
+        ids = [entry_id for entry_id, _ in entries]
+        pipe.xack(self._stream, self._group, *ids)
+        pipe.xdel(self._stream, *ids)
+
+    async def backlog(self) -> int:
+        """Entries in the stream, taken or not."""
+        return await self._redis.xlen(self._stream)
+
+    async def forget_idle_consumers(self) -> int:
+        """Remove consumers that owe nothing and have long been silent; every worker that ever ran was one."""
+        removed = 0
+        await self._ensure_group()
+        for consumer in await self._redis.xinfo_consumers(self._stream, self._group):
+            if not consumer["pending"] and consumer["idle"] > FORGET_CONSUMER_AFTER * 1000:
+                await self._redis.xgroup_delconsumer(self._stream, self._group, consumer["name"])
+                removed += 1
+        return removed
+
+    async def _ensure_group(self) -> None:
+        """From the first entry on: what was written before the first consumer ran counts too."""
+        try:
+            await self._redis.xgroup_create(self._stream, self._group, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    async def _take_abandoned(self) -> list[Entry]:
+        """Entries taken by a consumer that died, or by this one before an error."""
+        claimed = await self._redis.xautoclaim(
+            self._stream,
+            self._group,
+            self._name,
+            min_idle_time=self._stale_ms,
+            start_id="0-0",
+            count=self._batch_size,
+        )
+        # Redis before 7 answers (None, None) for an entry that was deleted from the stream while it was
+        # pending.
+        return [(entry_id, fields or {}) for entry_id, fields in claimed[1] if entry_id is not None]
+
+    async def _take_new(self) -> list[Entry]:
+        answer: Any = await self._redis.xreadgroup(
+            self._group, self._name, {self._stream: ">"}, count=self._batch_size
+        )
+        return [(entry_id, fields or {}) for entry_id, fields in answer[0][1]] if answer else []

@@ -1,0 +1,127 @@
+"""From the API processes' batches of counts to the minutes in the database, each counted once.
+
+A batch and the note that it was counted are one transaction: one that is seen again, because its sender or
+its reader could not know what became of it, changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import redis.asyncio
+
+from db.session import EVERY_TENANT, Database
+from db.stream import Entry, StreamConsumer
+from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts, added
+from sla.recorder import STREAM, Delta
+from sla.repository import Place, SlaWriter
+
+logger = logging.getLogger(__name__)
+
+GROUP = "sla"
+KEEP_BATCHES = timedelta(days=7)
+"""Longer than any process holds a batch back."""
+MONTHS_AHEAD = 3
+
+_DECODER = msgspec.msgpack.Decoder(list[Delta])
+
+
+class SlaFolding:
+    """One consumer of the batches. `consumer` must differ between those that run at once."""
+
+    def __init__(
+        self,
+        database: Database,
+        redis_client: redis.asyncio.Redis,
+        consumer: str,
+        *,
+        batch_size: int = 200,
+        stale_after: float = 10.0,
+    ) -> None:
+        self._database = database
+        self._redis = redis_client
+        self._stream = StreamConsumer(
+            redis_client, STREAM, GROUP, consumer, batch_size=batch_size, stale_after=stale_after
+        )
+
+    async def drain(self, *, max_batches: int = 20) -> int:
+        """Count what has come; how many batches. Raises DatabaseUnavailable or RedisError: what was not taken
+        off the stream is counted next time.
+        """
+        num_entries = 0
+        async with contextlib.aclosing(self._stream.batches(max_batches)) as batches:
+            async for entries in batches:
+                await self._count(entries)
+                async with self._redis.pipeline(transaction=True) as pipe:
+                    self._stream.take_off(pipe, entries)
+                    await pipe.execute()
+                num_entries += len(entries)
+        return num_entries
+
+    async def tidy(self, now: datetime | None = None) -> None:
+        """Make the months ahead, forget batches and consumers long gone."""
+        today = (now or datetime.now(UTC)).date()
+        async with self._database.write(EVERY_TENANT) as session:
+            writer = SlaWriter(session)
+            await writer.ensure_partitions(today, MONTHS_AHEAD + 1)
+            await writer.forget_batches(KEEP_BATCHES)
+        await self._stream.forget_idle_consumers()
+
+    async def _count(self, entries: list[Entry]) -> None:
+        batches: dict[tuple[str, int], list[Delta]] = {}
+        for entry_id, fields in entries:
+            try:
+                number = int(fields[b"number"])
+                deltas = _DECODER.decode(fields[b"counts"])
+                _check(deltas)
+            except (KeyError, ValueError, msgspec.DecodeError) as error:
+                logger.error("batch %s of service levels is malformed: %s", entry_id.decode(), error)
+            else:
+                batches[fields[b"source"].decode(), number] = deltas
+        async with self._database.write(EVERY_TENANT) as session:
+            writer = SlaWriter(session)
+            claimed = await writer.claim(list(batches))
+            await writer.add(_summed([delta for batch in sorted(claimed) for delta in batches[batch]]))
+
+
+def _check(deltas: list[Delta]) -> None:
+    """Raises ValueError for what the database would refuse, or what is in no bucket."""
+    for delta in deltas:
+        numbers = (
+            *(delta.failed, delta.first_tokens, delta.first_tokens_in_time, delta.rated, delta.rated_fast),
+            *(count for _, count in (*delta.first_token_buckets, *delta.output_rate_buckets)),
+        )
+        if min(numbers) < 0 or delta.failed > delta.requests:
+            raise ValueError("a count is negative, or more failed than there were")
+        for pairs, edges in (
+            (delta.first_token_buckets, FIRST_TOKEN_EDGES),
+            (delta.output_rate_buckets, OUTPUT_RATE_EDGES),
+        ):
+            if any(not 0 <= bucket <= len(edges) for bucket, _ in pairs):
+                raise ValueError("there is no such bucket")
+
+
+def _summed(deltas: list[Delta]) -> dict[Place, Counts]:
+    sums: dict[Place, Counts] = {}
+    for delta in deltas:
+        place = (delta.tenant_id, delta.service_tier, datetime.fromtimestamp(delta.minute, UTC))
+        counts = sums.setdefault(place, Counts())
+        counts.requests += delta.requests
+        counts.failed += delta.failed
+        counts.first_tokens += delta.first_tokens
+        counts.first_tokens_in_time += delta.first_tokens_in_time
+        counts.rated += delta.rated
+        counts.rated_fast += delta.rated_fast
+        counts.first_token_histogram = _with(counts.first_token_histogram, delta.first_token_buckets)
+        counts.output_rate_histogram = _with(counts.output_rate_histogram, delta.output_rate_buckets)
+    return sums
+
+
+def _with(histogram: list[int], buckets: list[tuple[int, int]]) -> list[int]:
+    more = [0] * len(histogram)
+    for bucket, count in buckets:
+        more[bucket] += count
+    return added(histogram, more)

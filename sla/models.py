@@ -1,0 +1,44 @@
+"""What each tenant was served like, by class and minute; and which batches of counts are in it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import ARRAY, BigInteger, CheckConstraint, Index, Integer, func
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.base import Base
+from db.repository import TenantOwned
+
+
+class SlaMinute(TenantOwned, Base):
+    """Sums over requests whose end fell into the minute. See `sla.measures.Counts`."""
+
+    __tablename__ = "sla_minutes"
+    __table_args__ = (
+        CheckConstraint("failed BETWEEN 0 AND requests", name="counts_sane"),
+        {"postgresql_partition_by": "RANGE (minute)"},
+    )
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    service_tier: Mapped[str] = mapped_column(primary_key=True)
+    minute: Mapped[datetime] = mapped_column(primary_key=True)
+    requests: Mapped[int] = mapped_column(BigInteger)
+    failed: Mapped[int] = mapped_column(BigInteger)
+    first_tokens: Mapped[int] = mapped_column(BigInteger)
+    first_tokens_in_time: Mapped[int] = mapped_column(BigInteger)
+    rated: Mapped[int] = mapped_column(BigInteger)
+    rated_fast: Mapped[int] = mapped_column(BigInteger)
+    first_token_histogram: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
+    output_rate_histogram: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
+
+
+class SlaBatch(Base):
+    """A batch whose counts are in the minutes: it is not counted again. Kept for days."""
+
+    __tablename__ = "sla_batches"
+    __table_args__ = (Index(None, "counted_at"),)
+
+    source: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    counted_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -1,0 +1,83 @@
+"""What was promised against what was delivered: shares, error budgets, burn rates, credit.
+
+Pure arithmetic over counts and terms, in integers where money depends on it. The windows and thresholds are
+those of multi-window, multi-burn-rate alerts (Beyer et al., "The Site Reliability Workbook", O'Reilly 2018,
+chapter 5); Prometheus rules and tenants' reports use the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sla.measures import Counts
+from tenants.terms import MILLION, Terms
+
+
+@dataclass(frozen=True, slots=True)
+class BurnAlert:
+    """The budget of a month is being burnt `factor` times too fast, over both windows."""
+
+    severity: str
+    long_minutes: int
+    short_minutes: int
+    factor: float
+
+
+BURN_ALERTS = (
+    BurnAlert("page", 60, 5, 14.4),
+    BurnAlert("page", 360, 30, 6.0),
+    BurnAlert("ticket", 4320, 360, 1.0),
+)
+WINDOWS = tuple(
+    sorted({minutes for alert in BURN_ALERTS for minutes in (alert.long_minutes, alert.short_minutes)})
+)
+"""Minutes."""
+
+
+def delivered_ppm(good: int, total: int) -> int | None:
+    """Millionths, rounded down: a promise is not kept by rounding. None of nothing."""
+    return good * MILLION // total if total else None
+
+
+def credit_percent(terms: Terms, counts: Counts) -> int:
+    """Of the month's bill: what the plan's table gives for the worse of what was delivered of availability
+    and of the output rate, where that was promised. Nothing served, or all promises kept: no credit.
+    """
+    missed = [
+        delivered
+        for promised, delivered in (
+            (terms.availability_ppm, delivered_ppm(counts.requests - counts.failed, counts.requests)),
+            (terms.output_rate_ppm, delivered_ppm(counts.rated_fast, counts.rated)),
+        )
+        if delivered is not None and delivered < promised
+    ]
+    if not missed:
+        return 0
+    return max((percent for below, percent in terms.credits if min(missed) < below), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBudget:
+    """Failures that the promise of availability allows."""
+
+    allowed: int
+    spent: int
+
+    @property
+    def remaining(self) -> int:
+        return max(0, self.allowed - self.spent)
+
+
+def error_budget(terms: Terms, counts: Counts) -> ErrorBudget | None:
+    """None where no availability is promised."""
+    if not terms.availability_ppm:
+        return None
+    return ErrorBudget(counts.requests * (MILLION - terms.availability_ppm) // MILLION, counts.failed)
+
+
+def burn_rate(terms: Terms, requests: int, failed: int) -> float | None:
+    """How many times faster than a month's budget allows failures came; None without requests or promise."""
+    allowed = MILLION - terms.availability_ppm
+    if not requests or not terms.availability_ppm or not allowed:
+        return None
+    return failed / requests * MILLION / allowed

@@ -1,0 +1,148 @@
+"""Counts what this process's requests were served like, and hands the counts on every second.
+
+Owns what has not been handed on yet, and its numbering: a batch that may or may not have arrived is sent
+again under its number, and counted once (`sla.folding`). A process that is killed loses at most what it has
+counted since the last second. Refuses to know HTTP and the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from secrets import token_hex
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from engine.protocol import PriorityClass
+from sla.measures import Counts
+from tenants.terms import Terms
+
+logger = logging.getLogger(__name__)
+
+STREAM = "rootstock:sla"
+"""Redis stream of batches: fields `source`, `number`, `counts` (MessagePack of a list of Deltas)."""
+FLUSH_SECONDS = 1.0
+MOST_HELD = 100_000
+"""Deltas kept while Redis is away; what would come above is dropped, and said so."""
+MINUTE = 60
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """What one process counted of one tenant, class and minute since its last batch. Histograms are sparse:
+    (bucket, count).
+    """
+
+    tenant_id: str
+    service_tier: str
+    minute: int
+    """Unix seconds of its beginning."""
+    requests: int
+    failed: int
+    first_tokens: int
+    first_tokens_in_time: int
+    rated: int
+    rated_fast: int
+    first_token_buckets: list[tuple[int, int]]
+    output_rate_buckets: list[tuple[int, int]]
+
+
+class SlaRecorder:
+    """Of one process. `start` it with the process; `close` it after the last request."""
+
+    def __init__(self, redis_client: redis.asyncio.Redis, *, clock: Callable[[], float] = time.time) -> None:
+        self._redis = redis_client
+        self._clock = clock
+        self._source = token_hex(8)
+        self._number = 0
+        self._counts: dict[tuple[str, str, int], Counts] = {}
+        self._unsent: bytes | None = None
+        self._dropped = 0
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._flusher = asyncio.create_task(self._keep_flushing(), name="hand on service levels")
+
+    async def close(self) -> None:
+        """Hand on what is left, if Redis is there."""
+        flusher, self._flusher = self._flusher, None
+        if flusher is not None:
+            flusher.cancel()
+            await asyncio.wait({flusher})
+        await self.flush()
+
+    def answered(
+        self,
+        tenant_id: str,
+        tier: PriorityClass,
+        terms: Terms,
+        first_token_seconds: float | None,
+        tokens_per_second: float | None,
+    ) -> None:
+        """A request was answered, as far as its client wanted to read. None: there was no such moment."""
+        counts = self._of(tenant_id, tier)
+        if counts is None:
+            return
+        counts.requests += 1
+        if first_token_seconds is not None:
+            counts.first_token(first_token_seconds, terms.ttft_target_ms / 1000)
+        if tokens_per_second is not None:
+            counts.output_rate(tokens_per_second, terms.min_output_tokens_per_second)
+
+    def failed(self, tenant_id: str, tier: PriorityClass) -> None:
+        """A request was not answered, or not to its end, by our fault."""
+        counts = self._of(tenant_id, tier)
+        if counts is not None:
+            counts.requests += 1
+            counts.failed += 1
+
+    async def flush(self) -> bool:
+        """Hand on what was counted. False when it has to be tried again."""
+        while self._unsent is not None or self._counts:
+            if self._unsent is None:
+                self._number += 1
+                self._unsent = msgspec.msgpack.encode([_delta(*item) for item in self._counts.items()])
+                self._counts = {}
+            batch = {"source": self._source, "number": self._number, "counts": self._unsent}
+            try:
+                await self._redis.xadd(STREAM, batch)  # type: ignore[arg-type]
+            except (RedisError, OSError) as error:
+                logger.warning("service levels are held back: %s", type(error).__name__)
+                return False
+            self._unsent = None
+        if self._dropped:
+            logger.error("%d requests are missing from the service levels: too many were held", self._dropped)
+            self._dropped = 0
+        return True
+
+    async def _keep_flushing(self) -> None:
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            await self.flush()
+
+    def _of(self, tenant_id: str, tier: PriorityClass) -> Counts | None:
+        place = (tenant_id, tier.value, int(self._clock()) // MINUTE * MINUTE)
+        counts = self._counts.get(place)
+        if counts is None:
+            if len(self._counts) >= MOST_HELD:
+                self._dropped += 1
+                return None
+            counts = self._counts[place] = Counts()
+        return counts
+
+
+def _delta(place: tuple[str, str, int], counts: Counts) -> Delta:
+    return Delta(
+        *place,
+        counts.requests,
+        counts.failed,
+        counts.first_tokens,
+        counts.first_tokens_in_time,
+        counts.rated,
+        counts.rated_fast,
+        [(bucket, count) for bucket, count in enumerate(counts.first_token_histogram) if count],
+        [(bucket, count) for bucket, count in enumerate(counts.output_rate_histogram) if count],
+    )

@@ -1,0 +1,146 @@
+"""Queries on what tenants were served like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta
+
+import msgspec
+from sqlalchemy import delete, func, text, true
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from db.repository import TenantRepository
+from sla.measures import Counts
+from sla.models import SlaBatch, SlaMinute
+
+SUMS = ("requests", "failed", "first_tokens", "first_tokens_in_time", "rated", "rated_fast")
+HISTOGRAMS = ("first_token_histogram", "output_rate_histogram")
+
+_COLUMNS = ", ".join(("tenant_id", "service_tier", "minute", *SUMS, *HISTOGRAMS))
+_ADDED = ", ".join(
+    [f"{name} = m.{name} + excluded.{name}" for name in SUMS]
+    + [
+        f"{name} = ARRAY(SELECT a + b FROM unnest(m.{name}, excluded.{name}) "
+        "WITH ORDINALITY AS t(a, b, place) ORDER BY place)"
+        for name in HISTOGRAMS
+    ]
+)
+_MERGE = text(f"""
+INSERT INTO sla_minutes AS m ({_COLUMNS})
+SELECT {_COLUMNS} FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS given(
+    tenant_id text, service_tier text, minute timestamptz,
+    {", ".join(f"{name} bigint" for name in SUMS)}, {", ".join(f"{name} bigint[]" for name in HISTOGRAMS)})
+ORDER BY tenant_id, service_tier, minute
+ON CONFLICT (tenant_id, service_tier, minute) DO UPDATE SET {_ADDED}
+""")
+
+Place = tuple[str, str, datetime]
+"""Tenant, class, minute."""
+
+
+class SlaWriter:
+    """Every tenant's minutes, and the batches they are made of."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    async def claim(self, batches: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Those of the batches that were not counted yet: they are, with this transaction."""
+        if not batches:
+            return set()
+        rows = [{"source": source, "number": number} for source, number in sorted(set(batches))]
+        statement = insert(SlaBatch).values(rows).on_conflict_do_nothing()
+        claimed = await self.session.execute(statement.returning(SlaBatch.source, SlaBatch.number))
+        return {(row.source, row.number) for row in claimed}
+
+    async def add(self, counts: dict[Place, Counts]) -> None:
+        """Add to the minutes. In their order, so that two writers never wait for each other in a ring."""
+        if not counts:
+            return
+        rows = [
+            {"tenant_id": tenant_id, "service_tier": tier, "minute": minute.isoformat()}
+            | {name: getattr(found, name) for name in (*SUMS, *HISTOGRAMS)}
+            for (tenant_id, tier, minute), found in counts.items()
+        ]
+        await self.session.execute(_MERGE, {"rows": msgspec.json.encode(rows).decode()})
+
+    async def forget_batches(self, age: timedelta) -> int:
+        """Forget batches that nobody will send again; how many."""
+        gone = delete(SlaBatch).where(SlaBatch.counted_at < func.now() - age).returning(SlaBatch.number)
+        return len((await self.session.execute(gone)).all())
+
+    async def ensure_partitions(self, first_month: date, num_months: int) -> int:
+        """Make the monthly partitions from `first_month` on; how many were missing."""
+        statement = text("SELECT ensure_sla_partitions(CAST(:first AS date), :months)")
+        return (
+            await self.session.execute(statement, {"first": first_month, "months": num_months})
+        ).scalar_one()
+
+
+class SlaRepository(TenantRepository):
+    """One tenant's minutes."""
+
+    async def totals(self, start: datetime, end: datetime) -> dict[str, Counts]:
+        """Sums over [start, end) by class, for classes with any."""
+        query = (
+            self.select_own(
+                SlaMinute,
+                SlaMinute.service_tier,
+                *(func.sum(getattr(SlaMinute, name)).label(name) for name in SUMS),
+            )
+            .where(SlaMinute.minute >= start, SlaMinute.minute < end)
+            .group_by(SlaMinute.service_tier)
+        )
+        found: dict[str, Counts] = {}
+        for row in await self.session.execute(query):
+            counts = found[row.service_tier] = Counts()
+            for name in SUMS:
+                setattr(counts, name, int(getattr(row, name)))
+        for name in HISTOGRAMS:
+            for tier, histogram in (await self._histograms(name, start, end)).items():
+                setattr(found[tier], name, histogram)
+        return found
+
+    async def _histograms(self, name: str, start: datetime, end: datetime) -> dict[str, list[int]]:
+        buckets = (
+            func.unnest(getattr(SlaMinute, name))
+            .table_valued("count", with_ordinality="place")
+            .render_derived()
+        )
+        summed = (
+            self.select_own(
+                SlaMinute,
+                SlaMinute.service_tier,
+                buckets.c.place,
+                func.sum(buckets.c.count).label("count"),
+            )
+            .join(buckets, true())
+            .where(SlaMinute.minute >= start, SlaMinute.minute < end)
+            .group_by(SlaMinute.service_tier, buckets.c.place)
+            .order_by(SlaMinute.service_tier, buckets.c.place)
+        )
+        found: dict[str, list[int]] = {}
+        for row in await self.session.execute(summed):
+            found.setdefault(row.service_tier, []).append(int(row.count))
+        return found
+
+    async def shares(self, since: Sequence[datetime], until: datetime) -> list[dict[str, tuple[int, int]]]:
+        """For each beginning, by class: (requests, failed) up to `until`."""
+        if not since:
+            return []
+        columns = [
+            func.coalesce(func.sum(getattr(SlaMinute, name)).filter(SlaMinute.minute >= start), 0)
+            for start in since
+            for name in ("requests", "failed")
+        ]
+        query = (
+            self.select_own(SlaMinute, SlaMinute.service_tier, *columns)
+            .where(SlaMinute.minute >= min(since), SlaMinute.minute < until)
+            .group_by(SlaMinute.service_tier)
+        )
+        rows = (await self.session.execute(query)).all()
+        return [
+            {tier: (int(numbers[2 * k]), int(numbers[2 * k + 1])) for tier, *numbers in rows}
+            for k in range(len(since))
+        ]
