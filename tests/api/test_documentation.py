@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.file_server import file_server
+from tests.api.organization.site import serving_accounts, stock_client
 from tests.support.weights import CONFIG, safetensors_file
 from tokenization.codec import TextCodec
 
@@ -32,3 +33,13 @@ def test_files_and_uploads(
         exec(example("Files and uploads"), names)
         assert names["upload"].status == "completed"
         assert len(server.client().files.list().data) == 3
+
+
+def test_the_account(codec: TextCodec, database_url: str, redis_url: str) -> None:
+    with serving_accounts(codec, database_url, redis_url) as site:
+        ours = site.party("ours")
+        with stock_client(site, ours.admin_key) as client:
+            names = {"client": client}
+            exec(example("The account"), names)
+        assert site.refused(names["key"]["value"]) is False
+        assert len(names["limits"]) == 3

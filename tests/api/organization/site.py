@@ -155,7 +155,7 @@ def stock_client(site: Site, key: str, *, blocking: bool = True) -> Iterator[Any
     """`client.admin.organization...` of either client, as a blocking one."""
     options: dict[str, Any] = {
         "base_url": f"{site.url}/v1",
-        "api_key": "unused",
+        "api_key": key,
         "admin_api_key": key,
         "max_retries": 0,
         "timeout": 30,
