@@ -106,6 +106,7 @@ def test_plans(run: Run) -> None:
         "1000",
         "3",
         "min_agreement=0.9",
+        "-",
     ]
     for arguments, code, says in (
         (("plan", "create", "large"), 1, "'large' is taken"),

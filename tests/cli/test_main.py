@@ -133,7 +133,7 @@ def test_a_host_that_is_not_ours(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (("tenant", "list"), "ROOTSTOCK_DB_URL is not set"),
-        (("migrate",), "ROOTSTOCK_DB_URL is not set"),
+        (("migrate",), "ROOTSTOCK_DB_OWNER_URL is not set"),
         (("serve-api",), "ROOTSTOCK_DB_URL: Field required"),
         (("work",), "ROOTSTOCK_WORKER_REDIS_URL: Field required"),
     ],
