@@ -33,6 +33,8 @@ from db.session import Database, WriteSession
 from tenants.actors import SYSTEM, Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken
+from tenants.limits.kinds import Metric
+from tenants.limits.repository import LimitRepository
 from tenants.views import PlanView
 
 DTYPES = ("auto", "bfloat16", "float8_e4m3")
@@ -242,8 +244,10 @@ class AdapterSubmission:
     async def _refuse(self, repository: AdapterRepository, plan: PlanView, name: str) -> None:
         if await repository.find(self._base, ModelName(self._base, name)) is not None:
             raise NameTaken("adapter name", name)
-        if await repository.count() >= plan.max_adapters:
-            raise AdapterLimitReached(plan.max_adapters)
+        set_for_it = await LimitRepository(repository.session, repository.tenant_id).stored(Metric.ADAPTERS)
+        most = plan.max_adapters if set_for_it is None else set_for_it
+        if await repository.count() >= most:
+            raise AdapterLimitReached(most)
 
     async def _meant(self, tenant_id: str, submission: Submission) -> _Meant:
         if (submission.file_ids is None) == (submission.upload_ids is None):

@@ -35,6 +35,7 @@ from adapters.files.errors import (
     FileNotFound,
     FileTooLarge,
     InvalidFile,
+    StorageLimitReached,
     TooManyUploads,
     UnsupportedFile,
     UploadNotFound,
@@ -86,6 +87,7 @@ from tenants.errors import (
     TenantNotFound,
     UserNotFound,
 )
+from tenants.quotas.link import LinkDown, ReplyError
 
 
 class ApiError(Exception):
@@ -263,6 +265,9 @@ FACES: dict[type[Exception], Face] = {
     LimitNotFound: NOT_FOUND,
     RateLimited: Face(429, "rate_limit_error", "rate_limit_exceeded", retry=True, retry_after=1),
     QuotaExhausted: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
+    # The quotas' own: what they cannot ask they judge by themselves, or say that it is unavailable.
+    LinkDown: INTERNAL,
+    ReplyError: INTERNAL,
     QuotaUnavailable: Face(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1),
     KeyNotFound: NOT_FOUND,
     ProjectNotFound: NOT_FOUND,
@@ -322,6 +327,7 @@ FACES: dict[type[Exception], Face] = {
     TooManyBytes: Face(413, INVALID, "file_too_large", retry=False),
     UnsupportedFile: Face(415, INVALID, "unsupported_media_type", retry=False),
     TooManyUploads: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
+    StorageLimitReached: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
     StorageUnavailable: Face(
         503,
         UNAVAILABLE,

@@ -69,3 +69,11 @@ class TooManyUploads(FileError):
     def __init__(self, limit: int) -> None:
         super().__init__(f"{limit} uploads are pending: complete or cancel one first")
         self.limit = limit
+
+
+class StorageLimitReached(FileError):
+    """The tenant's files and what its open uploads were announced with fill what it may store."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"no room for it: {limit} bytes may be stored, delete files first")
+        self.limit = limit

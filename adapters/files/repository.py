@@ -13,8 +13,11 @@ from sqlalchemy import Row, delete, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql.elements import ColumnElement
 
+from adapters.files.errors import StorageLimitReached
 from adapters.files.models import StoredFile, Upload, UploadPart, UploadStatus
 from db.repository import TenantRepository
+from tenants.limits.kinds import Metric
+from tenants.limits.repository import LimitRepository
 
 _ID = re.compile(r"[a-z]{1,10}_[0-9a-z]{1,40}")
 
@@ -59,6 +62,26 @@ class FileRepository(TenantRepository):
             Upload.status == UploadStatus.PENDING, Upload.expires_at > now
         )
         return (await self.session.execute(query)).scalar_one()
+
+    async def require_room(self, size: int, now: datetime) -> None:
+        """See that `size` more bytes fit into what the tenant may store; nobody else adds any until this
+        transaction ends. An open upload counts with the size it was announced with. Raises
+        StorageLimitReached.
+        """
+        limit = await LimitRepository(self.session, self.tenant_id).stored(Metric.STORAGE_BYTES)
+        if limit is None:
+            return
+        await self.hold_tenant("storage")
+        if await self.stored_bytes(now) + size > limit:
+            raise StorageLimitReached(limit)
+
+    async def stored_bytes(self, now: datetime) -> int:
+        files = self.select_own(StoredFile, func.coalesce(func.sum(StoredFile.size), 0)).where(_alive(now))
+        uploads = self.select_own(Upload, func.coalesce(func.sum(Upload.size), 0)).where(
+            Upload.status == UploadStatus.PENDING, Upload.expires_at > now
+        )
+        in_files = (await self.session.execute(files)).scalar_one()
+        return int(in_files) + int((await self.session.execute(uploads)).scalar_one())
 
     async def upload(self, upload_id: str, *, lock: bool = False) -> Upload | None:
         if not _is_id(upload_id):

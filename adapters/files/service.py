@@ -54,7 +54,7 @@ class FileService:
         """Store a file. `expires_after`: seconds from now; None keeps it until it is deleted.
 
         Raises:
-            InvalidFile, UnsupportedFile, FileTooLarge
+            InvalidFile, UnsupportedFile, FileTooLarge, StorageLimitReached
             inspection's InspectionRefused: an adapter's file of the wrong form.
             StorageUnavailable, DatabaseUnavailable
         """
@@ -84,7 +84,9 @@ class FileService:
         row = await self._intake.keep(tenant_id, created_by, said, received)
         try:
             async with self._database.write(tenant_id) as session:
-                FileRepository(session, tenant_id).add_own(row)
+                repository = FileRepository(session, tenant_id)
+                await repository.require_room(row.size, row.created_at)
+                repository.add_own(row)
                 told = {"purpose": row.purpose, "filename": row.filename, "bytes": row.size}
                 await AuditLog.record(session, tenant_id, by, "file.created", ("file", row.id), told)
         except BaseException:

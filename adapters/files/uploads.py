@@ -100,7 +100,7 @@ class UploadService:
         by: Actor = SYSTEM,
     ) -> UploadState:
         """Announce a file of `size` bytes. Raises InvalidFile, UnsupportedFile, FileTooLarge,
-        TooManyUploads.
+        TooManyUploads, StorageLimitReached.
         """
         said = describe(purpose, filename, expires_after)
         if size < 1:
@@ -128,6 +128,7 @@ class UploadService:
             await repository.hold_tenant("uploads")
             if await repository.num_pending_uploads(made) >= self._max_pending:
                 raise TooManyUploads(self._max_pending)
+            await repository.require_room(size, made)
             repository.add_own(row)
             told = {"purpose": row.purpose, "filename": filename, "bytes": size}
             await AuditLog.record(session, tenant_id, by, "upload.created", ("upload", row.id), told)

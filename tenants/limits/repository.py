@@ -12,6 +12,7 @@ from sqlalchemy.sql import ColumnElement as Column
 from db.repository import TenantRepository
 from tenants.limits.kinds import SCOPES, Limit, Metric, Scope
 from tenants.limits.models import LimitRow
+from tenants.models import Plan, Tenant
 
 
 def limits_of_key(tenant_id: Column[Any], project_id: Column[Any], key_id: Column[Any]) -> ColumnElement[Any]:
@@ -55,12 +56,18 @@ class LimitRepository(TenantRepository):
     async def count(self) -> int:
         return (await self.session.execute(self.select_own(LimitRow, func.count()))).scalar_one()
 
-    async def amount(self, metric: Metric) -> int | None:
-        """Of the tenant as a whole, set for it; None where nothing is."""
-        query = self.select_own(LimitRow, LimitRow.amount).where(
-            LimitRow.scope == "tenant", LimitRow.model == "", LimitRow.metric == metric
+    async def stored(self, metric: Metric) -> int | None:
+        """How much of `metric` the tenant may have: set for it, or by its plan; None where neither is."""
+        own = self.select_own(LimitRow, LimitRow.amount).where(
+            LimitRow.scope == "tenant", LimitRow.model == "", LimitRow.metric == metric.value
         )
-        return (await self.session.execute(query)).scalar_one_or_none()
+        of_plan = (
+            select(Plan.limits[metric.value].as_integer())
+            .join(Tenant, Tenant.plan_id == Plan.id)
+            .where(Tenant.id == self.tenant_id)
+        )
+        query = select(func.coalesce(own.scalar_subquery(), of_plan.scalar_subquery()))
+        return (await self.session.execute(query)).scalar_one()
 
     async def set(self, limit: Limit) -> int | None:
         """Insert or replace; the amount before, None where there was no row."""
