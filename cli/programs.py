@@ -92,7 +92,7 @@ class Service:
     def _program(self, name: str, *command: str, grace_s: float, pass_fds: tuple[int, ...] = ()) -> Program:
         # One thread of arithmetic unless the operator says otherwise: more only slows small matrices down.
         environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **os.environ, **self.environment()}
-        del environment[OWNER_URL]  # processes that serve have no way to the owner's rights
+        environment.pop(OWNER_URL, None)  # processes that serve have no way to the owner's rights
         if pass_fds:
             environment["ROOTSTOCK_API_LISTEN_FD"] = str(pass_fds[0])
         return Program(
