@@ -32,6 +32,8 @@ QUIET_S = 12.0
 """Of a turn without calibrations."""
 WARM_S = 1.5
 TOKENS = 200
+POLL_S = 0.5
+"""Between two looks whether an adapter is ready: who is served beside it shares the API with them."""
 
 
 def main() -> int:
@@ -62,7 +64,7 @@ def _measure(folder: Path, rounds: int, streams: int) -> dict[str, Any]:
     speaker = variant(SAPLING / "adapters" / SPEAKER, folder / SPEAKER, 0)
     with serving(folder / "data", SAPLING / "base", "sapling", "int8") as (client, base):
         onboard(client, base, speaker)
-        alone = [onboard(client, base, path).ready_s for path in adapters[rounds:]]
+        alone = [onboard(client, base, path, POLL_S).ready_s for path in adapters[rounds:]]
         turns = asyncio.run(_turns(client, base, adapters[:rounds], streams))
     return {
         "streams": streams,
@@ -85,7 +87,7 @@ async def _turns(
                 if adapter is None:
                     await asyncio.sleep(QUIET_S)
                     return None
-                return (await asyncio.to_thread(onboard, client, base, adapter)).ready_s
+                return (await asyncio.to_thread(onboard, client, base, adapter, POLL_S)).ready_s
 
             turns.append(await _beside(streaming, f"{base}:{SPEAKER}", streams, work))
 

@@ -66,6 +66,9 @@ class Onboarding:
     samples: int
     tokens: int
     """Of the calibration's samples, given and scored."""
+    serving_s: float
+    reference_s: float
+    """Of the calibration, side by side."""
 
     @property
     def without_calibration_s(self) -> float:
@@ -154,7 +157,7 @@ def _summary(runs: list[Onboarding]) -> dict[str, Any]:
     return figures | {"runs": [asdict(run) for run in runs]}
 
 
-def onboard(client: OpenAI, base: str, adapter: Path) -> Onboarding:
+def onboard(client: OpenAI, base: str, adapter: Path, poll_s: float = POLL_S) -> Onboarding:
     """Send one adapter and follow it to its first token. Raises RuntimeError when it fails."""
     began = time.perf_counter()
 
@@ -176,7 +179,7 @@ def onboard(client: OpenAI, base: str, adapter: Path) -> Onboarding:
             break
         if state == "failed" or elapsed() > READY_S:
             raise RuntimeError(f"{adapter.name} is {state}: {version.get('error')}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     ready = elapsed()
     with client.completions.create(
         model=f"{base}:{adapter.name}", prompt="Hello", max_tokens=1, stream=True
@@ -184,7 +187,7 @@ def onboard(client: OpenAI, base: str, adapter: Path) -> Onboarding:
         next(iter(stream))
         first_token = elapsed()
     report = client.get(f"/calibration/jobs/{created['calibration_job']}/report", cast_to=dict[str, Any])
-    data = report["data"]
+    data, cost = report["data"], report["cost"]
     size = sum((adapter / name).stat().st_size for name in FILES)
     return Onboarding(
         bytes=size,
@@ -195,6 +198,8 @@ def onboard(client: OpenAI, base: str, adapter: Path) -> Onboarding:
         first_token_s=first_token,
         samples=data["num_samples"],
         tokens=data["num_tokens"],
+        serving_s=cost["serving_seconds"],
+        reference_s=cost["reference_seconds"],
     )
 
 

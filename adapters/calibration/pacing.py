@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from engine.protocol import EngineStats, PriorityClass
 
-SERVING_SHARE = 0.25
+SERVING_SHARE = 0.5
 """Of the time, how long a sample is in an engine that works for others."""
 REFERENCE_SHARE = 0.1
 """Of the time, how long the reference computes on the cores of such an engine."""
