@@ -30,6 +30,7 @@ CLASS_WEIGHTS = {PriorityClass.PRIORITY: 16.0, PriorityClass.DEFAULT: 4.0, Prior
 PRIORITY, DEFAULT, FLEX = PriorityClass
 
 _MIN_PRUNED = 1024
+_NUM_OTHERS = 16
 
 Admits = Callable[[AdapterRef], bool]
 
@@ -139,6 +140,13 @@ class _Lane:
             heappop(self._heap)
             self._parked.append(tenant)
         return None
+
+    def pick_others(self, admits: Admits) -> Iterator[Request]:
+        """The first of tenants near the top of the heap, but for the one at the top."""
+        for _, _, _, tenant in self._heap[1:_NUM_OTHERS]:
+            request = tenant.pick(admits)
+            if request is not None:
+                yield request
 
     def unpark(self) -> None:
         for tenant in self._parked:
@@ -300,15 +308,15 @@ class FairQueue:
         return flex.pick(admits)
 
     def heads(self, priority: PriorityClass, admits: Admits) -> Iterator[Request]:
-        """Of a class, the first that returns and the first of the tenant served least, if `admits` lets them
-        in. As with `pick`, `unpark` afterwards.
+        """Of a class, the first that returns and the first of the tenant served least; then those of some
+        others that were served little. Such as `admits` lets in. As with `pick`, `unpark` afterwards.
         """
         lane = self._lanes[priority]
         if lane.num_waiting:
-            for pick in (lane.pick_returning, lane.pick_new):
-                request = pick(admits)
+            for request in (lane.pick_returning(admits), lane.pick_new(admits)):
                 if request is not None:
                     yield request
+            yield from lane.pick_others(admits)
 
     def pick(self, admits: Admits, closed: PriorityClass | None = None) -> Request | None:
         """The next request whose adapter `admits` lets in, not of class `closed`. Queued until taken.

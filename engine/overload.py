@@ -24,7 +24,7 @@ from engine.running import Running
 
 QUEUE_SHARES = {PRIORITY: 1.0, DEFAULT: 0.875, FLEX: 0.5}
 """How full the queue may be for a class to be let in: the lower ones are shed first."""
-PRESSURE = 0.5
+PRESSURE = 0.25
 """Of its target: what a class's predicted wait may be before lower classes are shed for its sake."""
 MIN_RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 600.0
@@ -77,9 +77,10 @@ class Overload:
         queue = self._queue
         num_waiting = queue.num_waiting(priority)
         own, own_running = queue.tenant_waits(priority, tenant)
-        # Tenants take turns: others go before it about as often as it has requests of its own before it.
-        num_tenants = queue.num_tenants_waiting(priority) + (not own)
-        num_ahead = min(num_waiting, queue.num_returning(priority) + own * num_tenants)
+        # Tenants take turns: each other one goes before it once, and once for each of its own before it.
+        num_tenants = queue.num_tenants_waiting(priority)
+        turns = own * num_tenants + num_tenants - (own > 0)
+        num_ahead = min(num_waiting, queue.num_returning(priority) + turns)
         all_tokens = queue.num_tokens_waiting(priority)
         tokens = num_tokens + (all_tokens * num_ahead / num_waiting if num_waiting else 0)
         others = [other for other in CLASS_WEIGHTS if other is not priority and other is not FLEX]

@@ -11,7 +11,7 @@ Order of a step:
 2. Those who need not wait for their turn (`Preemption`): they take rows and blocks of others, if there are
    too few. As many as this step can compute anything for.
 3. Running requests, each at least one token. Those that decode first; of those with more to compute, by class
-   and then by how little their tenant was served, so that a long prompt holds up nobody who asks for less.
+   and then by how little that is, so that a long prompt holds up nobody who asks for less.
    When blocks run out, the last in rank (class, then arrival) is preempted: its blocks go, its tokens stay,
    and it returns before others of its class. The first in rank can take every other request's blocks, and the
    door turns away what does not fit alone, so something always progresses.
@@ -79,7 +79,9 @@ class Planning:
         self._preemption = Preemption(queue, running)
         self._step = 0
         self._flex_left = 0  # tokens of FLEX prompts that the step may still compute
-        self._preempted: list[Request] = []  # in the step being planned: what they drew last may be in flight
+        # In the step being planned: what those drew last may be in flight, and these have had no share yet.
+        self._preempted: list[Request] = []
+        self._entered: list[Request] = []
         self._at_limit: list[Request] = []  # planned to draw the last token their limit allows
         self._partial: list[Request] = []  # have more known tokens to compute than the last step did
 
@@ -88,6 +90,7 @@ class Planning:
         running, queue = self._running, self._queue
         plan = Plan(self._step)
         self._preempted.clear()
+        self._entered.clear()
         self._retire()
         queue.take_turns(self._pace.now)
         self._flex_left = self._flex_tokens()
@@ -208,6 +211,7 @@ class Planning:
 
     def _preempt(self, request: Request) -> None:
         """End a running request's stay; the caller queues it again."""
+        assert request not in self._entered, "it was let in before there was room for all"
         self._preempted.append(request)
         protect(request)
         self._roster.note_preemption(request)
@@ -223,7 +227,7 @@ class Planning:
         """Preempt whoever is to make way for a waiting request. Whether there is room for it then."""
         if self._has_room(request):
             return True
-        victims = list(self._preemption.victims(request))
+        victims = [victim for victim in self._preemption.victims(request) if victim not in self._entered]
         if not victims:
             return False
         # At most: blocks that victims share with others are not free when they go.
@@ -231,6 +235,8 @@ class Planning:
         if most_free < -(-request.total_len // self._pool.block_size) - len(self._match(request)):
             return False
         for victim in self._preemption.victims(request):
+            if victim in self._entered:
+                continue
             self._preempt(victim)
             self._queue.push(victim, self._pace.now, first=True)
             if self._has_room(request):
@@ -249,7 +255,7 @@ class Planning:
             self._enter(plan, flex)
         num_tokens = self._limits.max_batch_tokens - len(self._running.requests)
         for priority in (PRIORITY, DEFAULT):
-            while (request := self._claimant(priority)) is not None:
+            while (request := self._next_early(priority)) is not None:
                 if self._num_ahead(request) >= num_tokens:
                     break
                 if not self._make_room(request):
@@ -260,11 +266,15 @@ class Planning:
                 self._partial.append(request)
         return queue.unpark()
 
-    def _claimant(self, priority: PriorityClass) -> Request | None:
-        """Who of a class is to be let in before its turn."""
-        for request in self._queue.heads(priority, self._residency.admits):
-            if self._preemption.may_claim(request) and request not in self._preempted:
+    def _next_early(self, priority: PriorityClass) -> Request | None:
+        """Who of a class is to be let in before running requests have their share."""
+        for place, request in enumerate(self._queue.heads(priority, self._residency.admits)):
+            if request in self._preempted:
+                continue
+            if self._preemption.may_claim(request):
                 return request
+            if not place and self._partial and not self._running.is_full:
+                return request  # the prompt under way may be of somebody who was served more
         return None
 
     def _num_ahead(self, request: Request) -> int:
@@ -309,6 +319,7 @@ class Planning:
     def _enter(self, plan: Plan, request: Request) -> None:
         """Give a waiting request that has room its row and its blocks."""
         total_len = request.total_len
+        self._entered.append(request)
         self._queue.take(request)
         plan.batch.new_rows.append(self._running.enter(request, self._match(request)))
         self._roster.note_admission(request)
@@ -316,7 +327,6 @@ class Planning:
             self._queue.charge_prefill(request, total_len - request.cached_len)
 
 
-def _first_computed(request: Request) -> tuple[int, float, int, int]:
+def _first_computed(request: Request) -> tuple[int, int, int, int]:
     """In which order requests with more than one token to compute have their shares of a step."""
-    assert request.account is not None
-    return (request.rank[0], request.account.served, *request.rank[1:])
+    return (request.rank[0], request.total_len - request.computed_len, *request.rank[1:])

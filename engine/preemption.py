@@ -4,11 +4,11 @@ Owns the rules. Refuses to know blocks, plans, and how a request is moved: it na
 
 * PRIORITY and DEFAULT requests take rows and blocks of lower classes, FLEX first, the last in rank first.
   Not PRIORITY of DEFAULT while it is ahead of its share by weight (`FairQueue.priority_is_ahead`).
-* Within a class, a tenant that runs less than its share of the class's rows takes from one that runs more
-  than `GREEDY` times as much, the one with the most first. A share is what each would have, were the rows
-  dealt out evenly. What is between the two leaves everybody in peace: who lost a row cannot take it back.
-* Who was made to go is left alone until it has gained `MIN_GAIN` tokens, twice as many each time: so it is
-  made to go few times, and ends. Who had to go for want of memory is protected likewise.
+* Within a class, a tenant takes from the one that runs the most, if those are more than `GREEDY` times as
+  many as it would then run itself: the last in rank first. What is between the two leaves everybody in peace,
+  and who lost a row cannot take it back. Its first in rank go on meanwhile, so that it progresses.
+* Who was made to go is left alone by higher classes until it has gained `MIN_GAIN` tokens, twice as many each
+  time: so that happens to it few times. Who had to go for want of memory is protected likewise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from engine.fairness import FLEX, PRIORITY, FairQueue
 from engine.request import CLASS_ORDER, Request
-from engine.running import Running
+from engine.running import Running, num_rows
 
 GREEDY = 1.5
 MIN_GAIN = 16
@@ -37,7 +37,7 @@ class Preemption:
             return False
         if request.priority is PRIORITY and not self._queue.priority_is_ahead:
             return True
-        return self._running.num_rows[_FLEX_ORDER] > 0 or self._is_below_share(request)
+        return self._running.num_rows[_FLEX_ORDER] > 0 or self._is_owed(request)
 
     def victims(self, request: Request) -> Iterator[Request]:
         """Who makes way for the request, the first to go first. The caller may stop after any, having
@@ -49,30 +49,18 @@ class Preemption:
         yield from [
             other for other in reversed(running) if other.rank[0] >= lowest and not is_left_alone(other)
         ]
-        if not self._is_below_share(request):
+        if not self._is_owed(request):
             return
-        greedy = self._share(request) * GREEDY
-        order = request.rank[0]
+        order, greedy = request.rank[0], GREEDY * (num_rows(request) + 1)
         rows = [other for other in running if other.rank[0] == order and num_rows(other) > greedy]
         rows.sort(key=lambda other: (num_rows(other), other.rank), reverse=True)
         for other in rows:
-            if num_rows(other) > greedy and not is_left_alone(other):
+            if num_rows(other) > greedy:
                 yield other
 
-    def _is_below_share(self, request: Request) -> bool:
-        return num_rows(request) + 1 <= self._share(request)
-
-    def _share(self, request: Request) -> float:
-        """Rows that the request's tenant would have, were those of its class dealt out evenly."""
-        order, running = request.rank[0], self._running
-        num_tenants = running.num_tenants[order] + (not num_rows(request))
-        return running.num_rows[order] / num_tenants
-
-
-def num_rows(request: Request) -> int:
-    """Of its tenant, in its class."""
-    assert request.account is not None
-    return request.account.num_running
+    def _is_owed(self, request: Request) -> bool:
+        """Whether another tenant of its class runs so many more than its own that it may have one of them."""
+        return self._running.most_rows[request.rank[0]] > GREEDY * (num_rows(request) + 1)
 
 
 def is_left_alone(request: Request) -> bool:

@@ -17,6 +17,12 @@ from engine.request import CLASS_ORDER, Request, RequestState
 _BY_RANK = attrgetter("rank")
 
 
+def num_rows(request: Request) -> int:
+    """Of its tenant, in its class."""
+    assert request.account is not None
+    return request.account.num_running
+
+
 class Running:
     def __init__(self, max_rows: int, residency: Residency, pace: Pace) -> None:
         """`pace` is told how long requests stay."""
@@ -26,6 +32,10 @@ class Running:
         """Requests of each class, in the order of the classes."""
         self.num_tenants = [0] * len(CLASS_ORDER)
         """Tenants that have any, of each class."""
+        self.most_rows = [0] * len(CLASS_ORDER)
+        """Of the tenant that has the most, of each class."""
+        # How many tenants of a class have so many, by class and number.
+        self._tenants_with = [[0] * (max_rows + 1) for _ in CLASS_ORDER]
         self.max_rows = max_rows
         self._pace = pace
         self._residency = residency
@@ -47,11 +57,7 @@ class Running:
             self._residency.dismiss(request.adapter)
             slot = self._residency.acquire(request.adapter)
         insort(self.requests, request, key=_BY_RANK)
-        account, order = request.account, request.rank[0]
-        assert account is not None
-        self.num_rows[order] += 1
-        self.num_tenants[order] += not account.num_running
-        account.num_running += 1
+        self._count(request, 1)
         request.entered_at = self._pace.now
         return request.enter(heappop(self._free_rows), slot, request.table.named_len)
 
@@ -62,11 +68,7 @@ class Running:
         request.table.close()
         if request.slot != NO_SLOT:
             self._residency.release(request.slot)
-        account, order = request.account, request.rank[0]
-        assert account is not None
-        account.num_running -= 1
-        self.num_rows[order] -= 1
-        self.num_tenants[order] -= not account.num_running
+        self._count(request, -1)
         self._pace.note_stay(request.entered_at, ended=state is not RequestState.WAITING)
         request.leave(state)
 
@@ -86,6 +88,21 @@ class Running:
         freed, self._freed_rows = self._freed_rows, []
         return freed
 
+    def _count(self, request: Request, change: int) -> None:
+        """Its tenant has one more row in its class, or one less."""
+        account, order = request.account, request.rank[0]
+        assert account is not None
+        tenants_with, before = self._tenants_with[order], account.num_running
+        after = account.num_running = before + change
+        self.num_rows[order] += change
+        tenants_with[before] -= 1
+        tenants_with[after] += 1
+        if after > self.most_rows[order]:
+            self.most_rows[order] = after
+        elif not tenants_with[self.most_rows[order]]:
+            self.most_rows[order] -= 1
+        self.num_tenants[order] += (not before) - (not after)
+
     def check_integrity(self, held_blocks: set[int]) -> None:
         """Assert that every row, block and slot reference is free, or held by exactly who should hold it."""
         for request in self.requests:
@@ -102,6 +119,10 @@ class Running:
             assert request.account is not None
             theirs = sum(other.account is request.account for other in self.requests)
             assert request.account.num_running == theirs
+        assert self.most_rows == [
+            max((num_rows(request) for request in self.requests if request.rank[0] == order), default=0)
+            for order in CLASS_ORDER.values()
+        ]
         assert self.num_tenants == [
             sum(request.rank[0] == order for request in accounts.values()) for order in CLASS_ORDER.values()
         ]

@@ -42,7 +42,9 @@ def submission(request_id: str, prompt_ids: list[int], max_tokens: int = 4, **fi
     Greedy and ignoring the end of sequence unless told.
     """
     own = {
-        name: fields.pop(name) for name in ("tenant", "adapter", "priority", "n", "labels") if name in fields
+        name: fields.pop(name)
+        for name in ("tenant", "adapter", "priority", "n", "labels", "ttft_target")
+        if name in fields
     }
     sampling = SamplingParams(
         max_tokens=max_tokens, **{"temperature": 0.0, "ignore_eos": True, "seed": 7, **fields}

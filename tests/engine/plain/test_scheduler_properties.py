@@ -51,6 +51,7 @@ def submissions(draw: st.DrawFn, request_id: str) -> Submit:
     num_slots=st.integers(1, 4),
     max_rows=st.integers(1, 8),
     max_batch_tokens=st.integers(8, 40),
+    flex_wait_s=st.sampled_from([0.0, 5.0, 1000.0]),
     random=st.integers(0, 2**32).map(Random),
 )
 def test_any_load_is_served_as_if_each_were_alone(
@@ -59,6 +60,7 @@ def test_any_load_is_served_as_if_each_were_alone(
     num_slots: int,
     max_rows: int,
     max_batch_tokens: int,
+    flex_wait_s: float,
     random: Random,
 ) -> None:
     engine = Engine(
@@ -68,6 +70,7 @@ def test_any_load_is_served_as_if_each_were_alone(
         max_rows=max_rows,
         max_batch_tokens=max_batch_tokens,
         max_flex_tokens=max_batch_tokens // 4,
+        flex_wait_s=flex_wait_s,
         max_waiting=1000,
     )
     coming = [
@@ -93,6 +96,7 @@ def test_any_load_is_served_as_if_each_were_alone(
     for submit in engine.submitted.values():
         check_answer(engine, submit, aborted)
     event("preempted" if engine.core.stats.preemptions else "never preempted")
+    event(f"made way: {sorted(engine.core.stats.preempted)}")
     event("evicted" if engine.core.stats.adapter_evictions else "never evicted")
     event("cached" if engine.core.stats.cached_tokens else "nothing cached")
 
