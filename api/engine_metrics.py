@@ -21,6 +21,7 @@ from engine.protocol import EngineStats
 
 _GAUGES = {
     "running": ("requests_running", "Requests in the running batch."),
+    "rows_total": ("batch_rows", "Requests that a batch has room for."),
     "blocks_total": ("kv_blocks", "KV blocks of the engine."),
     "blocks_used": ("kv_blocks_used", "KV blocks held by running requests."),
     "slots_total": ("adapter_slots", "Adapter slots of the engine."),
@@ -48,10 +49,21 @@ _COUNTERS = {
     "prompt_tokens": ("engine_prompt_tokens", "Prompt tokens of admitted requests."),
     "cached_tokens": ("engine_cached_tokens", "Prompt tokens that came from the prefix cache."),
     "completion_tokens": ("engine_completion_tokens", "Tokens generated."),
+    "prefill_tokens": ("engine_prefill_tokens", "Known tokens computed: of prompts, and again if preempted."),
+    "decode_tokens": ("engine_decode_tokens", "Tokens computed one to a row, to draw the next."),
     "preemptions": ("preemptions", "Requests taken out of the batch to make room, and run again later."),
     "aborted": ("engine_aborted", "Requests stopped before their end, mostly by clients that left."),
     "rejected": ("engine_rejected", "Requests the engine would not run."),
     "errors": ("engine_errors", "Requests that failed inside the engine."),
+}
+_GAUGES_BY_CLASS = {
+    "waiting": ("requests_waiting", "Requests in the engine's queue."),
+    "running_by_class": ("requests_running_by_class", "Requests in the running batch."),
+    "predicted_wait": ("predicted_wait_seconds", "What a short request that came now would wait."),
+}
+_COUNTERS_BY_CLASS = {
+    "preempted": ("preempted", "Requests taken out of the batch to make room."),
+    "shed": ("shed", "Requests refused because they would have waited too long."),
 }
 
 
@@ -87,12 +99,15 @@ class EngineCollector(Collector):
             "What the engine runs on and how it holds its numbers.",
             {"device": stats.device, "quantization": stats.quantization, "kv_dtype": stats.kv_dtype},
         )
-        waiting = GaugeMetricFamily(
-            "rootstock_requests_waiting", "Requests in the engine's queue.", labels=["service_tier"]
-        )
-        for tier, count in stats.waiting.items():
-            waiting.add_metric([tier], count)
-        yield waiting
+        for kind, by_class in (
+            (GaugeMetricFamily, _GAUGES_BY_CLASS),
+            (CounterMetricFamily, _COUNTERS_BY_CLASS),
+        ):
+            for field, (name, text) in by_class.items():
+                family = kind(f"rootstock_{name}", text, labels=["service_tier"])
+                for tier, value in getattr(stats, field).items():
+                    family.add_metric([tier], value)
+                yield family
         wait = SummaryMetricFamily(
             "rootstock_queue_wait_seconds",
             "From submission to first admission to a batch.",

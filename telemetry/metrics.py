@@ -20,6 +20,9 @@ _HTTP_LATENCY = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5
 
 Metric = TypeVar("Metric", Counter, Histogram)
 
+CLASSES = ("priority", "default", "flex")
+"""Of service."""
+
 
 class ServingMetrics:
     """One process's counters, on a registry of their own. Durations are in seconds."""
@@ -61,13 +64,22 @@ class ServingMetrics:
             registry=self.registry,
         )
         self._requests = self._outcomes(
-            "requests", "Generation requests answered (ok), and failed by the service's fault (failed)."
+            "requests",
+            "Generation requests answered (ok), and failed by the service's fault (failed).",
+            "ok",
+            "failed",
         )
         self._first_tokens = self._outcomes(
-            "first_tokens", "First tokens within their class's target (in_time), and after it (late)."
+            "first_tokens",
+            "First tokens within their class's target (in_time), and after it (late).",
+            "in_time",
+            "late",
         )
         self._output_rates = self._outcomes(
-            "output_rates", "Answers at the output rate promised to their class (fast), and below it (slow)."
+            "output_rates",
+            "Answers at the output rate promised to their class (fast), and below it (slow).",
+            "fast",
+            "slow",
         )
         self._http = Counter(
             "rootstock_http_requests",
@@ -88,8 +100,13 @@ class ServingMetrics:
     def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"rootstock_{name}", text, labels, registry=self.registry, buckets=buckets)
 
-    def _outcomes(self, name: str, text: str) -> Counter:
-        return Counter(f"rootstock_{name}", text, ["service_tier", "outcome"], registry=self.registry)
+    def _outcomes(self, name: str, text: str, *outcomes: str) -> Counter:
+        made = Counter(f"rootstock_{name}", text, ["service_tier", "outcome"], registry=self.registry)
+        # From the start: of a counter that begins with its first event, Prometheus never sees that one.
+        for tier in CLASSES:
+            for outcome in outcomes:
+                made.labels(tier, outcome)
+        return made
 
     def served(self, service_tier: str, in_time: bool | None, fast: bool | None) -> None:
         """A request was answered; None: it had no such measure."""

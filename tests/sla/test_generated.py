@@ -1,0 +1,109 @@
+"""The rules and the dashboard: what is committed is what is generated, and asks for metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import promql_parser
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+
+from api.engine_metrics import EngineCollector
+from engine.protocol import EngineStats, PriorityClass
+from sla.dashboard import SECTIONS, dashboard_json
+from sla.generate import FILES
+from sla.objectives import BURN_ALERTS
+from sla.rules import alerts, recordings, rules_yaml
+from telemetry.metrics import CLASSES, ServingMetrics
+
+BY_CLASS = dict.fromkeys(PriorityClass, 1)
+
+
+@pytest.fixture(scope="module")
+def exposed() -> set[str]:
+    """Names of all samples that an API process with an engine shows."""
+    metrics = ServingMetrics()
+    metrics.failed("x")
+    metrics.http("GET", "/", 200, 0.1)
+    for tier in CLASSES:
+        metrics.first_token(tier, 0.1)
+        metrics.answered(tier, 0.1, 0.1)
+        metrics.billed(tier, 1, 1, 1)
+    stats = EngineStats(
+        "engine-0",
+        "i",
+        waiting=BY_CLASS,
+        running_by_class=BY_CLASS,
+        predicted_wait=BY_CLASS,
+        preempted=BY_CLASS,
+        shed=BY_CLASS,
+        admitted=BY_CLASS,
+        queue_seconds=BY_CLASS,
+    )
+    mirrored = CollectorRegistry()
+    mirrored.register(EngineCollector(lambda: stats, lambda: True))
+    shown = generate_latest(metrics.registry) + generate_latest(mirrored)
+    return set(re.findall(r"^(rootstock_\w+)", shown.decode(), re.MULTILINE))
+
+
+def expressions() -> Iterator[str]:
+    yield from (recording.expr for recording in recordings())
+    yield from (alert.expr for alert in alerts())
+    for _, section in SECTIONS:
+        for panel in section:
+            yield from (expr.replace("$__rate_interval", "5m") for expr, _ in panel.queries)
+
+
+def test_every_expression_is_promql_over_metrics_that_exist(exposed: set[str]) -> None:
+    known = exposed | {recording.name for recording in recordings()}
+    for expression in expressions():
+        promql_parser.parse(expression)
+        names = set(re.findall(r"rootstock[_:][\w:]+", expression))
+        assert names, expression
+        assert names <= known, expression
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_what_is_committed_is_what_is_generated(path: Path) -> None:
+    assert path.read_text() == FILES[path](), "run `python -m sla.generate`"
+
+
+def test_the_rules_are_yaml_that_says_the_same() -> None:
+    shares, alerting = yaml.safe_load(rules_yaml())["groups"]
+    assert [(rule["record"], rule["expr"]) for rule in shares["rules"]] == [
+        (recording.name, recording.expr) for recording in recordings()
+    ]
+    assert [(rule["alert"], rule["expr"], rule["labels"]["severity"]) for rule in alerting["rules"]] == [
+        (alert.name, alert.expr, alert.severity) for alert in alerts()
+    ]
+
+
+def test_each_promise_is_watched_over_every_pair_of_windows() -> None:
+    burning = [alert.expr for alert in alerts() if "Burning" in alert.name]
+    assert len(burning) == 3 * len(BURN_ALERTS), "availability of two classes, output rate of one"
+    assert (
+        'rootstock:failure_ratio:rate1h{service_tier="priority"} > 0.0144 and '
+        'rootstock:failure_ratio:rate5m{service_tier="priority"} > 0.0144'
+    ) in burning
+
+
+def test_panels_do_not_overlap() -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in json.loads(dashboard_json())["panels"]:
+        place = panel["gridPos"]
+        own = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not own & cells, panel["title"]
+        cells |= own
+        assert place["x"] + place["w"] <= 24
+
+
+def test_the_classes_are_the_engines() -> None:
+    assert {tier.value for tier in PriorityClass} == set(CLASSES)
