@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from engine.protocol import PriorityClass
 from tenants.limits.kinds import Limit
 from tenants.networks import Network
 from tenants.views import STANDARD, PlanView
@@ -30,20 +31,31 @@ class TenantContext:
     """Of the user or service account it was made for, if any."""
     models: frozenset[str] = frozenset()
     """Names it may ask for, see `may_use`. Empty: all of its tenant's."""
+    project_models: frozenset[str] = frozenset()
+    """Names that keys of its project may ask for, or with `project_denies` may not. Empty: no such rule."""
+    project_denies: bool = False
+    auto_tier: PriorityClass | None = None
+    """What `auto` means in its project. None: the best of the plan's."""
     networks: tuple[Network, ...] = ()
     """Where it may be used from; the resolver has seen to it. Empty: anywhere."""
     limits: tuple[Limit, ...] = ()
     """All that its requests count to: of its tenant, its project and itself, the plan's among them."""
 
     def may_use(self, model_name: str) -> bool:
-        """Whether the key's list of models has this one, by a name as `/v1/models` shows it.
+        """Whether the key's list of models has this one, and its project's lets it, by a name as
+        `/v1/models` shows it.
 
         `base` is the base alone and `base:*` its adapters alone; `base:adapter` has every pinned version of
         it too, and `base:adapter@version` that one only. An id (`adp_...`) is on no list: ask with the
         adapter's name once it is known.
         """
-        models = self.models
-        if not models or model_name in models:
-            return True
-        base, colon, _ = model_name.partition(":")
-        return bool(colon) and (f"{base}:*" in models or model_name.partition("@")[0] in models)
+        if self.models and not _is_on(self.models, model_name):
+            return False
+        return not self.project_models or _is_on(self.project_models, model_name) != self.project_denies
+
+
+def _is_on(models: frozenset[str], model_name: str) -> bool:
+    if model_name in models:
+        return True
+    base, colon, _ = model_name.partition(":")
+    return bool(colon) and (f"{base}:*" in models or model_name.partition("@")[0] in models)

@@ -64,7 +64,7 @@ def changed_columns(row: ApiKey, changes: KeyChanges, actor: Actor) -> dict[str,
     if changes.scopes is not None:
         changed["scopes"] = _checked_scopes(changes.scopes, row.kind, actor)
     if changes.models is not None:
-        changed["models"] = _checked_models(changes.models)
+        changed["models"] = checked_models(changes.models)
     if changes.networks is not None:
         changed["networks"] = [*parse_networks(changes.networks)]
     if changes.expires_at is not KEEP:
@@ -78,7 +78,7 @@ def columns_of(terms: KeyTerms, kind: KeyKind, actor: Actor) -> dict[str, Any]:
     """Of a new key. Raises NotHeld, ValueError."""
     return {
         "scopes": _checked_scopes(terms.scopes, kind, actor),
-        "models": _checked_models(terms.models),
+        "models": checked_models(terms.models),
         "networks": [*parse_networks(terms.networks)],
         "expires_at": _checked_expiry(terms.expires_at),
     }
@@ -102,7 +102,7 @@ def require_held(field_name: str, scopes: frozenset[str], actor: Actor) -> None:
         raise NotHeld(field_name, more)
 
 
-def _checked_models(models: Iterable[str]) -> list[str]:
+def checked_models(models: Iterable[str]) -> list[str]:
     wanted = sorted(set(models))
     for model in wanted:
         if _MODEL.fullmatch(model) is None:

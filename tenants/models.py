@@ -69,6 +69,8 @@ class Project(TenantOwned, Base):
     __table_args__ = (
         UniqueConstraint("id", "tenant_id"),
         CheckConstraint("NOT is_default OR archived_at IS NULL", name="default_kept"),
+        CheckConstraint("service_tiers <@ ARRAY['priority', 'flex']", name="service_tiers_known"),
+        CheckConstraint("auto_tier IN ('priority', 'default')", name="auto_tier_known"),
         Index(None, "tenant_id", "id"),
         Index("uq_projects_default", "tenant_id", unique=True, postgresql_where=text("is_default")),
         Index(
@@ -88,6 +90,15 @@ class Project(TenantOwned, Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     archived_at: Mapped[datetime | None]
     """Set: none of its keys is let in."""
+    models: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
+    """Names that all its keys may ask for, as on a key's list; with `models_denied`, may not. Empty: no such
+    rule.
+    """
+    models_denied: Mapped[bool] = mapped_column(server_default=text("false"))
+    service_tiers: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
+    """Beside `default`, which of the plan's classes of service its keys may ask for. None: all of them."""
+    auto_tier: Mapped[str | None]
+    """What `auto` means. None: the best of the plan's."""
 
 
 class User(TenantOwned, Base):

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hmac
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
 
 import redis.asyncio
@@ -18,6 +20,7 @@ import redis.asyncio
 from db.cache import EVERYTHING, RowCache
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
+from engine.protocol import PriorityClass
 from tenants.context import TenantContext
 from tenants.errors import AddressNotAllowed, InvalidApiKey
 from tenants.keys import KeyHasher, well_formed
@@ -25,7 +28,7 @@ from tenants.limits.repository import compiled
 from tenants.models import ApiKey, Plan, Project, Tenant
 from tenants.networks import is_inside
 from tenants.repository import LAST_USED_PRECISION, TenantDirectory
-from tenants.views import plan_view
+from tenants.views import PlanView, plan_view
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +101,7 @@ class KeyResolver:
             return None
         if key.last_used_at is None or key.last_used_at < now - LAST_USED_PRECISION:
             self._note_used(key.id)
-        return _KnownKey(_context(key, tenant, plan, limits), key.expires_at)
+        return _KnownKey(_context(key, tenant, plan, project, limits), key.expires_at)
 
     def _note_used(self, key_id: str) -> None:
         """Have the key's use noted soon. No request waits for it."""
@@ -130,7 +133,7 @@ def _is_let_in(key: ApiKey, tenant: Tenant, project: Project | None, now: dateti
     )
 
 
-def _context(key: ApiKey, tenant: Tenant, plan: Plan, limits: Any) -> TenantContext:
+def _context(key: ApiKey, tenant: Tenant, plan: Plan, project: Project | None, limits: Any) -> TenantContext:
     """What requests with the key carry: all of it is looked up again when any of it changes."""
     return TenantContext(
         tenant_id=tenant.id,
@@ -138,13 +141,29 @@ def _context(key: ApiKey, tenant: Tenant, plan: Plan, limits: Any) -> TenantCont
         key_id=key.id,
         kind=key.kind,  # type: ignore[arg-type]
         scopes=frozenset(key.scopes),
-        plan=plan_view(plan),
+        plan=_plan_of(plan, project),
         project_id=key.project_id,
         user_id=key.user_id or key.service_account_id,
         models=frozenset(key.models),
+        project_models=frozenset() if project is None else frozenset(project.models),
+        project_denies=project is not None and project.models_denied,
+        auto_tier=None if project is None or project.auto_tier is None else PriorityClass(project.auto_tier),
         networks=tuple(key.networks),
         limits=compiled(tenant.id, plan.limits, limits),
     )
+
+
+def _plan_of(plan: Plan, project: Project | None) -> PlanView:
+    """What the plan allows, less what the project does not."""
+    view = plan_view(plan)
+    if project is None or project.service_tiers is None:
+        return view
+    open_to = {PriorityClass.DEFAULT, *map(PriorityClass, project.service_tiers)}
+    terms = {
+        tier: terms if tier in open_to else dataclasses.replace(terms, allowed=False)
+        for tier, terms in view.terms.items()
+    }
+    return dataclasses.replace(view, terms=MappingProxyType(terms))
 
 
 async def publish_key_change(redis_client: redis.asyncio.Redis, digest: bytes | None) -> None:

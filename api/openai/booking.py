@@ -91,7 +91,7 @@ async def book(draft: Draft, service_tier: str | None, quotas: Quotas, prices: P
         DatabaseUnavailable: the prices cannot be looked up.
     """
     terms = draft.caller.plan.terms
-    asked = asked_for(service_tier, terms)
+    asked = asked_for(service_tier, terms, draft.caller.auto_tier)
     bound = terms[asked].contracted_tokens_per_minute
     rate = await prices.rate(terms[asked].price_percent, draft.submitted_at)
     otherwise = rate
@@ -113,15 +113,20 @@ async def book(draft: Draft, service_tier: str | None, quotas: Quotas, prices: P
     return Booking(draft.submission(served, rate.label), rate, reservation, quotas)
 
 
-def asked_for(service_tier: str | None, terms: Mapping[PriorityClass, Terms]) -> PriorityClass:
+def asked_for(
+    service_tier: str | None, terms: Mapping[PriorityClass, Terms], auto: PriorityClass | None = None
+) -> PriorityClass:
     """The class meant. `auto`, or nothing, is the best that the plan offers without being asked: priority
-    where it has that, never flex.
+    where it has that, never flex; unless the project says it is the default class.
     """
     if service_tier is None or service_tier == "auto":
-        return PriorityClass.PRIORITY if terms[PriorityClass.PRIORITY].allowed else PriorityClass.DEFAULT
+        best = PriorityClass.PRIORITY if terms[PriorityClass.PRIORITY].allowed else PriorityClass.DEFAULT
+        return PriorityClass.DEFAULT if auto == PriorityClass.DEFAULT else best
     tier = PriorityClass(service_tier)
     if not terms[tier].allowed:
-        raise InvalidValue(f"Your plan does not offer the service tier '{tier}'.", "service_tier")
+        raise InvalidValue(
+            f"The service tier '{tier}' is not offered by your plan, or not to this project.", "service_tier"
+        )
     return tier
 
 

@@ -79,14 +79,12 @@ async def create_completion(request: Request) -> Response:
 
 async def _model(request: Request, caller: TenantContext, name: str) -> ResolvedModel:
     """What the name stands for, if the key may use it. What it may not is not even looked up; an id has a
-    name only afterwards.
+    name, and a name a version that may be denied, only afterwards.
     """
-    is_id = ADAPTER_ID.fullmatch(name) is not None
-    if not is_id:
+    if ADAPTER_ID.fullmatch(name) is None:
         check_model(caller, name)
     model = await services_of(request).models.resolve(caller.tenant_id, name)
-    if is_id:
-        check_model(caller, model.name)
+    check_model(caller, model.name)
     return model
 
 

@@ -55,10 +55,18 @@ def _projects() -> None:
         sa.Column("is_default", sa.Boolean(), server_default=sa.text("false"), nullable=False),
         sa.Column("created_at", INSTANT, server_default=NOW, nullable=False),
         sa.Column("archived_at", INSTANT),
+        sa.Column("models", sa.ARRAY(TEXT), server_default=sa.text("'{}'"), nullable=False),
+        sa.Column("models_denied", sa.Boolean(), server_default=sa.text("false"), nullable=False),
+        sa.Column("service_tiers", sa.ARRAY(TEXT)),
+        sa.Column("auto_tier", TEXT),
         sa.PrimaryKeyConstraint("id", name="pk_projects"),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name="fk_projects_tenant_id_tenants"),
         sa.UniqueConstraint("id", "tenant_id", name="uq_projects_id_tenant_id"),
         sa.CheckConstraint("NOT is_default OR archived_at IS NULL", name=op.f("ck_projects_default_kept")),
+        sa.CheckConstraint(
+            "service_tiers <@ ARRAY['priority', 'flex']", name=op.f("ck_projects_service_tiers_known")
+        ),
+        sa.CheckConstraint("auto_tier IN ('priority', 'default')", name=op.f("ck_projects_auto_tier_known")),
     )
     op.create_index("ix_projects_tenant_id_id", "projects", ["tenant_id", "id"])
     op.create_index(

@@ -4,17 +4,21 @@ commit.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime
+from typing import Any, Literal
 
 import redis.asyncio
 from sqlalchemy.exc import IntegrityError
 
 from db.base import new_id
 from db.session import Database, WriteSession
+from engine.protocol import PriorityClass
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import DefaultProjectKept, NameTaken, ProjectArchived, ProjectNotFound
 from tenants.fields import checked_name
+from tenants.key_terms import KEEP, Keep, checked_models
 from tenants.models import ApiKey, Project
 from tenants.projects.repository import ProjectRepository
 from tenants.repository import KeyRepository
@@ -90,6 +94,58 @@ class ProjectService:
                 )
         except IntegrityError as error:
             raise NameTaken("project name", name) from error
+        return project
+
+    async def set_models(
+        self, tenant_id: str, project_id: str, models: Collection[str], actor: Actor, *, denied: bool = False
+    ) -> Project:
+        """Let all keys of a project ask for `models` alone, or with `denied` for all but those, in every
+        process within a second; each within what its own list has. None: no such rule. Raises
+        ProjectNotFound, ProjectArchived, ValueError.
+        """
+        columns = {"models": checked_models(models), "models_denied": denied and bool(models)}
+        return await self._change(tenant_id, project_id, columns, actor)
+
+    async def set_service_tiers(
+        self,
+        tenant_id: str,
+        project_id: str,
+        actor: Actor,
+        *,
+        tiers: Collection[PriorityClass] | Literal[Keep.KEEP] | None = KEEP,
+        auto: PriorityClass | Literal[Keep.KEEP] | None = KEEP,
+    ) -> Project:
+        """Which of the plan's classes of service keys of a project may ask for beside `default`, None being
+        all; and what `auto` means, None being the best. In every process within a second. Raises
+        ProjectNotFound, ProjectArchived, ValueError.
+        """
+        columns: dict[str, Any] = {}
+        if tiers is not KEEP:
+            columns["service_tiers"] = None if tiers is None else sorted({*tiers} - {PriorityClass.DEFAULT})
+        if auto is not KEEP:
+            if auto == PriorityClass.FLEX:
+                raise ValueError("default: flex has to be asked for")
+            columns["auto_tier"] = auto
+        return await self._change(tenant_id, project_id, columns, actor)
+
+    async def _change(
+        self, tenant_id: str, project_id: str, columns: dict[str, Any], actor: Actor
+    ) -> Project:
+        async with self._database.write(tenant_id) as session:
+            project = await live_project(session, tenant_id, project_id)
+            for name, value in columns.items():
+                setattr(project, name, value)
+            digests = await KeyRepository(session, tenant_id).digests(ApiKey.project_id == project_id)
+            session.after_commit(lambda: publish_key_changes(self._redis, digests))
+            await AuditLog.record(
+                session,
+                tenant_id,
+                actor,
+                "project.updated",
+                ("project", project_id),
+                columns,
+                project_id=project_id,
+            )
         return project
 
     async def archive(self, tenant_id: str, project_id: str, actor: Actor) -> Project:

@@ -57,6 +57,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "createProjectKey": {"name": "mine"},
     "updateProjectKey": {"name": "mine"},
     "rotateProjectKey": {},
+    "updateModelPermissions": {"mode": "deny_list", "model_ids": ["sapling"]},
+    "updateServiceTierSettings": {"enabled_tiers": "all"},
     "updateRateLimit": {"max_requests_per_1_minute": 1},
     "updateProjectSpendLimit": {"currency": "USD", "interval": "month", "threshold_amount": 100},
     "updateAdminKey": {"name": "mine"},

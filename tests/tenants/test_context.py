@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tenants.actors import OPERATOR, Actor
@@ -29,6 +31,17 @@ def test_a_list_of_models(
     key = holder(*models)
     assert [name for name in may_use if not key.may_use(name)] == []
     assert [name for name in may_not if key.may_use(name)] == []
+
+
+def test_the_rule_of_a_project() -> None:
+    def key(*models: str, project: tuple[str, ...], denies: bool) -> TenantContext:
+        return replace(holder(*models), project_models=frozenset(project), project_denies=denies)
+
+    allowing = key("base", "base:one", project=("base:*",), denies=False)
+    assert [allowing.may_use(name) for name in ("base", "base:one", "base:two")] == [False, True, False]
+    denying = key(project=("base:one", "base:two@3"), denies=True)
+    asked = ("base", "base:one", "base:one@2", "base:two", "base:two@3", "base:two@4")
+    assert [denying.may_use(name) for name in asked] == [True, False, False, True, False, True]
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,9 @@ async def projects(call: Caller) -> None:
     await call("updateServiceAccount", {"role": "owner"})
     await call("deleteServiceAccount")
     await call("updateProject", {"name": "renamed"})
+    await call("updateModelPermissions", {"mode": "deny_list", "model_ids": ["sapling"]})
+    await call("deleteModelPermissions")
+    await call("updateServiceTierSettings", {"default": "standard", "enabled_tiers": ["flex"]})
     made = await call("createProject", {"name": "made"})
     await call("archiveProject", project_id=made["id"])
 

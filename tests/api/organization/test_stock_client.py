@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 
+from tenants.plans import PlanChanges
 from tests.api.organization.site import Party, Site
 
 PASSWORD = "correct horse battery"
@@ -339,3 +340,57 @@ def test_spend_limits(site: Site, ours: Party, organization: Any) -> None:
     with pytest.raises(openai.BadRequestError) as euros:
         organization.spend_limit.update(threshold_amount=1, currency="EUR", interval="month")
     assert euros.value.param == "currency"
+
+
+def test_model_permissions(site: Site, ours: Party, organization: Any) -> None:
+    permissions, project = organization.projects.model_permissions, ours.project_id
+
+    def listed() -> list[str]:
+        return [model["id"] for model in site.ask("GET", "/v1/models", ours.key).json()["data"]]
+
+    with pytest.raises(openai.NotFoundError):
+        permissions.retrieve(project)
+    assert listed() == ["sapling"]
+    made = permissions.update(project, mode="deny_list", model_ids=["sapling"])
+    assert (made.object, made.mode) == ("project.model_permissions", "deny_list")
+    site.soon(lambda: listed() == [])
+    chat = {"model": "sapling", "messages": [{"role": "user", "content": "hi"}]}
+    refused = site.ask("POST", "/v1/chat/completions", ours.key, chat)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (403, "model")
+    permissions.update(project, mode="allow_list", model_ids=["sapling", "sapling:*"])
+    assert permissions.retrieve(project).api_model_ids == ["sapling", "sapling:*"]
+    site.soon(lambda: listed() == ["sapling"])
+    assert permissions.delete(project).object == "project.model_permissions.deleted"
+    with pytest.raises(openai.NotFoundError):
+        permissions.delete(project)
+    with pytest.raises(openai.BadRequestError) as wrong:
+        permissions.update(project, mode="allow_list", model_ids=["a:b:c"])
+    assert wrong.value.param == "models"
+
+
+def test_service_tier_settings(site: Site, ours: Party, organization: Any) -> None:
+    settings, project = organization.projects.service_tier_settings, ours.project_id
+    before = settings.retrieve(project)
+    assert (before.object, before.enabled_tiers) == ("project.service_tier_settings", "all")
+    assert before.default == "standard", "the plan has no priority"
+    site.do(site.accounts.plans.set("standard", PlanChanges(terms={"priority": {"allowed": True}})))
+    site.soon(lambda: settings.retrieve(project).default == "fast")
+
+    def served(tier: str) -> Any:
+        chat = {"model": "sapling", "messages": [{"role": "user", "content": "hi"}], "service_tier": tier}
+        answer = site.ask("POST", "/v1/chat/completions", ours.key, chat).json()
+        return answer.get("service_tier") or answer["error"]["param"]
+
+    site.soon(lambda: served("auto") == "priority")
+    assert settings.update(project, default="standard").default == "standard"
+    site.soon(lambda: served("auto") == "default")
+    assert [served("priority"), served("flex")] == ["priority", "flex"]
+    changed = settings.update(project, enabled_tiers=["flex"])
+    assert (changed.default, changed.enabled_tiers) == ("standard", ["flex"])
+    site.soon(lambda: served("priority") == "service_tier")
+    assert served("flex") == "flex"
+    assert settings.update(project, enabled_tiers=[]).enabled_tiers == []
+    site.soon(lambda: served("flex") == "service_tier")
+    assert served("default") == "default"
+    assert settings.update(project, default="fast", enabled_tiers="all").default == "fast"
+    site.soon(lambda: served("auto") == "priority")
