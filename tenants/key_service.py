@@ -20,6 +20,7 @@ from tenants.context import KEY_KINDS, KeyKind
 from tenants.errors import (
     KeyNotActive,
     KeyNotFound,
+    NotHeld,
     ProjectArchived,
     ProjectNotFound,
     ServiceAccountNotFound,
@@ -76,11 +77,11 @@ class KeyService:
         """Make a key. Its text is in the answer and nowhere else.
 
         An inference key is of a project: unless told otherwise of its service account's, else of the default
-        one. With its user or service account it ends.
+        one. With its user or service account it ends. An admin key that a person makes is that person's.
 
         Raises:
             TenantNotFound, ProjectNotFound, ProjectArchived, UserNotFound, ServiceAccountNotFound
-            NotHeld: an admin key for more than `actor` may do.
+            NotHeld: an admin key for more than `actor` may do, or one that acts for somebody else.
             ValueError: naming the field.
         """
         if kind not in KEY_KINDS:
@@ -101,6 +102,9 @@ class KeyService:
                 raise TenantNotFound(tenant_id)
             if kind == "inference":
                 row.project_id = await self._project_of_new(session, row, project_id)
+            else:
+                row.user_id = user_id = user_id or actor.user_id
+                await _require_own(session, row, actor)
             if user_id is not None and await MemberRepository(session, tenant_id).hold(user_id) is None:
                 raise UserNotFound(user_id)
             made = self._add(session, row)
@@ -213,6 +217,7 @@ class KeyService:
             _require_active(old, now)
             if old.kind == "admin":
                 require_held("key", frozenset(old.scopes), actor)
+                await _require_own(session, old, actor)
             row = ApiKey(
                 tenant_id=tenant_id,
                 **{name: getattr(old, name) for name in _CARRIED_OVER},
@@ -310,6 +315,17 @@ async def _locked(
     ):
         raise KeyNotFound(key_id)
     return row
+
+
+async def _require_own(session: WriteSession, row: ApiKey, actor: Actor) -> None:
+    """That nobody but owners gets hold of an admin key which acts for somebody else, or for nobody: it could
+    do what only that person may. Raises NotHeld.
+    """
+    if actor.user_id is None or actor.user_id == row.user_id:
+        return
+    person = await MemberRepository(session, row.tenant_id).find(actor.user_id)
+    if person is None or person.role != "owner":
+        raise NotHeld("user_id", {"a key of somebody else"})
 
 
 def _require_active(row: ApiKey, now: datetime) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 Network = IPv4Network | IPv6Network
@@ -32,17 +33,21 @@ def is_inside(address: str | None, networks: tuple[Network, ...]) -> bool:
     """
     if not networks:
         return True
+    found = _address(address or "")
+    return found is not None and any(
+        network.version == found.version and found in network for network in networks
+    )
+
+
+@lru_cache(maxsize=4096)
+def _address(written: str) -> IPv4Address | IPv6Address | None:
     try:
-        found = ip_address((address or "").partition("%")[0])
+        found = ip_address(written.partition("%")[0])
     except ValueError:
-        return False
+        return None
     if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped  # a dual-stack socket's way to write an IPv4 client
-    return any(_contains(network, found) for network in networks)
-
-
-def _contains(network: Network, address: IPv4Address | IPv6Address) -> bool:
-    return network.version == address.version and address in network
+        return found.ipv4_mapped  # a dual-stack socket's way to write an IPv4 client
+    return found
 
 
 def _plain(network: Network) -> Network:

@@ -252,6 +252,33 @@ async def test_nobody_passes_on_rights_they_do_not_hold(accounts: AccountService
     await keys.create(tenant.id, "models", keeper)  # asking models is no right over the account
 
 
+async def test_nobody_but_owners_gets_a_key_that_acts_for_somebody_else(
+    accounts: AccountServices, tenant: Tenant
+) -> None:
+    """With an owner's key, or one of nobody, an admin could make themselves an owner."""
+    keys = accounts.keys
+    ann = await accounts.users.create(tenant.id, "ann@example.com", "correct horse")
+    bob = await accounts.users.create(tenant.id, "bob@example.com", "correct horse", role="admin")
+    terms = KeyTerms(frozenset({"organization.members.write"}))
+    anns = await keys.create(tenant.id, "a", ann.actor(), kind="admin", terms=terms)
+    unowned = await keys.create(tenant.id, "u", OPERATOR, kind="admin", terms=terms)
+    bobs = await keys.create(tenant.id, "b", bob.actor(), kind="admin", terms=terms)
+    assert (anns.row.user_id, unowned.row.user_id, bobs.row.user_id) == (ann.user_id, None, bob.user_id)
+    with_key = Actor("api_key", bobs.id, scopes=terms.scopes, user_id=bob.user_id)
+    for actor in (bob.actor(), with_key):
+        for key in (anns, unowned):
+            with pytest.raises(NotHeld, match="user_id"):
+                await keys.rotate(tenant.id, key.id, actor)
+        with pytest.raises(NotHeld, match="user_id"):
+            await keys.create(tenant.id, "x", actor, kind="admin", user_id=ann.user_id, terms=terms)
+    made_with_it = await keys.create(tenant.id, "y", with_key, kind="admin", terms=terms)
+    assert made_with_it.row.user_id == bob.user_id, "whatever makes it, it is Bob's"
+    await keys.rotate(tenant.id, bobs.id, with_key)
+    await keys.rotate(tenant.id, unowned.id, ann.actor())
+    for_bob = await keys.create(tenant.id, "z", ann.actor(), kind="admin", user_id=bob.user_id)
+    assert for_bob.row.user_id == bob.user_id
+
+
 async def test_a_key_is_made_for_what_is_there(
     accounts: AccountServices, tenant: Tenant, other: Tenant
 ) -> None:
