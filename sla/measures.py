@@ -1,7 +1,7 @@
 """What is counted of the requests of a tenant in a class and a minute, and what can be told from it.
 
 Owns the buckets of the two histograms and the arithmetic of percentiles. Buckets grow by a fourth root of two
-from edge to edge, so that a percentile is known within 19 %; what was promised is counted exactly beside them.
+from edge to edge, so that a percentile is known within 19 %; what was promised is counted exactly beside.
 Refuses to know where counts come from and are kept.
 """
 
