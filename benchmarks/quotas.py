@@ -1,12 +1,13 @@
 """What quotas cost a request: reserve and settle against a Redis of this machine.
 
 Two loads. "closed": as many callers as given, each with one request open, as fast as they go: what one
-process can do, and what waiting for each other costs. "open": requests arrive at a rate, whether or not earlier
-ones have ended: what a request of a busy process waits. Every request counts to six limits, of tenant, project
-and key, and to a contract. A settle is timed until Redis has answered, though no request waits for that.
+process can do, and what waiting for each other costs. "open": requests arrive at a rate, whether or not
+earlier ones have ended: what a request of a busy process waits. Every request counts to six limits, of
+tenant, project and key, and to a contract. A settle is timed until Redis has answered, though no request
+waits for that.
 
-CPU is this process's and the Redis server's own, per reserve and settle together: on a machine that does other
-things too, time on the clock says less.
+CPU is this process's and the Redis server's own, per reserve and settle together: on a machine that does
+other things too, time on the clock says less.
 """
 
 from __future__ import annotations

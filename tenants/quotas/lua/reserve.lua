@@ -19,9 +19,7 @@ local seeds = ARGV[5] and cmsgpack.unpack(ARGV[5]) or {}
 local now = clock()
 local overdue = expire(tag, open, now, 8)
 
-local keys = {}
-for i = 1, #plan, 4 do keys[#keys + 1] = tag .. plan[i] end
-local values = redis.call('MGET', unpack(keys))
+local keys, values = buckets_of(tag, plan)
 local most = measures(requests, input, output, spend)
 local likely = measures(requests, likely_input, likely_output, 0)
 

@@ -93,14 +93,22 @@ local function pack_record(r)
     r.likely_output, r.within, r.parts, r.parts_done, r.used[1], r.used[2], r.used[3], r.used[4], r.plan)
 end
 
+-- The keys of a plan's buckets, and what they hold.
+local function buckets_of(tag, plan)
+  local keys = {}
+  for i = 1, #plan, 4 do keys[#keys + 1] = tag .. plan[i] end
+  return keys, redis.call('MGET', unpack(keys))
+end
+
 -- Give back what an open reservation holds and charge `used` instead.
 local function close(tag, r, used, now)
   local plan = cmsgpack.unpack(r.plan)
   local most = measures(r.requests, r.input, r.output, r.spend)
   local likely = measures(r.requests, r.likely_input, r.likely_output, 0)
-  for i = 1, #plan, 4 do
-    local key, kind, measure, limit = tag .. plan[i], plan[i + 1], plan[i + 2], plan[i + 3]
-    local value = redis.call('GET', key)
+  local keys, values = buckets_of(tag, plan)
+  for b = 1, #keys do
+    local i = b * 4 - 3
+    local key, value, kind, measure, limit = keys[b], values[b], plan[i + 1], plan[i + 2], plan[i + 3]
     if kind == HELD then
       local held = value and struct.unpack('<d', value) or 0
       if held > 1 then redis.call('SET', key, struct.pack('<d', held - 1)) else redis.call('DEL', key) end
@@ -123,9 +131,10 @@ end
 -- Charge `used` of a reservation that expired: what it held was given back then.
 local function charge(tag, r, used, now)
   local plan = cmsgpack.unpack(r.plan)
-  for i = 1, #plan, 4 do
-    local key, kind, measure, limit = tag .. plan[i], plan[i + 1], plan[i + 2], plan[i + 3]
-    local value = kind ~= HELD and redis.call('GET', key)
+  local keys, values = buckets_of(tag, plan)
+  for b = 1, #keys do
+    local i = b * 4 - 3
+    local key, value, kind, measure, limit = keys[b], values[b], plan[i + 1], plan[i + 2], plan[i + 3]
     if kind == RATE or (kind == CONTRACT and r.within == 1) then
       local level, at, rate = drained(key, value, now, limit)
       put_rate(key, level + used[measure] * UNIT, at, rate)

@@ -4,13 +4,14 @@
 local open, tag, plan, now = KEYS[1], ARGV[1], cmsgpack.unpack(ARGV[2]), clock()
 expire(tag, open, now, 100)
 local answer = {now}
-for i = 1, #plan, 4 do
+local keys, values = buckets_of(tag, plan)
+for b = 1, #keys do
+  local i, value = b * 4 - 3, values[b]
   local kind, limit = plan[i + 1], plan[i + 3]
-  local value = redis.call('GET', tag .. plan[i])
   local there, used, held, reset = value and 1 or 0, 0, 0, 0
   if kind == RATE or kind == CONTRACT then
     there = 1
-    local level = drained(tag .. plan[i], value, now, limit)
+    local level = drained(keys[b], value, now, limit)
     used = ceil(level / UNIT)
     reset = limit > 0 and ceil(level / limit) or 0
   elseif kind == HELD then
