@@ -88,7 +88,7 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         SWEEP_STORAGE: HOUR,
         PURGE_DELETED: 60.0,
         SETTLE_UPLOADS: 30.0,
-        SWEEP_RESERVATIONS: 30.0,
+        SWEEP_RESERVATIONS: 20.0,
     }
     return {
         task: {

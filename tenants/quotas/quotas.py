@@ -224,6 +224,7 @@ class Quotas:
         reservation.local = True
         refusal = self._local.reserve(plan, _rates(reservation.expected))
         if refusal is None:
+            reservation.ended = False  # it may have been withdrawn from Redis
             reservation.began = self._local.now()
             return reservation
         reservation.ended = True

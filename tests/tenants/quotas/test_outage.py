@@ -183,8 +183,13 @@ async def test_a_redis_that_hangs_is_away_soon_and_nothing_stays_reserved(
 ) -> None:
     async with opened(own_redis[-1].url) as quotas:
         own_redis[-1].process.send_signal(signal.SIGSTOP)
-        reservation = await quotas.reserve("a", caller(PLACES), "sapling", Amounts())
+        who = caller(limit(Metric.CONCURRENT_REQUESTS, 1))
+        reservation = await quotas.reserve("a", who, "sapling", Amounts())
         assert reservation.local
+        with pytest.raises(RateLimited):
+            await quotas.reserve("b", who, "sapling", Amounts())
+        quotas.settle(reservation, Amounts())
+        quotas.settle(await quotas.reserve("c", who, "sapling", Amounts()), Amounts())
         own_redis[-1].process.send_signal(signal.SIGCONT)
         # It may have carried the call out after all: what nobody was told of is taken back.
         await eventually(lambda: not quotas.away)
