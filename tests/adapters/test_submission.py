@@ -21,7 +21,10 @@ from adapters.storage import StorageUnavailable, StoredObject
 from adapters.submission import Calibration, Submission, Submitted
 from cli.programs import CHECKOUT
 from db.errors import DatabaseUnavailable
+from tenants.actors import OPERATOR
 from tenants.errors import NameTaken
+from tenants.limits.kinds import Limit, Metric
+from tenants.quotas.service import LimitService
 from tenants.views import PlanView
 from tests.support.onboarding import BASE_DIGEST, SAPLING, Scene, samples
 
@@ -232,6 +235,15 @@ async def test_a_plan_bounds_how_many_even_at_once(place: Scene) -> None:
     assert (await place.add(made.adapter.id, "sql")).created, "versions are no adapters"
     await place.onboarding.deletion.delete(place.tenants[0], made.adapter.id)
     assert (await place.create("one-more", plan=plan)).created
+
+
+async def test_a_limit_set_for_a_tenant_goes_before_its_plans(place: Scene) -> None:
+    limit = Limit("tenant", place.tenants[0], "", Metric.ADAPTERS, 1)
+    await LimitService(place.database, place.redis).set(place.tenants[0], OPERATOR, limit)
+    await place.create("one", plan=PlanView(max_adapters=0))
+    with pytest.raises(AdapterLimitReached) as refused:
+        await place.create("two")
+    assert refused.value.limit == 1
 
 
 async def test_a_crash_between_store_and_commit_leaves_only_what_a_sweep_finds(
