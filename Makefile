@@ -56,12 +56,12 @@ contracts: .venv/.installed
 # Most tests wait more than they work: three processes keep two cores busy. Those that measure time come last
 # and have the machine to themselves.
 unit: .venv/.installed
-	$(BIN)/python -m pytest -m "not gpu and not quiet" -n $(TEST_PROCESSES)
+	$(BIN)/python -m pytest -m "not gpu and not quiet" -n $(TEST_PROCESSES) --dist loadfile
 	$(BIN)/python -m pytest -m "not gpu and quiet"
 
 # A process of its own: Triton decides for good when a kernel is defined.
 kernels: .venv/.installed
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreted
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreted -n 2
 
 e2e: .venv/.installed
 	$(BIN)/python -m pytest tests/e2e

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 TEMPLATE = "template_migrated"
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+    if config.getvalue("dist") != "loadfile":
+        return None
     config.option.loadscopereorder = False
     return ByFile(config, log)
 

@@ -13,9 +13,11 @@ from tests.e2e.stack import Stack
 @pytest.fixture(scope="session")
 def running_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     stack = Stack(tmp_path_factory.mktemp("up") / "data")
-    stack.start()
-    yield stack
-    stack.finish()
+    try:
+        stack.start()
+        yield stack
+    finally:
+        stack.finish()
 
 
 @pytest.fixture
