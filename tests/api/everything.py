@@ -21,6 +21,7 @@ from api.organization.limits import limit_id
 from billing.service import UsageReports
 from db.session import Database
 from engine.protocol import AdapterRef
+from sla.service import SlaReports
 from tenants.actors import OPERATOR
 from tenants.limits.kinds import Limit, Metric
 from tenants.quotas import Quotas
@@ -33,6 +34,7 @@ from tokenization.codec import TextCodec
 
 MUTATING = frozenset({"post", "put", "patch", "delete"})
 _TAIL = 10
+_OF_ACCOUNT = ("/v1/organization", "/v1/sla")
 
 
 @dataclass
@@ -75,6 +77,11 @@ class Operation:
     name: str
     said: dict[str, Any]
     document: dict[str, Any]
+
+    @property
+    def of_account(self) -> bool:
+        """Asks for an admin key."""
+        return self.path.startswith(_OF_ACCOUNT)
 
     @property
     def path_parameters(self) -> list[str]:
@@ -137,6 +144,7 @@ async def everything(
             onboarding=place.onboarding,
             accounts=accounts,
             quotas=quotas,
+            sla_reports=SlaReports(database),
         )
         app = create_app(services)
         ours, theirs = [await _having(place, accounts, app, number) for number in (0, 1)]
