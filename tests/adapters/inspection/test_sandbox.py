@@ -189,7 +189,7 @@ async def test_the_process_that_waits_is_replaced_when_it_is_killed(sandbox: San
 
 
 async def test_a_process_that_stops_listening_is_replaced(tmp_path: Path) -> None:
-    sandbox = Sandbox(Limits(wall_s=0.5), program=HOSTILE)
+    sandbox = Sandbox(Limits(wall_s=3.0), program=HOSTILE)
     await sandbox.start()
     stopped = sandbox.pid
     assert stopped is not None
