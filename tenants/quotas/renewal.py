@@ -7,6 +7,7 @@ Redis lost is made again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from functools import partial
@@ -57,12 +58,14 @@ class Renewal:
         self._loop = asyncio.create_task(self._keep_renewing(), name="renewal of reservations")
 
     async def close(self) -> None:
+        """Share the limits with the others no longer."""
         tasks = [task for task in (self._loop, *self._repairs) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._call(command(b"ZREM", lua.PROCESSES.encode(), self._name))
+        with contextlib.suppress(LinkDown, ReplyError):
+            await self._link.call(command(b"ZREM", lua.PROCESSES.encode(), self._name))
 
     def add(self, reservation: Reservation, plan: CompiledPlan) -> None:
         of_tenant = self._open.get(plan.tag)

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tenants.quotas import scripts
 from tests.tenants.quotas.model import Cost, Model, Rule, window_of
 from tests.tenants.quotas.scripted import Scripted
 
@@ -239,6 +241,30 @@ def test_never_more_than_the_burst_and_the_rate(
         for end, amount in used[first:]:
             total += amount
             assert total <= limit + Fraction(end - begin, 60_000) * limit
+
+
+def test_months_begin_and_end_as_calendars_say(client: redis.Redis) -> None:
+    """A millisecond before and after every month's beginning, for a hundred and thirty years."""
+    shared = Path(scripts.__file__).with_name("lua") / "shared.lua"
+    text = (
+        shared.read_text()
+        + """
+        local answer = {}
+        for i = 1, #ARGV do
+          local first, next = month_of(tonumber(ARGV[i]))
+          answer[i] = string.format("%.0f %.0f", first, next)
+        end
+        return answer
+    """
+    )
+    months = [datetime(year, month, 1, tzinfo=UTC) for year in range(1970, 2101) for month in range(1, 13)]
+    beginnings = [int(month.timestamp()) * 1000 for month in months]
+    moments = [begin + offset for begin in beginnings[1:-1] for offset in (-1, 0, 1)]
+    spans = client.eval(text, 0, *moments)
+    expected = []
+    for before, begin, after in zip(beginnings, beginnings[1:], beginnings[2:], strict=False):
+        expected += [f"{before} {begin}", f"{begin} {after}", f"{begin} {after}"]
+    assert [span.decode() for span in spans] == expected
 
 
 def test_a_wait_is_exact(client: redis.Redis) -> None:

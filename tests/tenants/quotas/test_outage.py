@@ -202,5 +202,7 @@ async def test_closing_tells_what_has_ended(own_redis: list[LocalServer]) -> Non
         held = [await quotas.reserve(name, caller(PLACES, DAILY), "sapling", Amounts(1, 5)) for name in "abc"]
         for reservation in held:
             quotas.settle(reservation, Amounts(1, 5))
+    async with redis.asyncio.Redis.from_url(url) as client:
+        assert await client.zcard("rootstock:quota:processes") == 0
     async with opened(url, "later") as later:
         assert await counted(later, PLACES, DAILY) == [(0, 0), (15, 0)]
