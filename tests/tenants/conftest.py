@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import argon2
 import pytest
 import redis.asyncio
 
@@ -54,3 +55,9 @@ async def gone(resolver: KeyResolver, *plaintexts: str) -> float:
         return all([await refused(resolver, plaintext) for plaintext in plaintexts])
 
     return await eventually(all_refused)
+
+
+@pytest.fixture
+def cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing depends on how slowly they are hashed."""
+    monkeypatch.setattr("tenants.passwords._hasher", argon2.PasswordHasher(time_cost=1, memory_cost=64))

@@ -22,6 +22,8 @@ from tenants.models import Tenant
 from tenants.plans import PlanChanges
 from tenants.service import AccountServices
 
+pytestmark = pytest.mark.usefixtures("cheap_passwords")
+
 PASSWORD = "correct horse battery"
 
 

@@ -29,6 +29,8 @@ from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
 from tests.tenants.conftest import gone, refused
 
+pytestmark = pytest.mark.usefixtures("cheap_passwords")
+
 PASSWORD = "correct horse battery"
 
 

@@ -20,6 +20,8 @@ from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
 from tests.tenants.conftest import gone, refused
 
+pytestmark = pytest.mark.usefixtures("cheap_passwords")
+
 
 async def test_a_tenant_is_made_with_its_default_project(
     accounts: AccountServices, tenant: Tenant, other: Tenant
