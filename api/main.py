@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import socket
 import sys
@@ -27,6 +28,7 @@ from adapters.resolver import ModelResolver
 from adapters.storage import StorageSettings, open_store
 from admin.pages.overview import OverviewPage
 from api.app import create_app
+from api.connections import connections_with
 from api.console import console_over
 from api.deps import Limits, Services
 from api.edge import AsgiApp
@@ -77,7 +79,7 @@ async def _serve(
             create_app(services, console),
             host=settings.host,
             port=settings.port,
-            http="httptools",
+            http=connections_with(settings.write_timeout),
             ws="none",
             lifespan="off",
             access_log=False,
@@ -91,6 +93,7 @@ async def _serve(
         )
         # Not uvicorn's own `fd`: it takes the socket for a Unix one, and TCP_NODELAY would be missing.
         inherited = None if settings.listen_fd is None else [socket.socket(fileno=settings.listen_fd)]
+        _allow_many_connections()
         # What is there now stays: without it the collector has a hundredth of the objects to look through.
         gc.collect()
         gc.freeze()
@@ -188,6 +191,14 @@ async def _start_ahead(sandbox: Sandbox) -> None:
         await sandbox.start()
     except SandboxUnavailable as error:
         log.error("no files of adapters are taken", reason=str(error))
+
+
+def _allow_many_connections() -> None:
+    """As many open files as the system lets a process ask for: every connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Pinging:

@@ -40,6 +40,8 @@ class ApiSettings(BaseSettings):
     """Seconds that open requests have to finish after SIGTERM."""
     keep_alive: int = Field(default=75, ge=1)
     """Seconds an idle connection is kept."""
+    write_timeout: float = Field(default=60.0, gt=0)
+    """Seconds that a client may leave unread what it was sent, before its connection is cut."""
     backlog: int = Field(default=2048, ge=1)
     forwarded_allow_ips: str = "127.0.0.1"
     """Peers whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas."""

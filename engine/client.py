@@ -50,6 +50,11 @@ CONNECT_LIMIT = 2.0
 """Seconds for a connection to be made before another is tried."""
 TICK = 0.1
 MAX_UNREAD_TOKENS = 65_536
+"""Of one generation."""
+MAX_UNREAD_IN_ALL = 2_097_152
+"""Of all together; past it, those who left more than their share unread are given up. Unread tokens take some
+36 bytes each.
+"""
 
 _decoder = msgspec.msgpack.Decoder(EngineMessage)
 _encoder = msgspec.msgpack.Encoder()
@@ -137,6 +142,7 @@ class Generation:
                 raise
             finally:
                 self._waiter = None
+        self._client._num_unread -= self._num_unread
         chunks, self._unread, self._num_unread = self._unread, [], 0
         return chunks
 
@@ -166,9 +172,17 @@ class Generation:
         self.num_received += num_tokens
         if self.error is not None:
             return 0
-        self._unread.append(chunk)
+        unread = self._unread
+        if unread and _goes_on(unread[-1], chunk):
+            unread[-1].token_ids.extend(chunk.token_ids)
+        else:
+            unread.append(chunk)
         self._num_unread += num_tokens
+        self._client._num_unread += num_tokens
         return self._num_unread
+
+    def __del__(self) -> None:
+        self._client._num_unread -= self._num_unread
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -190,7 +204,13 @@ class Generation:
 class EngineClient:
     """A process's door to one engine. All methods belong to the event loop that called `start`."""
 
-    def __init__(self, endpoint: str, name: str, max_unread_tokens: int = MAX_UNREAD_TOKENS) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        name: str,
+        max_unread_tokens: int = MAX_UNREAD_TOKENS,
+        max_unread_in_all: int = MAX_UNREAD_IN_ALL,
+    ) -> None:
         """`name` appears in the engine's log.
 
         Connects at `start`, to an engine that need not be there yet.
@@ -202,6 +222,8 @@ class EngineClient:
         """Its latest gauges and counters."""
         self._name = name
         self._max_unread_tokens = max_unread_tokens
+        self._max_unread_in_all = max_unread_in_all
+        self._num_unread = 0
         self._ready = asyncio.Event()
         self._generations: dict[str, Generation] = {}
         self._context: zmq.Context | None = None
@@ -368,11 +390,13 @@ class EngineClient:
             if generation is None:
                 continue
             gained.add(generation)
-            if generation._receive(chunk) > self._max_unread_tokens:
+            num_unread = generation._receive(chunk)
+            if num_unread > self._max_unread_tokens or (
+                self._num_unread > self._max_unread_in_all
+                and num_unread * len(generations) > self._max_unread_in_all
+            ):
                 self._send(Abort(chunk.request_id))
-                generation._stall(
-                    ReaderStalled(f"more than {self._max_unread_tokens} tokens were left unread")
-                )
+                generation._stall(ReaderStalled(f"{num_unread} tokens were left unread, more than may be"))
         for generation in gained:
             generation._wake()
         for finished in outputs.finished:
@@ -401,3 +425,14 @@ class EngineClient:
             self._disconnect(f"it was restarted as {stats.incarnation}")
             return
         self.stats = stats
+
+
+def _goes_on(last: TokenChunk, chunk: TokenChunk) -> bool:
+    """Whether two chunks say no more than one with the tokens of both."""
+    return (
+        last.index == chunk.index
+        and chunk.finish_reason is None
+        and last.finish_reason is None
+        and chunk.logprobs is None
+        and last.logprobs is None
+    )

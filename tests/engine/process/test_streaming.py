@@ -178,9 +178,29 @@ async def test_a_reader_that_does_not_read_is_cut_off(engine: EngineProcess, con
     assert len(tokens_of(await read(reading))) == 60
     kept = await anext(stalled)
     assert len(tokens_of(kept)) == 21, "what came before the limit is still given"
-    with pytest.raises(ReaderStalled, match="20 tokens"):
+    with pytest.raises(ReaderStalled, match="21 tokens"):
         await anext(stalled)
     await until(lambda: client.stats is not None and client.stats.running == 0)
+
+
+async def test_readers_that_do_not_read_share_what_may_be_unread_in_all(
+    engine: EngineProcess, connect: Connect
+) -> None:
+    client = await connect(engine, max_unread_in_all=60)
+    stalled = [client.submit(submission(f"r{number}", 5000)) for number in range(2)]
+    await until(lambda: all(generation.usage is not None for generation in stalled))
+    for generation in stalled:
+        assert 30 < len(tokens_of(await anext(generation))) <= 65, "what came before is still given"
+        with pytest.raises(ReaderStalled):
+            await anext(generation)
+
+    # What has been read, and what nobody can read any more, makes room for others.
+    async def leave_unread() -> None:
+        forgotten = client.submit(submission("forgotten", 50))
+        await until(lambda: forgotten.usage is not None)
+
+    await leave_unread()
+    assert len(tokens_of(await read(client.submit(submission("read", 50))))) == 50
 
 
 async def test_the_end_is_heard_with_the_usage_whatever_becomes_of_the_reader(

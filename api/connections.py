@@ -1,0 +1,66 @@
+"""One client's connection: the server's own, with bounds on what a client may leave unread.
+
+Owns what a client that does not read may hold: so much in memory, for so long; then the connection is cut,
+and with it ends what it asked for. Closing in order would wait for the client to read first. Refuses to know
+what is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import structlog
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_UNSENT = 16 * 1024
+"""Bytes beside the kernel's own buffers; past it whoever sends waits."""
+
+log = structlog.get_logger(__name__)
+
+
+class Connection(HttpToolsProtocol):
+    """As uvicorn makes it for every connection."""
+
+    patience = 60.0
+    """Seconds that whoever sends may be kept waiting."""
+    _cut: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        transport.set_write_buffer_limits(high=MAX_UNSENT)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._keep()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._cut is None:
+            self._cut = self.loop.call_later(self.patience, self._cut_off)
+
+    def resume_writing(self) -> None:
+        self._keep()
+        super().resume_writing()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing was asked for a while. What is unread still will stay so."""
+        if self.transport.get_write_buffer_size():
+            self._cut_off()
+        else:
+            super().timeout_keep_alive_handler()
+
+    def _keep(self) -> None:
+        if self._cut is not None:
+            self._cut.cancel()
+            self._cut = None
+
+    def _cut_off(self) -> None:
+        log.warning("client does not read: its connection is cut", client=self.client and self.client[0])
+        self.transport.abort()
+
+
+def connections_with(patience: float) -> type[asyncio.Protocol]:
+    """The class of connections that are cut after so many seconds."""
+    made = type("Connection", (Connection,), {"patience": patience})
+    return cast("type[asyncio.Protocol]", made)
