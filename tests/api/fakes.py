@@ -89,6 +89,8 @@ class FakeEngine:
         """What the ledger would have, by request."""
         self.script: Callable[[Submit], Script] = lambda submit: self.says(submit, "Hello world")
         self._open: dict[str, asyncio.Task[None]] = {}
+        self._num_unread = 0
+        """Kept by the generations."""
 
     # What EngineClient offers -------------------------------------------------------------------------------
 
