@@ -1,28 +1,40 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 
+from cli.local.server import LocalServer
 from tests.api.organization.site import Party, Site, serving_accounts, stock_client
+from tests.conftest import database_at, serving_url
 from tokenization.codec import TextCodec
 
+_serial = itertools.count()
 
-@pytest.fixture
-def site(codec: TextCodec, database_url: str, redis_url: str) -> Iterator[Site]:
-    with serving_accounts(codec, database_url, redis_url) as running:
+
+@pytest.fixture(scope="module")
+def site(
+    codec: TextCodec,
+    postgres_server: LocalServer,
+    postgres_admin: psycopg.Connection,
+    migrated_template: str,
+    redis_server: LocalServer,
+) -> Iterator[Site]:
+    """One for a module: its tests have tenants of their own."""
+    name = f"organization_{next(_serial)}"
+    postgres_admin.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_template}")
+    url = serving_url(database_at(postgres_server, name))
+    with serving_accounts(codec, url, redis_server.url) as running:
         yield running
+    postgres_admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
 def ours(site: Site) -> Party:
-    return site.party("ours")
-
-
-@pytest.fixture
-def theirs(site: Site) -> Party:
-    return site.party("theirs")
+    return site.party(f"ours-{next(_serial)}")
 
 
 @pytest.fixture(params=["blocking", "asynchronous"])

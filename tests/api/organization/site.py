@@ -44,6 +44,10 @@ class Party:
     project_id: str
     """Its default one."""
 
+    def mail(self, name: str) -> str:
+        """An address that no other tenant's people have."""
+        return f"{name}@{self.name}.example"
+
 
 @dataclass
 class Site:

@@ -224,7 +224,7 @@ def test_what_is_refused_leaves_none(site: Site, ours: Party) -> None:
     for path, body in (
         ("projects", {"name": "Default"}),
         ("projects", {"name": "x", "colour": "red"}),
-        ("invites", {"email": "owner@ours.example", "role": "reader"}),
+        ("invites", {"email": ours.mail("owner"), "role": "reader"}),
         ("admin_api_keys", {"name": "k", "scopes": ["everything"]}),
         (f"projects/{ours.project_id}/users", {"role": "member", "user_id": "user_0"}),
     ):

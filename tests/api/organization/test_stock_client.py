@@ -61,19 +61,23 @@ def test_projects(site: Site, ours: Party, organization: Any) -> None:
 def test_invitations(site: Site, ours: Party, organization: Any) -> None:
     extra = organization.projects.create(name="extra")
     places = [{"id": extra.id, "role": "owner"}]
-    made = organization.invites.create(email="Ada@Example.org", role="owner", projects=places)
-    assert (made.object, made.email, made.role) == ("organization.invite", "ada@example.org", "owner")
+    made = organization.invites.create(email=ours.mail("Ada").upper(), role="owner", projects=places)
+    assert (made.object, made.email, made.role) == (
+        "organization.invite",
+        ours.mail("ada"),
+        "owner",
+    )
     assert (made.status, made.accepted_at) == ("pending", None)
     assert [(project.id, project.role) for project in made.projects] == [(extra.id, "owner")]
     assert made.expires_at > time.time() + 6 * 86_400
     shown = organization.invites.retrieve(made.id)
     assert not hasattr(shown, "token")
-    plain = organization.invites.create(email="bob@example.org", role="reader")
+    plain = organization.invites.create(email=ours.mail("bob"), role="reader")
     assert [(project.id, project.role) for project in plain.projects] == [(ours.project_id, "member")]
-    assert organization.invites.create(email="eve@example.org", role="reader", projects=[]).projects == []
+    assert organization.invites.create(email=ours.mail("eve"), role="reader", projects=[]).projects == []
     body = {"token": made.token, "password": PASSWORD, "name": "Ada"}
     accepted = site.ask("POST", "/v1/organization/invites/accept", None, body).json()
-    assert (accepted["email"], accepted["role"]) == ("ada@example.org", "owner")
+    assert (accepted["email"], accepted["role"]) == (ours.mail("ada"), "owner")
     assert accepted["organization"] == {"id": ours.tenant_id, "name": ours.name}
     assert organization.invites.retrieve(made.id).status == "accepted"
     again = site.ask("POST", "/v1/organization/invites/accept", None, body)
@@ -82,12 +86,12 @@ def test_invitations(site: Site, ours: Party, organization: Any) -> None:
     user = organization.users.retrieve(accepted["id"])
     assert (user.name, user.role) == ("Ada", "owner")
     assert [(place.id, place.role) for place in user.projects.data] == [(extra.id, "owner")]
-    assert site.do(site.accounts.users.authenticate("ada@example.org", PASSWORD)) is not None
+    assert site.do(site.accounts.users.authenticate(ours.mail("ada"), PASSWORD)) is not None
     listed = organization.invites.list(limit=1)
     assert [invite.email for invite in listed] == [
-        "eve@example.org",
-        "bob@example.org",
-        "ada@example.org",
+        ours.mail("eve"),
+        ours.mail("bob"),
+        ours.mail("ada"),
     ]
     gone = organization.invites.delete(plain.id)
     assert (gone.deleted, gone.object) == (True, "organization.invite.deleted")
@@ -99,15 +103,18 @@ def test_invitations(site: Site, ours: Party, organization: Any) -> None:
 
 
 def test_users_and_roles(site: Site, ours: Party, organization: Any) -> None:
-    ada = invite_and_accept(site, organization, "ada@example.org", "owner")
-    bob = invite_and_accept(site, organization, "bob@example.org")
+    ada = invite_and_accept(site, organization, ours.mail("ada"), "owner")
+    bob = invite_and_accept(site, organization, ours.mail("bob"))
     assert organization.users.retrieve(bob).role == "reader"
     page = organization.users.list(limit=2)
     assert [user.id for user in page.data] == [bob, ada]
     assert [user.id for user in page] == [bob, ada, ours.owner_id]
-    found = organization.users.list(emails=["ADA@example.org", "nobody@example.org"])
+    found = organization.users.list(emails=[ours.mail("ADA"), ours.mail("nobody")])
     assert [user.id for user in found] == [ada]
-    assert (found.data[0].object, found.data[0].user.email) == ("organization.user", "ada@example.org")
+    assert (found.data[0].object, found.data[0].user.email) == (
+        "organization.user",
+        ours.mail("ada"),
+    )
     assert organization.users.update(bob, role="owner").role == "owner"
     assert organization.users.update(bob, role_id="role-developer").role == "developer"
     assert organization.users.update(bob, role="viewer").role == "reader"
@@ -139,12 +146,12 @@ def test_users_and_roles(site: Site, ours: Party, organization: Any) -> None:
 def test_users_of_projects(site: Site, ours: Party, organization: Any) -> None:
     users = organization.projects.users
     project = organization.projects.create(name="shared").id
-    ada = invite_and_accept(site, organization, "ada@example.org", projects=[])
-    bob = invite_and_accept(site, organization, "bob@example.org", projects=[])
+    ada = invite_and_accept(site, organization, ours.mail("ada"), projects=[])
+    bob = invite_and_accept(site, organization, ours.mail("bob"), projects=[])
     added = users.create(project, user_id=ada, role="member")
-    assert (added.id, added.role, added.email) == (ada, "member", "ada@example.org")
+    assert (added.id, added.role, added.email) == (ada, "member", ours.mail("ada"))
     assert added.object == "organization.project.user"
-    assert users.create(project, email="bob@example.org", role="owner").id == bob
+    assert users.create(project, email=ours.mail("bob"), role="owner").id == bob
     assert [user.id for user in users.list(project, limit=1)] == [bob, ada]
     assert users.update(ada, project_id=project, role="owner").role == "owner"
     assert users.retrieve(ada, project_id=project).role == "owner"
@@ -255,11 +262,11 @@ def test_project_keys(site: Site, ours: Party, organization: Any) -> None:
 def test_the_audit_log(site: Site, ours: Party, organization: Any) -> None:
     project = organization.projects.create(name="watched")
     organization.projects.update(project.id, name="seen")
-    invite = organization.invites.create(email="ada@example.org", role="reader")
+    invite = organization.invites.create(email=ours.mail("ada"), role="reader")
     page = organization.audit_logs.list(limit=2)
     newest = page.data[0]
     assert (newest.type, newest.invite_sent.id) == ("invite.sent", invite.id)
-    assert newest.invite_sent.data.email == "ada@example.org"
+    assert newest.invite_sent.data.email == ours.mail("ada")
     assert newest.actor.type == "api_key"
     admin = organization.admin_api_keys.list().data[0].id
     assert newest.actor.api_key.id == admin
@@ -275,7 +282,7 @@ def test_the_audit_log(site: Site, ours: Party, organization: Any) -> None:
     assert {entry.target["id"] for entry in logs.list(resource_ids=[invite.id])} == {invite.id}
     assert len(list(logs.list(project_ids=[project.id]))) == 2
     assert len(list(logs.list(actor_ids=[admin]))) == 3
-    assert list(logs.list(actor_emails=["nobody@example.org"])) == []
+    assert list(logs.list(actor_emails=[ours.mail("nobody")])) == []
     behind = logs.list(after=every[1].id, limit=1)
     assert behind.data[0].id == every[2].id
     ahead = logs.list(before=every[3].id, limit=2)
@@ -373,7 +380,9 @@ def test_service_tier_settings(site: Site, ours: Party, organization: Any) -> No
     before = settings.retrieve(project)
     assert (before.object, before.enabled_tiers) == ("project.service_tier_settings", "all")
     assert before.default == "standard", "the plan has no priority"
-    site.do(site.accounts.plans.set("standard", PlanChanges(terms={"priority": {"allowed": True}})))
+    terms = PlanChanges(terms={"priority": {"allowed": True}})
+    site.do(site.accounts.plans.create(f"fast-{ours.name}", terms))
+    site.do(site.accounts.plans.set_tenant_plan(ours.tenant_id, f"fast-{ours.name}"))
     site.soon(lambda: settings.retrieve(project).default == "fast")
 
     def served(tier: str) -> Any:
