@@ -232,23 +232,6 @@ async def test_a_report_is_handed_out_as_it_was_kept(site: Site) -> None:
         assert (await site.ours.get(f"{JOBS}/{job_id}/{path}")).status_code in (400, 404)
 
 
-async def test_every_route_treats_anothers_job_as_absent(site: Site) -> None:
-    adapter_id, job_id = await made(site)
-    paths = site.app.openapi()["paths"]
-    routes = [(verb, path) for path in paths if path.startswith(f"{JOBS}/{{job_id}}") for verb in paths[path]]
-    assert len(routes) == 8
-    for verb, path in routes:
-        theirs = path.format(job_id=job_id, chart="sample-nll")
-        nobodys = path.format(job_id="job_" + "0" * 26, chart="sample-nll")
-        answers = [await site.theirs.request(verb, url) for url in (theirs, nobodys)]
-        assert [answer.status_code for answer in answers] == [404, 404]
-        hidden = [answer.text.replace(job_id, "ID").replace("job_" + "0" * 26, "ID") for answer in answers]
-        assert hidden[0] == hidden[1]
-    for model in (adapter_id, "sapling:pirate", "sapling:pirate@1"):
-        assert (await site.theirs.post(JOBS, json={"model": model})).status_code == 404
-    assert (await site.ours.get(f"{JOBS}/{job_id}")).json()["status"] == "queued"
-
-
 async def test_the_document_has_the_bodies(site: Site) -> None:
     document = site.app.openapi()
     body = document["paths"][JOBS]["post"]["requestBody"]["content"]["application/json"]["schema"]
