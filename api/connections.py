@@ -8,13 +8,18 @@ what is sent.
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import cast
 
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_UNSENT = 16 * 1024
-"""Bytes beside the kernel's own buffers; past it whoever sends waits."""
+"""Bytes in this process; past it whoever sends waits."""
+KERNEL_BUFFER = 64 * 1024
+"""Bytes asked of the kernel. Left alone it takes megabytes, and reports progress when a third of them is
+read: a slow reader would look like one that does not read.
+"""
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +33,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.set_write_buffer_limits(high=MAX_UNSENT)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BUFFER)
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
