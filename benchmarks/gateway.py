@@ -1,0 +1,214 @@
+"""What the API costs beside the engine: latency it adds, requests and streamed tokens per second of its CPU.
+
+    python -m benchmarks.gateway --seconds 20 --out benchmarks/results/cpu-epyc-2-cores/gateway.json
+
+Everything is real but the model: PostgreSQL with 10 000 tenants and 100 000 keys, Redis, an API process, a
+worker that meters, an engine process whose steps take no time. Every request is authenticated, counted to
+four limits (requests and tokens per minute, concurrent requests, spend per month), priced and metered; at the
+end the ledger must have a row for each. First the saturating rate is found with many requests always under
+way; then requests come by a Poisson process at half of it, through the API and straight to the engine. What
+the engine needs for its answer, its median at that rate, is subtracted from every percentile of the API's.
+
+`--compare litellm` does the same with LiteLLM's proxy (`benchmarks.gateway_litellm`), in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import uvloop
+
+from benchmarks.gateway_litellm import measure_litellm
+from benchmarks.gateway_site import BASE, BASE_NAME, Site, cpu_seconds, running_site
+from benchmarks.gateway_traffic import Outcome, Task, run_beside
+from benchmarks.quotas import measure as measure_quotas
+from benchmarks.random_llama import random_words
+from benchmarks.report import write_report
+
+PROMPT_WORDS = 48
+OUTPUT_TOKENS = 4
+ACTIVE_KEYS = 1_000
+"""In use within half a minute, of as many tenants: each is looked up again when 30 s have passed."""
+AT_ONCE = 64
+LOOKING_UP = 8
+"""Requests at once where each waits for the database."""
+STREAMS = 256
+STREAM_TOKENS = 256
+STREAM_STEP_S = 0.016
+"""Of the engine in the streaming run: every token of every stream is an event of its own."""
+
+
+class Unfit(Exception):
+    """The run says nothing: answers failed, or requests are missing in the ledger."""
+
+
+class Bench:
+    """One site under traffic."""
+
+    def __init__(self, site: Site, prompts: list[str], seed: int) -> None:
+        self._site = site
+        self._prompts = prompts
+        self._seed = seed
+        self.num_answered = 0
+        """By the engine, through the API or straight."""
+
+    def task(self, seconds: float, **changes: Any) -> Task:
+        site = self._site
+        self._seed += 1
+        chosen: dict[str, Any] = {
+            "url": f"{site.url}/v1/chat/completions",
+            "model": BASE_NAME,
+            "prompts": self._prompts,
+            "keys": site.keys[:ACTIVE_KEYS],
+            "max_tokens": OUTPUT_TOKENS,
+            "at_once": AT_ONCE,
+            "base": str(BASE),
+            "seed": self._seed,
+        }
+        return Task(seconds=seconds, **{**chosen, **changes})
+
+    def through_api(self, task: Task) -> tuple[Outcome, float]:
+        """The outcome, and CPU seconds of the API process meanwhile."""
+        assert self._site.api is not None
+        before = cpu_seconds(self._site.api.pid)
+        outcome = self._answered(task)
+        return outcome, cpu_seconds(self._site.api.pid) - before
+
+    def straight(self, task: Task) -> Outcome:
+        return self._answered(msgspec.structs.replace(task, url=self._site.engine_endpoint))
+
+    def _answered(self, task: Task) -> Outcome:
+        outcome = run_beside(task, self._site.cores.others)
+        if outcome.failures:
+            raise Unfit(f"{outcome.failures} beside {outcome.requests} answers; {self._site.warnings()}")
+        self.num_answered += outcome.requests
+        return outcome
+
+
+def measure(site: Site, seconds: float, seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    bench = Bench(site, [random_words(rng, PROMPT_WORDS) for _ in range(64)], seed)
+    bench.through_api(
+        bench.task(60, every_key=True, at_once=LOOKING_UP)
+    )  # every key is known, every budget has begun
+    saturated, saturated_cpu = bench.through_api(bench.task(seconds / 2))
+    rate = saturated.per_second / 2
+    alone = [bench.straight(bench.task(seconds / 4, rate=rate))]
+    at_half, half_cpu = bench.through_api(bench.task(seconds, rate=rate))
+    alone.append(bench.straight(bench.task(seconds / 4, rate=rate)))
+    cold_keys = site.keys[ACTIVE_KEYS:]
+    cold, cold_cpu = bench.through_api(
+        bench.task(seconds / 4, keys=cold_keys, every_key=True, at_once=LOOKING_UP)
+    )
+    streaming = _streams(bench, site, seconds / 2)
+    _check_ledger(site, bench.num_answered)
+    engine_ms = min(one.ms["p50"] for one in alone)
+    return {
+        "added_ms": {name: round(value - engine_ms, 3) for name, value in at_half.ms.items()},
+        "rps_per_core": _per(saturated.requests, saturated_cpu),
+        "stream_tok_s_per_core": streaming.pop("stream_tok_s_per_core"),
+        "saturating_rps": saturated.per_second,
+        "saturated": _row(saturated, saturated_cpu),
+        "at_half": {"rate": round(rate, 1), **_row(at_half, half_cpu)},
+        "engine_alone": [{"rate": round(rate, 1), **_row(one)} for one in alone],
+        "keys_never_seen": _row(cold, cold_cpu),
+        "streams": streaming,
+        "ledger_rows": bench.num_answered,
+    }
+
+
+def _streams(bench: Bench, site: Site, seconds: float) -> dict[str, Any]:
+    """All rows of the engine streaming: a token for each in every step, then as fast as it can."""
+    site.start_engine(STREAM_STEP_S)
+    changes = {"stream": True, "at_once": STREAMS, "max_tokens": STREAM_TOKENS}
+    paced, paced_cpu = bench.through_api(bench.task(seconds, **changes))
+    site.start_engine(0.0)
+    unpaced, unpaced_cpu = bench.through_api(bench.task(seconds / 2, **changes))
+    return {
+        "stream_tok_s_per_core": _per(paced.tokens, paced_cpu),
+        "step_ms": STREAM_STEP_S * 1e3,
+        "tokens_per_event": round(paced.tokens / paced.events, 2),
+        **_row(paced, paced_cpu),
+        "without_pace": {
+            "tok_s_per_core": _per(unpaced.tokens, unpaced_cpu),
+            "tokens_per_event": round(unpaced.tokens / unpaced.events, 2),
+            **_row(unpaced, unpaced_cpu),
+        },
+    }
+
+
+def _row(outcome: Outcome, cpu: float | None = None) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "requests": outcome.requests,
+        "per_second": outcome.per_second,
+        "tok_s": outcome.tokens_per_second,
+        "ms": outcome.ms,
+        "traffic_cpu_share": outcome.cpu_share,
+    }
+    if outcome.late_ms:
+        row["sent_late_ms"] = outcome.late_ms
+    if cpu is not None:
+        row |= {"cpu_s": round(cpu, 2), "requests_per_cpu_s": _per(outcome.requests, cpu)}
+    return row
+
+
+def _per(amount: int, seconds: float) -> float:
+    return round(amount / seconds, 1)
+
+
+def _check_ledger(site: Site, num_answered: int, patience: float = 60.0) -> None:
+    """The meter was on: what was answered is in the ledger, each request once."""
+    deadline = time.monotonic() + patience
+    found = -1
+    while found != num_answered:
+        found = site.count("SELECT count(*) FROM usage_records")
+        if time.monotonic() > deadline:
+            raise Unfit(f"the ledger has {found} requests of {num_answered}")
+        time.sleep(0.2)
+
+
+def _arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="where to write the report")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of the run that latencies are from")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compare", choices=["litellm"], help="measure this too")
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory(prefix="rs-gw-") as folder, running_site(Path(folder)) as site:
+        figures = measure(site, arguments.seconds, arguments.seed)
+        figures["quotas"] = uvloop.run(measure_quotas(site.redis_url, arguments.seconds / 10, 1_000))
+        cores = site.cores
+        settings = {
+            "tenants": site.count("SELECT count(*) FROM tenants"),
+            "keys": site.count("SELECT count(*) FROM api_keys"),
+            "active_keys": ACTIVE_KEYS,
+            "prompt_words": PROMPT_WORDS,
+            "output_tokens": OUTPUT_TOKENS,
+            "saturating_requests_at_once": AT_ONCE,
+            "streams": STREAMS,
+            "stream_output_tokens": STREAM_TOKENS,
+            "placement": cores.described(),
+        }
+    report = {**figures, "setting": settings}
+    if arguments.compare == "litellm":
+        report["litellm"] = measure_litellm(cores, arguments.seconds, arguments.seed)
+    write_report(arguments.out, report)
+    print(json.dumps(report, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+"""A whole service around a null engine, with the accounts of a large one: what `benchmarks.gateway` asks.
+
+Owns starting and stopping private servers and processes, which core each runs on, and the rows of ten
+thousand tenants and a hundred thousand keys. Refuses to know what is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psycopg
+from sqlalchemy import make_url
+
+from cli.local.postgres import serving_url, start_postgres
+from cli.local.redis import start_redis
+from db import schema
+from db.base import new_id
+from tenants.keys import KeyHasher, generate
+from tenants.models import STANDARD_PLAN
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = ROOT / "examples/sapling/weights/base"
+BASE_NAME = "sapling"
+NUM_TENANTS = 10_000
+NUM_KEYS = 100_000
+LIMITS = {
+    "requests_per_minute": 100_000,
+    "tokens_per_minute": 100_000_000,
+    "concurrent_requests": 10_000,
+    "spend_per_month": 1_000_000_000_000,
+}
+"""Of every tenant: ample, so that every request is counted and none is refused."""
+START_S = 90.0
+
+
+class DidNotStart(Exception):
+    """A process is not there; the message has the end of its log."""
+
+
+@dataclass(frozen=True)
+class Cores:
+    """Where processes run: the one that is measured by itself where there are cores enough."""
+
+    measured: frozenset[int]
+    others: frozenset[int]
+
+    @classmethod
+    def shared_out(cls) -> Cores:
+        usable = sorted(os.sched_getaffinity(0))
+        if len(usable) == 1:
+            return cls(frozenset(usable), frozenset(usable))
+        return cls(frozenset(usable[:1]), frozenset(usable[1:]))
+
+    def described(self) -> dict[str, str]:
+        return {
+            "measured process": f"pinned to core {_listed(self.measured)}",
+            "everything else (traffic, engine, Redis, PostgreSQL, worker)": f"core {_listed(self.others)}",
+        }
+
+
+def _listed(cores: frozenset[int]) -> str:
+    return ", ".join(map(str, sorted(cores)))
+
+
+@dataclass
+class Site:
+    """The processes, and what it takes to call them."""
+
+    folder: Path
+    cores: Cores
+    url: str
+    redis_url: str
+    db_url: str
+    owner_url: str
+    keys: list[str]
+    """One of each tenant first, then the others."""
+    environment: Mapping[str, str]
+    api: subprocess.Popen[bytes] | None = None
+    engine: subprocess.Popen[bytes] | None = None
+    worker: subprocess.Popen[bytes] | None = None
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def engine_endpoint(self) -> str:
+        return self.environment["ROOTSTOCK_API_ENGINE_ENDPOINT"]
+
+    def start(self, *command: str, measured: bool = False, **settings: str) -> subprocess.Popen[bytes]:
+        """A process of ours; its output goes to the site's log."""
+        with (self.folder / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                env={**os.environ, **self.environment, **settings},
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+            )
+        pin(process, self.cores.measured if measured else self.cores.others)
+        self.started.append(process)
+        return process
+
+    def start_engine(self, step_seconds: float) -> None:
+        """In place of the one that runs, if any; returns when the API has found it."""
+        if self.engine is not None:
+            stop(self.engine)
+        self.engine = self.start(
+            "-m", "engine.main", "--null", ROOTSTOCK_ENGINE_NULL_STEP_SECONDS=str(step_seconds)
+        )
+        if self.api is not None:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        wait_for(f"{self.url}/readyz", self.api, self.folder / "log")
+
+    def warnings(self, most: int = 5) -> str:
+        """The last that a process complained of."""
+        lines = (self.folder / "log").read_text(errors="replace").splitlines()
+        return "\n".join(
+            [line for line in lines if '"level":"info"' not in line and "[info" not in line][-most:]
+        )
+
+    def count(self, query: str) -> int:
+        """One number from the database."""
+        url = make_url(self.owner_url).set(drivername="postgresql")
+        with psycopg.connect(url.render_as_string(hide_password=False)) as connection:
+            row = connection.execute(query.encode()).fetchone()
+        assert row is not None
+        return int(row[0])
+
+
+@contextmanager
+def running_site(folder: Path) -> Iterator[Site]:
+    """Everything, ready to be asked; stopped at the end."""
+    cores = Cores.shared_out()
+    os.sched_setaffinity(0, cores.others)  # whatever is started inherits it
+    with ExitStack() as opened:
+        postgres = opened.enter_context(start_postgres(folder))
+        redis = opened.enter_context(start_redis(folder))
+        db_url = serving_url(postgres.url)
+        schema.upgrade(postgres.url, db_url)
+        secret = secrets.token_hex(32)
+        keys = seed(postgres.url, secret)
+        port = free_port()
+        environment = settings(folder, port, redis.url, db_url, secret)
+        url = f"http://127.0.0.1:{port}"
+        site = Site(folder, cores, url, redis.url, db_url, postgres.url, keys, environment)
+        try:
+            site.start_engine(0.0)
+            site.worker = site.start("-m", "cli.main", "work", "--queues", "rootstock", "--nice", "10")
+            site.api = site.start("-m", "api.main", measured=True)
+            site.wait_until_ready()
+            yield site
+        finally:
+            for process in reversed(site.started):
+                stop(process)
+
+
+def settings(folder: Path, port: int, redis_url: str, db_url: str, secret: str) -> dict[str, str]:
+    endpoint = f"ipc://{folder}/engine.sock"
+    return {
+        "OMP_NUM_THREADS": "1",
+        "ROOTSTOCK_ENGINE_BASE": str(BASE),
+        "ROOTSTOCK_ENGINE_BASE_NAME": BASE_NAME,
+        "ROOTSTOCK_ENGINE_ENDPOINT": endpoint,
+        "ROOTSTOCK_ENGINE_REDIS_URL": redis_url,
+        "ROOTSTOCK_ENGINE_DATA_DIR": str(folder),
+        "ROOTSTOCK_API_ENGINE_ENDPOINT": endpoint,
+        "ROOTSTOCK_API_BASE_PATH": str(BASE),
+        "ROOTSTOCK_API_BASE_NAME": BASE_NAME,
+        "ROOTSTOCK_API_REDIS_URL": redis_url,
+        "ROOTSTOCK_API_PORT": str(port),
+        "ROOTSTOCK_DB_URL": db_url,
+        "ROOTSTOCK_STORAGE_URL": f"file://{folder}/objects",
+        "ROOTSTOCK_TENANTS_KEY_SECRET": secret,
+        "ROOTSTOCK_WORKER_REDIS_URL": redis_url,
+    }
+
+
+def seed(owner_url: str, secret: str) -> list[str]:
+    """Tenants with a project each, keys spread over them, a price; the keys' texts, a tenant's first ones
+    first.
+    """
+    hasher = KeyHasher(secret)
+    tenants = [new_id("tnt") for _ in range(NUM_TENANTS)]
+    projects = [f"proj_{tenant.partition('_')[2]}" for tenant in tenants]
+    keys = [generate("inference") for _ in range(NUM_KEYS)]
+    url = make_url(owner_url).set(drivername="postgresql")
+    with psycopg.connect(url.render_as_string(hide_password=False)) as connection:
+        cursor = connection.cursor()
+        with cursor.copy("COPY tenants (id, name, plan_id) FROM STDIN") as copy:
+            for number, tenant in enumerate(tenants):
+                copy.write_row((tenant, f"tenant-{number}", STANDARD_PLAN))
+        with cursor.copy("COPY projects (id, tenant_id, name, is_default) FROM STDIN") as copy:
+            for tenant, project in zip(tenants, projects, strict=True):
+                copy.write_row((project, tenant, "Default", True))
+        columns = "id, tenant_id, project_id, digest, prefix, name, kind"
+        with cursor.copy(f"COPY api_keys ({columns}) FROM STDIN") as copy:
+            copy.set_types(["text", "text", "text", "bytea", "text", "text", "text"])
+            for number, key in enumerate(keys):
+                owner = number % NUM_TENANTS
+                fields = (hasher.digest(key.plaintext), key.prefix, f"key {number}", "inference")
+                copy.write_row((f"key_{number:07d}", tenants[owner], projects[owner], *fields))
+        cursor.execute(
+            "UPDATE plans SET limits = %s WHERE id = %s", (psycopg.types.json.Jsonb(LIMITS), STANDARD_PLAN)
+        )
+        cursor.execute(
+            "INSERT INTO prices (id, effective_from, input, cached_input, output) "
+            "VALUES ('prc_1', now(), 3000000, 1000000, 7000000)"
+        )
+        connection.commit()
+        connection.autocommit = True
+        cursor.execute("ANALYZE")
+    return [key.plaintext for key in keys]
+
+
+def pin(process: subprocess.Popen[bytes], cores: frozenset[int]) -> None:
+    os.sched_setaffinity(process.pid, cores)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process with all its threads, so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes] | None, log: Path, seconds: float = START_S) -> None:
+    """Until `url` answers 200. Raises DidNotStart."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and (process is None or process.poll() is None):
+        try:
+            if httpx.get(url, timeout=5, trust_env=False).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise DidNotStart(f"{url} does not answer:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
