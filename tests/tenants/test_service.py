@@ -8,6 +8,7 @@ import pytest
 import redis.asyncio
 from sqlalchemy import text
 
+from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR
 from tenants.context import TenantContext
@@ -166,6 +167,44 @@ async def test_last_use_is_noted_to_the_minute(
         await fresh.resolve(key.plaintext)
         await fresh.close()
     assert not any(statement.startswith("UPDATE") for statement in statements.seen)
+
+
+async def test_uses_are_noted_together_and_none_is_lost_at_the_end(
+    accounts: AccountServices, database: Database, redis_client: redis.asyncio.Redis
+) -> None:
+    tenant = await accounts.tenants.create_tenant("acme")
+    made = [await accounts.keys.create(tenant.id, str(n), OPERATOR) for n in range(5)]
+    resolver = KeyResolver(database, redis_client, SECRET)
+    with Statements(database) as statements:
+        await asyncio.gather(*(resolver.resolve(key.plaintext) for key in made))
+        await resolver.close()
+    assert len([one for one in statements.seen if one.startswith("UPDATE api_keys")]) == 1
+    assert all(key.last_used_at is not None for key, *_ in await accounts.keys.list(tenant.id))
+
+
+async def test_uses_that_cannot_be_noted_fail_nobody_and_later_ones_are_noted(
+    accounts: AccountServices,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tenant = await accounts.tenants.create_tenant("acme")
+    lost, noted = [await accounts.keys.create(tenant.id, name, OPERATOR) for name in ("lost", "noted")]
+    monkeypatch.setattr("tenants.resolver.NOTE_AFTER", 0.01)
+    resolver = KeyResolver(database, redis_client, SECRET)
+    with monkeypatch.context() as away:
+
+        async def unavailable(*_: object) -> None:
+            raise DatabaseUnavailable("away")
+
+        away.setattr("tenants.repository.TenantDirectory.note_keys_used", unavailable)
+        await resolver.resolve(lost.plaintext)
+        await eventually(lambda: "last use of 1 keys not noted" in caplog.text)
+    await resolver.resolve(noted.plaintext)
+    await resolver.close()
+    used = {key.name for key, *_ in await accounts.keys.list(tenant.id) if key.last_used_at is not None}
+    assert used == {"noted"}
 
 
 async def test_a_tenants_keys_are_its_own(accounts: AccountServices) -> None:
