@@ -146,7 +146,7 @@ async def test_the_service_from_start_to_drain(processes: Processes, account: Ac
     with pytest.raises(openai.NotFoundError):
         sdk.chat.completions.create(model="sapling:other", messages=HELLO)
     with pytest.raises(openai.AuthenticationError):
-        sdk.with_options(api_key=account.key[:-1] + "x").models.list()
+        sdk.with_options(api_key=account.key[:-1] + ("x" if account.key[-1] != "x" else "y")).models.list()
     admin = openai.OpenAI(
         base_url=f"{processes.url}/v1", api_key=account.key, admin_api_key=account.admin_key, max_retries=0
     )

@@ -27,6 +27,7 @@ from tests.api.file_server import IMPATIENT, FileServer, file_server
 from tests.api.test_edge import read_answer
 from tests.api.test_files import assert_refused, form, head, post, small_plan
 from tests.support.s3_server import start_s3_server
+from tests.support.speed import slowness
 from tests.support.weights import safetensors_file
 from tokenization.codec import TextCodec
 
@@ -349,7 +350,7 @@ def test_large_files_take_no_memory_and_nobody_waits_for_them(
     p99 = took[int(len(took) * 0.99)]
     print(f"300 MB in 3 files: {grown} MiB more at the peak, /livez p99 {p99 * 1e3:.1f} ms of {len(took)}")
     assert grown < 40
-    assert p99 < 0.5  # a file digested or synced on the event loop takes longer
+    assert p99 < 0.5 * slowness()  # a file digested or synced on the event loop takes longer
 
 
 def test_a_killed_server_and_a_client_that_goes_on(

@@ -60,11 +60,11 @@ def cached(answer: Any) -> int:
 
 def test_a_versions_first_request_finds_no_token_of_another(stack: Stack, client: OpenAI, swap: str) -> None:
     model = stack.model(swap)
-    eventually(lambda: ask(client, model).model.endswith("@2"), 5, "version 2")
+    until(lambda: ask(client, model).model.endswith("@2"), 5, "version 2")
     assert cached(ask(client, model)) > 0, "the prompt is long enough to be found again"
     for version in (1, 2, 1):
         assert stack.operate("adapter", "activate", "acme", swap, str(version)).returncode == 0
-        eventually(lambda v=version: served(client, model) == v, 5, f"version {version}")
+        until(lambda v=version: served(client, model) == v, 5, f"version {version}")
     # Version 1 had never been asked before it was activated: its first answer computed its whole prompt.
     stack.wait_until_metered()
     found = [row.cached for row in stack.ledger().values() if row.model == f"{model}@1"]

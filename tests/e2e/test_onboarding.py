@@ -18,6 +18,7 @@ from tests.adapters.inspection.hostile import CASES, HostileCase
 from tests.e2e.onboarding import create, ready, sapling_adapter, send_files
 from tests.e2e.stack import Stack
 from tests.e2e.streams import Stream, read_stream
+from tests.support.speed import slowness
 from tests.support.waiting import AwakeClock
 
 MIB = 1 << 20
@@ -38,7 +39,7 @@ async def test_an_uploaded_adapter_answers_within_ten_seconds_and_is_billed_once
         await ready(client, made["id"])
         example = task.examples(n=1)[0]
         stream = await read_stream(client, Stream(stack.model("loud"), example.prompt))
-        assert time.monotonic() - began < 10, "from the first byte to the last token"
+        assert time.monotonic() - began < 10 * slowness(), "from the first byte to the last token"
         assert stream.error is None
         assert task.check(example, stream.text)
 
@@ -224,6 +225,8 @@ async def test_hostile_uploads_are_refused_at_once_by_field_and_nobody_else_noti
         return latencies
 
     times: dict[str, float] = {}
+    slow_machine = slowness()
+    at_once = 0.1 * slow_machine
 
     async def attack() -> None:
         async with stack.client() as client:
@@ -234,20 +237,20 @@ async def test_hostile_uploads_are_refused_at_once_by_field_and_nobody_else_noti
                     field, taken = await refuse(client, stack, case, folder)
                     assert field == case.field, case.name
                     times[case.name] = min(taken, times.get(case.name, taken))
-                    if taken < 0.1:
+                    if taken < at_once:
                         break
                     await asyncio.sleep(0.2)
 
     async with stack.client() as client:  # what a first upload loads is not growth
         await send_files(client, sapling_adapter("sql", tmp_path / "good", 40))
-    later: list[float] = []
-    while len(later) < 3 and min(later, default=1.0) > 0.03:  # the best of a few, as for the refusals
+    later: list[float] = []  # the best of a few, as for the refusals
+    while len(later) < 3 and min(later, default=1.0) > 0.03 * slow_machine:
         before = await watched(asyncio.sleep(3))
         memory = resident(api)
         during = await watched(attack())
         assert resident(api) - memory < 20 * MIB
-        slow = {name: round(1000 * taken) for name, taken in times.items() if taken > 0.1}
+        slow = {name: round(1000 * taken) for name, taken in times.items() if taken > at_once}
         assert not slow, f"ms from the last byte to the refusal: {slow}"
         # The hundredth slowest answer, with room for the client that shares the two cores.
         later.append(quantiles(during, n=100)[98] - quantiles(before, n=100)[98])
-    assert min(later) < 0.03
+    assert min(later) <= 0.03 * slow_machine

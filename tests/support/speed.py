@@ -9,6 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 
+BENCHMARKS_SECONDS = 0.0045
+"""What 100 000 calls of nothing take on the machine of the benchmarks."""
+
 
 def times_as_long(
     piece: Callable[[], object], than: Callable[[], object], rounds: int = 100, enough: float = 0.0
@@ -49,6 +52,14 @@ def calls_of_nothing(num_calls: int) -> Callable[[], None]:
             nothing(number, 1)
 
     return calls
+
+
+def slowness() -> float:
+    """How many times as long as the machine of the benchmarks this one takes for the same Python; at least 1.
+
+    What is promised in seconds is promised of that machine.
+    """
+    return max(1.0, min(_seconds(calls_of_nothing(100_000)) for _ in range(20)) / BENCHMARKS_SECONDS)
 
 
 def _seconds(piece: Callable[[], object]) -> float:
