@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
+from engine.fairness import LOAD_COST_PER_RANK
 from engine.preemption import MIN_GAIN
 from engine.protocol import PriorityClass
 from engine.request import Request
-from tests.engine.plain.harness import Engine, alone, submission
+from tests.engine.plain.harness import Engine, adapter, alone, submission
 from tests.engine.plain.traffic import Sender, Traffic
 
 PRIORITY, DEFAULT, FLEX = PriorityClass
@@ -178,6 +179,22 @@ def test_a_flood_of_small_tenants_ends_the_big_ones_requests_too() -> None:
 
 
 # ---- shares
+
+
+def test_who_has_an_adapter_brought_pays_for_it_once() -> None:
+    engine = Engine(auto_load=False)
+    for number, tenant in enumerate(["first", "second", "first"]):
+        engine.submit(submission(f"r{number}", [number], 4, tenant=tenant, adapter=adapter("a", rank=16)))
+    served = {request.tenant: request.account.served for request in engine.scheduler.queue if request.account}
+    # The second tenant is lifted to the first, and pays nothing itself.
+    assert served == dict.fromkeys(["first", "second"], LOAD_COST_PER_RANK * 16)
+    engine.finish_load()
+    check_all(engine)
+    engine.submit(submission("base", [8], 4, tenant="third"))
+    engine.submit(submission("adapted", [9], 4, tenant="fourth", adapter=adapter("a", rank=16)))
+    base, adapted = [request.account.served for request in engine.scheduler.queue if request.account]
+    assert adapted == base, "it is there already"
+    check_all(engine)
 
 
 def test_two_overloaded_classes_share_the_engine_by_weight() -> None:
