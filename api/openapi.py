@@ -91,14 +91,14 @@ def install(app: FastAPI, bodies: Sequence[type[msgspec.Struct]]) -> None:
 
 
 def _settle(document: dict[str, Any]) -> None:
-    """Every /v1 route wants a key; and FastAPI's own 422 is never sent, because the envelope's 400 stands for
-    it.
+    """Every /v1 route wants a key unless it says otherwise; and FastAPI's own 422 is never sent, because the
+    envelope's 400 stands for it.
     """
     for path, operations in document["paths"].items():
         for operation in operations.values():
             if "HTTPValidationError" in str(operation.get("responses", {}).get("422")):
                 del operation["responses"]["422"]
             if path.startswith("/v1/"):
-                operation["security"] = [{"key": []}]
+                operation.setdefault("security", [{"key": []}])
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)

@@ -52,7 +52,11 @@ async def list_invites(request: Request, query: Paged) -> dict[str, Any]:
     return page([invite_object(invite, now) for invite in found], query.limit)
 
 
-@router.post("/accept", operation_id="acceptInvite", openapi_extra=json_body("AcceptInviteRequest"))
+@router.post(
+    "/accept",
+    operation_id="acceptInvite",
+    openapi_extra=json_body("AcceptInviteRequest") | {"security": []},
+)
 async def accept_invite(request: Request) -> dict[str, Any]:
     """Become a user, with a password of one's own, by the token of an invitation. No key is needed."""
     body = await read_body(request, AcceptInviteRequest)

@@ -15,7 +15,8 @@ from adapters.models import VersionState
 from adapters.versions import locked_version
 from db.base import new_id
 from db.session import EVERY_TENANT
-from tests.admin.conftest import PASSWORD, Site, csrf_token, sign_in
+from tenants.audit.service import AuditLog
+from tests.admin.conftest import EMAIL, PASSWORD, Site, csrf_token, sign_in
 from tests.admin.reports import finish_with_report, report_of
 from tests.support.onboarding import Scene
 
@@ -152,6 +153,17 @@ async def test_activate_roll_back_disable_and_enable(site: Site, visitor: httpx.
     assert "not ready: disabled" in refused.text
     await act(visitor, version, f"{version}/enable")
     assert (await act(visitor, here, f"{version}/activate")).status_code == 303
+    entries = await AuditLog(site.place.database).list(site.tenant_id, limit=7)
+    assert [entry.type for entry in entries] == [
+        "adapter.activated",
+        "adapter_version.enabled",
+        "adapter_version.disabled",
+        "adapter.updated",
+        "adapter.updated",
+        "adapter.activated",
+        "adapter.rolled_back",
+    ]
+    assert {(entry.actor["type"], entry.actor["email"]) for entry in entries} == {("user", EMAIL)}
 
 
 async def test_only_admins_delete_and_only_by_name(site: Site, visitor: httpx.AsyncClient) -> None:
