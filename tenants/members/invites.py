@@ -148,12 +148,13 @@ class InviteService:
         """
         if not keys.well_formed_invite(token):
             raise InviteInvalid
-        password_hash = await asyncio.to_thread(passwords.hash_password, password)
         digest = self._hasher.digest(token)
         async with self._database.read(EVERY_TENANT) as reading:
             tenant_id = await TenantDirectory(reading).tenant_of_invite(digest)
         if tenant_id is None:
             raise InviteInvalid
+        # Dear, and so only for those who have been given a token: nobody guesses one.
+        password_hash = await asyncio.to_thread(passwords.hash_password, password)
         try:
             return await self._accept(tenant_id, digest, name, password_hash, address, request_id)
         except IntegrityError as error:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tenants import keys
 from tests.api.everything import Operation
 from tests.api.organization.site import Party, Site
 
@@ -191,3 +192,15 @@ def test_a_token_that_is_none_makes_nobody(site: Site, ours: Party, token: str) 
     answer = site.ask("POST", f"{ACCOUNT}/invites/accept", None, body)
     assert answer.status_code in (400, 404)
     assert token == "" or token not in answer.text
+
+
+def test_a_made_up_token_is_refused_before_its_password_is_hashed(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hash_password(password: str) -> str:
+        raise AssertionError("work for somebody who was given no token")
+
+    monkeypatch.setattr("tenants.passwords.hash_password", hash_password)
+    token = keys.generate_invite().plaintext
+    body = {"token": token, "password": "correct horse battery"}
+    assert site.ask("POST", f"{ACCOUNT}/invites/accept", None, body).status_code == 404
