@@ -7,13 +7,14 @@ tenant, project and key, and to a contract. A settle is timed until Redis has an
 waits for that.
 
 CPU is this process's and the Redis server's own, per reserve and settle together: on a machine that does
-other things too, time on the clock says less.
+other things too, which its load average tells, time on the clock says less.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import shutil
 import tempfile
@@ -172,7 +173,14 @@ async def measure(url: str, seconds: float, num_tenants: int) -> dict[str, Any]:
         version = (await client.info("server"))["redis_version"]
     await quotas.close()
     await link.close()
-    return {"redis": version, "tenants": num_tenants, "limits": 6, "closed": closed, "open": open_}
+    return {
+        "redis": version,
+        "tenants": num_tenants,
+        "limits": 6,
+        "load_average": os.getloadavg()[0],
+        "closed": closed,
+        "open": open_,
+    }
 
 
 def main() -> None:
