@@ -34,6 +34,10 @@ DEAF_AFTER = 1.5
 """Seconds without one after which the channel counts as lost."""
 RETRY_AFTER = 1.0
 """Seconds that an outdated entry serves before PostgreSQL, found away, is tried again."""
+RENEW_FROM = 0.75
+"""Of its life: an entry used after that is loaded again ahead of its end, so that what is in steady use keeps
+nobody waiting.
+"""
 
 
 @dataclass(slots=True)
@@ -41,6 +45,8 @@ class _Entry(Generic[V]):
     value: V
     loaded_at: float
     expires_at: float
+    renew_at: float
+    """When one who uses it has it loaded anew, without waiting for that."""
 
 
 class RowCache(Generic[V]):
@@ -110,6 +116,9 @@ class RowCache(Generic[V]):
             and (self.listening or now - entry.loaded_at < DEAF_TTL)
         ):
             self._present.move_to_end(place)
+            if now >= entry.renew_at and place not in self._loading:
+                entry.renew_at = now + RETRY_AFTER
+                self._begin_to_load(place)
             return entry.value
         missing_since = self._missing.get(place)
         if missing_since is not None and now - missing_since < (
@@ -122,7 +131,7 @@ class RowCache(Generic[V]):
             stale = self._present.get(place)  # looked up again: it may have been invalidated meanwhile
             if stale is None or not self.listening or now - stale.loaded_at > self._stale_ttl:
                 raise
-            stale.expires_at = self._clock() + RETRY_AFTER
+            stale.expires_at = stale.renew_at = self._clock() + RETRY_AFTER
             return stale.value
 
     async def invalidate(self, group: str) -> None:
@@ -147,12 +156,14 @@ class RowCache(Generic[V]):
                 del places[place]  # type: ignore[attr-defined]
 
     async def _load_once(self, place: tuple[str, str]) -> V | None:
-        task = self._loading.get(place)
-        if task is None:
-            task = asyncio.create_task(self._load_and_keep(place))
-            self._loading[place] = task
-            task.add_done_callback(lambda done: self._loaded(place, done))
+        task = self._loading.get(place) or self._begin_to_load(place)
         return await asyncio.shield(task)  # one waiter that gives up does not fail the others
+
+    def _begin_to_load(self, place: tuple[str, str]) -> asyncio.Task[V | None]:
+        task = asyncio.create_task(self._load_and_keep(place))
+        self._loading[place] = task
+        task.add_done_callback(lambda done: self._loaded(place, done))
+        return task
 
     def _loaded(self, place: tuple[str, str], task: asyncio.Task[V | None]) -> None:
         if self._loading.get(place) is task:
@@ -174,7 +185,7 @@ class RowCache(Generic[V]):
                 self._missing.popitem(last=False)
         else:
             self._missing.pop(place, None)
-            self._present[place] = _Entry(value, now, now + self._ttl)
+            self._present[place] = _Entry(value, now, now + self._ttl, now + RENEW_FROM * self._ttl)
             self._present.move_to_end(place)
             if len(self._present) > self._max_entries:
                 self._present.popitem(last=False)

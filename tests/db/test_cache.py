@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 
 from cli.local.redis import start_redis
-from db.cache import DEAF_TTL, EVERYTHING, RowCache
+from db.cache import DEAF_TTL, EVERYTHING, RENEW_FROM, RowCache
 from db.errors import DatabaseUnavailable
 from tests.support.waiting import eventually
 
@@ -138,6 +138,34 @@ async def test_entries_grow_old(table: Rows, redis_client: redis.asyncio.Redis) 
     clock.now += 25
     await cache.get("a", "1")
     assert table.num_loads == 4, "presence for 30 s"
+
+
+async def test_what_is_in_use_is_renewed_ahead_of_its_end(
+    table: Rows, redis_client: redis.asyncio.Redis
+) -> None:
+    clock = Clock()
+    cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, clock=clock)
+    cache._heard_at = float("inf")
+    await cache.get("a", "1")
+    table.rows["a/1"] = "anew"
+    clock.now += 30 * RENEW_FROM
+    table.gate = asyncio.Event()
+    assert await cache.get("a", "1") == "one", "nobody waits for it"
+    assert await cache.get("a", "1") == "one"
+    await asyncio.sleep(0)
+    assert table.num_loads == 2, "one load at a time"
+    table.gate.set()
+    await eventually(lambda: not cache._loading)
+    assert await cache.get("a", "1") == "anew"
+    clock.now += 29
+    table.gate, table.away = None, True
+    assert await cache.get("a", "1") == "anew"
+    await eventually(lambda: not cache._loading)
+    assert table.num_loads == 3
+    assert await cache.get("a", "1") == "anew"
+    await asyncio.sleep(0)
+    assert table.num_loads == 3, "one that failed is not tried again at once"
+    await cache.close()
 
 
 async def test_unheard_entries_live_one_second(table: Rows, redis_client: redis.asyncio.Redis) -> None:
