@@ -166,7 +166,8 @@ def _stream() -> bytes:
         return b"data: " + json.dumps(body).encode() + b"\n\n"
 
     events = [event({"role": "assistant", "content": " tok"}, None)]
-    events += [event({"content": " tok"}, None) for _ in range(STREAM_TOKENS - 1)]
+    # All different: a proxy may take a model that repeats itself for a broken one.
+    events += [event({"content": f" t{number}"}, None) for number in range(1, STREAM_TOKENS)]
     events += [event({}, "length"), b"data: [DONE]\n\n"]
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     return head + b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in events) + b"0\r\n\r\n"

@@ -187,7 +187,7 @@ class HttpSender:
 
     def _checked_stream(self, answer: bytes) -> tuple[int, int]:
         if b"data: [DONE]" not in answer:
-            raise Wrong("the stream broke off")
+            raise Wrong(f"the stream broke off: {answer[-200:].decode(errors='replace')}")
         if self._task.base and self._usage not in answer:
             raise Wrong("not as many tokens as asked for")
         return self._task.max_tokens, answer.count(b'"content":')
