@@ -1,0 +1,73 @@
+"""The traffic of the gateway's benchmark: what it counts, and that nothing wrong counts as an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from benchmarks.gateway_litellm import OUTPUT_TOKENS, STREAM_TOKENS, NullUpstream
+from benchmarks.gateway_traffic import Outcome, Task, run
+
+
+class Refusing(NullUpstream):
+    whole = b'HTTP/1.1 429 x\r\ncontent-length: 29\r\n\r\n{"error":{"code":"too_many"}}'
+
+
+class CutShort(NullUpstream):
+    stream = NullUpstream.stream.replace(b"data: [DONE]", b"data: [NONE]")
+
+
+class Stingy(NullUpstream):
+    whole = NullUpstream.whole.replace(b'"completion_tokens": 4', b'"completion_tokens": 3')
+
+
+@asynccontextmanager
+async def serving(protocol: Callable[[], asyncio.Protocol]) -> AsyncIterator[str]:
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1/chat/completions"
+    finally:
+        server.close()
+
+
+async def outcome(protocol: Callable[[], asyncio.Protocol], **changes: Any) -> Outcome:
+    chosen: dict[str, Any] = {"max_tokens": OUTPUT_TOKENS, "seconds": 0.3, "at_once": 4, "keys": ["key"]}
+    async with serving(protocol) as url:
+        return await run(Task(url=url, model="null", prompts=["one", "two"], **{**chosen, **changes}))
+
+
+async def test_so_many_at_once_are_answered_and_timed() -> None:
+    got = await outcome(NullUpstream)
+    assert got.requests > 4
+    assert got.failures == {}
+    assert got.tokens == OUTPUT_TOKENS * got.requests
+    assert 0 < got.ms["p50"] <= got.ms["p99"]
+
+
+async def test_arrivals_come_at_their_rate() -> None:
+    got = await outcome(NullUpstream, rate=100.0, seconds=0.5)
+    assert got.requests == 50
+    assert set(got.late_ms) == {"p50", "p95", "p99"}
+
+
+async def test_every_key_is_used_once() -> None:
+    got = await outcome(NullUpstream, keys=[f"key-{n}" for n in range(10)], every_key=True, seconds=30)
+    assert got.requests == 10
+
+
+async def test_streams_are_read_to_their_end() -> None:
+    got = await outcome(NullUpstream, stream=True, max_tokens=STREAM_TOKENS, at_once=2)
+    assert got.failures == {}
+    assert got.events == got.tokens == STREAM_TOKENS * got.requests > 0
+
+
+async def test_what_is_wrong_is_no_answer() -> None:
+    refused = await outcome(Refusing, every_key=True)
+    assert (refused.requests, list(refused.failures)) == (0, ['429 "too_many"}}'])
+    short = await outcome(CutShort, stream=True, every_key=True)
+    assert short.requests == 0
+    assert all(reason.startswith("the stream broke off") for reason in short.failures)
+    stingy = await outcome(Stingy, every_key=True)
+    assert stingy.failures == {"not as many tokens as asked for": 1}
