@@ -78,7 +78,7 @@ class Processes:
         return process
 
     def wait_for(self, path: str, status: int) -> httpx.Response:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 150
         while True:
             try:
                 response = httpx.get(f"{self.url}{path}")
