@@ -76,6 +76,7 @@ bench: .venv/.installed
 	$(BIN)/python -m benchmarks.bookkeeping --out $(RESULTS)/bookkeeping.json
 	$(BIN)/python -m benchmarks.cpu_peft --out $(RESULTS)/cpu-peft.json
 	$(BIN)/python -m benchmarks.serving --out $(RESULTS)/serving.json
+	$(BIN)/python -m benchmarks.gateway --compare litellm --out $(RESULTS)/gateway.json
 	$(BIN)/python -m benchmarks.quality --quantization int8 --out $(RESULTS)/quality-sapling-int8.json
 
 fmt: .venv/.installed
