@@ -23,6 +23,8 @@ from tenants.quotas.scripts import command
 
 logger = logging.getLogger(__name__)
 
+LOOKS = 5
+"""Per timeout, for an answer: a timer that comes late says nothing of Redis."""
 CONNECT_TIMEOUT = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between two attempts to connect."""
@@ -193,7 +195,7 @@ class _Connection(asyncio.Protocol):
         self._outgoing.append(packed)
         self._waiting.append(future)
         if self._watch is None:
-            self._watch = self._loop.call_later(self._timeout, self._look, self._answers_seen)
+            self._look_later(0)
         return future
 
     def drop(self, reason: str) -> None:
@@ -217,15 +219,21 @@ class _Connection(asyncio.Protocol):
             self._transport.write(b"".join(self._outgoing))
             self._outgoing.clear()
 
-    def _look(self, answers_seen: int) -> None:
-        """Every `timeout` while somebody waits: something must have been answered meanwhile."""
+    def _look_later(self, num_silent: int) -> None:
+        self._watch = self._loop.call_later(self._timeout / LOOKS, self._look, self._answers_seen, num_silent)
+
+    def _look(self, answers_seen: int, num_silent: int) -> None:
+        """Several times per `timeout` while somebody waits: something must have been answered by the last.
+        Time in which this process itself stood still counts as one look.
+        """
         self._watch = None
         if not self._waiting:
             return
-        if answers_seen == self._answers_seen:
+        num_silent = num_silent + 1 if answers_seen == self._answers_seen else 0
+        if num_silent >= LOOKS:
             self.drop(f"no answer within {self._timeout} s")
         else:
-            self._watch = self._loop.call_later(self._timeout, self._look, self._answers_seen)
+            self._look_later(num_silent)
 
     def data_received(self, data: bytes) -> None:
         if self._incoming:

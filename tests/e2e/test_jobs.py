@@ -95,6 +95,8 @@ async def test_a_worker_killed_while_it_measures_is_followed_by_another(
 ) -> None:
     """Which waits for the lease, because it cannot know that its holder is dead."""
     job = await measuring(client, stack, tmp_path / "adapter")
+    objects = stack.data / "objects"
+    await eventually(lambda: any(objects.glob(f"**/jobs/{job.job_id}/checkpoint/*")))
     dead = stack.kill("jobs")
     stack.wait_until_replaced("jobs", dead)
     await job.until("succeeded")
