@@ -18,6 +18,7 @@ import psycopg
 import pytest
 import redis
 import redis.asyncio
+import structlog
 from sqlalchemy import make_url
 
 from cli.local.postgres import OWNER, serving_url, start_postgres
@@ -43,6 +44,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """What a test makes of the logs, as commands do that are called within it, ends with it."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session")

@@ -211,7 +211,7 @@ async def test_silent_meters_that_owe_nothing_are_forgotten(
     await redis_client.xreadgroup(GROUP, "owes", {JOURNAL_STREAM: ">"})
     await redis_client.xgroup_createconsumer(JOURNAL_STREAM, GROUP, "silent")
     assert await meter.forget_idle_consumers() == 0, "not silent for long"
-    monkeypatch.setattr("billing.metering.FORGET_CONSUMER_AFTER", 0.01)
+    monkeypatch.setattr("db.stream.FORGET_CONSUMER_AFTER", 0.01)
     await asyncio.sleep(0.05)
     assert await meter.forget_idle_consumers() == 1
     left = await redis_client.xinfo_consumers(JOURNAL_STREAM, GROUP)

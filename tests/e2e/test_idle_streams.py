@@ -31,7 +31,7 @@ from tests.support.waiting import eventually, until
 
 __all__ = ["base_dir", "processes"]
 
-COUNT = int(os.environ.get("IDLE_STREAMS", "1000"))
+COUNT = int(os.environ.get("IDLE_STREAMS", "200"))
 MAX_TOKENS = 800
 """More than fits what kernel and API keep for one that does not read."""
 PATIENCE = float(os.environ.get("IDLE_PATIENCE", "0"))

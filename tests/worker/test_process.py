@@ -13,6 +13,7 @@ import redis.asyncio
 from sqlalchemy import func, select, text
 
 from billing.repository import WRITER_LOCK
+from cli.local.postgres import serving_url
 from cli.local.redis import start_redis
 from db.session import EVERY_TENANT, Database
 from db.tasks import broker_url
@@ -171,9 +172,18 @@ async def test_it_refuses_a_schema_it_does_not_know(
     empty_database_url: str, redis_url: str, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    with worker(empty_database_url, redis_url, log) as process:
+    with worker(serving_url(empty_database_url), redis_url, log) as process:
         assert process.wait(60) != 0
     assert "rootstock migrate" in log.read_text()
+
+
+async def test_it_refuses_a_role_that_row_security_does_not_hold(
+    owner_url: str, redis_url: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with worker(owner_url, redis_url, log) as process:
+        assert process.wait(60) != 0
+    assert "is a superuser" in log.read_text()
 
 
 def test_it_names_a_missing_setting(tmp_path: Path) -> None:
