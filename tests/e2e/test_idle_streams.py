@@ -40,9 +40,9 @@ MAX_TOKENS = 800
 PATIENCE = float(os.environ.get("IDLE_PATIENCE", "0"))
 MAX_BYTES_PER_STREAM = 192 * 1024
 READER_TOKENS = 100
-STEP_S = 0.01
-"""A hundred streams come at half of what the API can send: were it slower than the engine, tokens would go
-out together, and an answer could fit into what is kept.
+STEP_S = 0.02
+"""A hundred streams come at a quarter of what the API can send: were it slower than the engine, tokens would
+go out together, and an answer could fit into what is kept.
 """
 HELLO = [{"role": "user", "content": "Hello there"}]
 
