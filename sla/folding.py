@@ -15,7 +15,7 @@ import redis.asyncio
 
 from db.session import EVERY_TENANT, Database
 from db.stream import Entry, StreamConsumer
-from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts, added
+from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts
 from sla.recorder import STREAM, Delta
 from sla.repository import Place, SlaWriter
 
@@ -108,20 +108,23 @@ def _summed(deltas: list[Delta]) -> dict[Place, Counts]:
     sums: dict[Place, Counts] = {}
     for delta in deltas:
         place = (delta.tenant_id, delta.service_tier, datetime.fromtimestamp(delta.minute, UTC))
-        counts = sums.setdefault(place, Counts())
-        counts.requests += delta.requests
-        counts.failed += delta.failed
-        counts.first_tokens += delta.first_tokens
-        counts.first_tokens_in_time += delta.first_tokens_in_time
-        counts.rated += delta.rated
-        counts.rated_fast += delta.rated_fast
-        counts.first_token_histogram = _with(counts.first_token_histogram, delta.first_token_buckets)
-        counts.output_rate_histogram = _with(counts.output_rate_histogram, delta.output_rate_buckets)
+        sums.setdefault(place, Counts()).add(_counts(delta))
     return sums
 
 
-def _with(histogram: list[int], buckets: list[tuple[int, int]]) -> list[int]:
-    more = [0] * len(histogram)
-    for bucket, count in buckets:
-        more[bucket] += count
-    return added(histogram, more)
+def _counts(delta: Delta) -> Counts:
+    counts = Counts(
+        delta.requests,
+        delta.failed,
+        delta.first_tokens,
+        delta.first_tokens_in_time,
+        delta.rated,
+        delta.rated_fast,
+    )
+    for histogram, buckets in (
+        (counts.first_token_histogram, delta.first_token_buckets),
+        (counts.output_rate_histogram, delta.output_rate_buckets),
+    ):
+        for bucket, count in buckets:
+            histogram[bucket] += count
+    return counts

@@ -52,11 +52,11 @@ class Counts:
         self.first_tokens_in_time += other.first_tokens_in_time
         self.rated += other.rated
         self.rated_fast += other.rated_fast
-        self.first_token_histogram = added(self.first_token_histogram, other.first_token_histogram)
-        self.output_rate_histogram = added(self.output_rate_histogram, other.output_rate_histogram)
+        self.first_token_histogram = _added(self.first_token_histogram, other.first_token_histogram)
+        self.output_rate_histogram = _added(self.output_rate_histogram, other.output_rate_histogram)
 
 
-def added(one: Sequence[int], other: Sequence[int]) -> list[int]:
+def _added(one: Sequence[int], other: Sequence[int]) -> list[int]:
     return [a + b for a, b in zip(one, other, strict=True)]
 
 

@@ -16,10 +16,11 @@ from types import MappingProxyType
 from typing import Any
 
 import redis.asyncio
+from sqlalchemy import ColumnElement
 
 from db.cache import EVERYTHING, RowCache
 from db.errors import DatabaseUnavailable
-from db.session import EVERY_TENANT, Database
+from db.session import EVERY_TENANT, Database, WriteSession
 from engine.protocol import PriorityClass
 from tenants.context import TenantContext
 from tenants.errors import AddressNotAllowed, InvalidApiKey
@@ -27,7 +28,7 @@ from tenants.keys import KeyHasher, well_formed
 from tenants.limits.repository import compiled
 from tenants.models import ApiKey, Plan, Project, Tenant
 from tenants.networks import is_inside
-from tenants.repository import LAST_USED_PRECISION, TenantDirectory
+from tenants.repository import LAST_USED_PRECISION, KeyRepository, TenantDirectory
 from tenants.views import PlanView, plan_view
 
 logger = logging.getLogger(__name__)
@@ -169,6 +170,19 @@ def _plan_of(plan: Plan, project: Project | None) -> PlanView:
 async def publish_key_change(redis_client: redis.asyncio.Redis, digest: bytes | None) -> None:
     """Tell every resolver that a key changed, or with None that any may have."""
     await redis_client.publish(KEYS_CHANNEL, EVERYTHING if digest is None else digest.hex())
+
+
+async def revoke_keys(
+    session: WriteSession,
+    redis_client: redis.asyncio.Redis,
+    tenant_id: str,
+    *conditions: ColumnElement[bool],
+) -> list[str]:
+    """Revoke a tenant's keys for which these hold, and tell every resolver after the commit. Their ids."""
+    revoked = await KeyRepository(session, tenant_id).revoke(*conditions)
+    digests = [row.digest for row in revoked]
+    session.after_commit(lambda: publish_key_changes(redis_client, digests))
+    return sorted(row.id for row in revoked)
 
 
 async def publish_key_changes(redis_client: redis.asyncio.Redis, digests: Collection[bytes]) -> None:

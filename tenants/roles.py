@@ -51,6 +51,20 @@ def may(role: Role, right: Right) -> bool:
     return right in RIGHTS_OF[role]
 
 
+def checked_role(role: str) -> Role:
+    """Raises ValueError."""
+    if role not in ROLES:
+        raise ValueError(f"role must be one of {', '.join(ROLES)}, not {str(role)[:40]!r}")
+    return role  # type: ignore[return-value]
+
+
+def checked_project_role(role: str) -> ProjectRole:
+    """Raises ValueError."""
+    if role not in PROJECT_ROLES:
+        raise ValueError(f"role must be one of {', '.join(PROJECT_ROLES)}, not {str(role)[:40]!r}")
+    return role  # type: ignore[return-value]
+
+
 def admin_scopes(role: Role) -> frozenset[str]:
     """Scopes of an admin key that may do what `role` may. Empty, that is everything, for an owner."""
     if RIGHTS_OF[role] == RIGHTS:

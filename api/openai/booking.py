@@ -7,16 +7,16 @@ to know HTTP, and how limits and prices are kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from api.errors import InvalidValue
 from api.openai.submission import Draft, Submission
 from billing.pricing import PriceBook, Rate
 from engine.client import Generation
 from engine.protocol import PriorityClass, Usage
+from tenants.context import TenantContext
 from tenants.limits.kinds import Amounts
 from tenants.quotas import Contract, Quotas, Reservation
-from tenants.terms import Terms
 
 ASSUMED_OUTPUT = 1024
 """Tokens of a choice that rates are charged ahead for when the caller does not say how many it wants. Budgets
@@ -82,16 +82,14 @@ class Booking:
         )
 
 
-async def book(draft: Draft, service_tier: str | None, quotas: Quotas, prices: PriceBook) -> Booking:
-    """Reserve for the draft, and settle which class serves it.
+async def book(draft: Draft, asked: PriorityClass, quotas: Quotas, prices: PriceBook) -> Booking:
+    """Reserve for the draft, and settle which class serves it: the one asked for, or `default`.
 
     Raises:
-        InvalidValue: the plan does not offer the class.
         RateLimited, QuotaExhausted, QuotaUnavailable: there is no room. Nothing is reserved then.
         DatabaseUnavailable: the prices cannot be looked up.
     """
     terms = draft.caller.plan.terms
-    asked = asked_for(service_tier, terms, draft.caller.auto_tier)
     bound = terms[asked].contracted_tokens_per_minute
     rate = await prices.rate(terms[asked].price_percent, draft.submitted_at)
     otherwise = rate
@@ -113,15 +111,16 @@ async def book(draft: Draft, service_tier: str | None, quotas: Quotas, prices: P
     return Booking(draft.submission(served, rate.label), rate, reservation, quotas)
 
 
-def asked_for(
-    service_tier: str | None, terms: Mapping[PriorityClass, Terms], auto: PriorityClass | None = None
-) -> PriorityClass:
+def asked_for(service_tier: str | None, caller: TenantContext) -> PriorityClass:
     """The class meant. `auto`, or nothing, is the best that the plan offers without being asked: priority
     where it has that, never flex; unless the project says it is the default class.
+
+    Raises InvalidValue when the plan does not offer it, or not to the project.
     """
+    terms = caller.plan.terms
     if service_tier is None or service_tier == "auto":
         best = PriorityClass.PRIORITY if terms[PriorityClass.PRIORITY].allowed else PriorityClass.DEFAULT
-        return PriorityClass.DEFAULT if auto == PriorityClass.DEFAULT else best
+        return PriorityClass.DEFAULT if caller.auto_tier == PriorityClass.DEFAULT else best
     tier = PriorityClass(service_tier)
     if not terms[tier].allowed:
         raise InvalidValue(

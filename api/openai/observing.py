@@ -40,7 +40,7 @@ class Observation:
         )
         self._metrics.served(
             self.tier,
-            None if first_token_seconds is None else first_token_seconds * 1000 <= terms.ttft_target_ms,
+            None if first_token_seconds is None else first_token_seconds <= terms.ttft_target_ms / 1000,
             None if tokens_per_second is None else tokens_per_second >= terms.min_output_tokens_per_second,
         )
 

@@ -116,8 +116,8 @@ async def _answer(
 ) -> Response:
     services = services_of(request)
     request.state.log |= {"model": draft.model.name, "id": draft.id}
-    observation.tier = asked_for(body.service_tier, draft.caller.plan.terms)
-    booking = await book(draft, body.service_tier, services.quotas, services.prices)
+    observation.tier = asked_for(body.service_tier, draft.caller)
+    booking = await book(draft, observation.tier, services.quotas, services.prices)
     observation.tier = booking.submission.tier
     try:
         return await _run(request, body, booking, observation, chat, echo)

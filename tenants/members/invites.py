@@ -28,10 +28,10 @@ from tenants.errors import (
 from tenants.fields import checked_email
 from tenants.members.account import Account, account_of, new_user
 from tenants.members.repository import MemberRepository
-from tenants.members.service import checked_project_role, checked_role, new_member, require_may_appoint
+from tenants.members.service import new_member, require_may_appoint
 from tenants.models import Invite, Tenant, User
 from tenants.repository import TenantDirectory
-from tenants.roles import ProjectRole, Role
+from tenants.roles import ProjectRole, Role, checked_project_role, checked_role
 
 DEFAULT_LIFE = timedelta(days=7)
 MAX_LIFE = timedelta(days=90)

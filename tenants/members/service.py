@@ -6,10 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import redis.asyncio
-from sqlalchemy import ColumnElement
 
 from db.session import Database, WriteSession
 from tenants.actors import Actor
@@ -20,9 +18,15 @@ from tenants.members.repository import Member, MemberRepository, Membership
 from tenants.models import ApiKey, ProjectMember, User
 from tenants.projects.repository import ProjectRepository
 from tenants.projects.service import live_project
-from tenants.repository import KeyRepository
-from tenants.resolver import publish_key_changes
-from tenants.roles import PROJECT_ROLES, RIGHTS_OF, ROLES, ProjectRole, Role, admin_scopes
+from tenants.resolver import revoke_keys
+from tenants.roles import (
+    RIGHTS_OF,
+    ProjectRole,
+    Role,
+    admin_scopes,
+    checked_project_role,
+    checked_role,
+)
 
 __all__ = ["Member", "MemberService", "Membership"]
 
@@ -73,27 +77,28 @@ class MemberService:
 
         Raises UserNotFound, LastOwner, OwnersOnly, ValueError.
         """
-        checked_role(role)
-        changes = {"role": role, "name": None if name is None else checked_name("name", name)}
+        changes = {
+            "role": None if role is None else checked_role(role),
+            "name": None if name is None else checked_name("name", name),
+        }
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
             owners = await members.hold_owners()
             user = await members.lock(user_id)
             if user is None:
                 raise UserNotFound(user_id)
-            revoked: Sequence[str] = ()
+            revoked: Sequence[str] = []
             if role is not None and role != user.role:
                 await require_may_appoint(members, actor, user.role, role)
                 if owners == {user_id}:
                     raise LastOwner(user_id)
                 if not RIGHTS_OF[user.role] <= RIGHTS_OF[role]:  # type: ignore[index]
-                    revoked = await self._revoke(
-                        session, tenant_id, ApiKey.user_id == user_id, ApiKey.kind == "admin"
-                    )
+                    admins = (ApiKey.user_id == user_id, ApiKey.kind == "admin")
+                    revoked = await revoke_keys(session, self._redis, tenant_id, *admins)
             changed = {field: value for field, value in changes.items() if value is not None}
             for field, value in changed.items():
                 setattr(user, field, value)
-            details = changed | ({"revoked_keys": [*revoked]} if revoked else {})
+            details = changed | ({"revoked_keys": revoked} if revoked else {})
             await AuditLog.record(session, tenant_id, actor, "user.updated", ("user", user_id), details)
         return user
 
@@ -112,8 +117,8 @@ class MemberService:
                 raise LastOwner(user_id)
             user.removed_at = datetime.now(UTC)
             await members.leave(user_id)
-            revoked = await self._revoke(session, tenant_id, ApiKey.user_id == user_id)
-            details = {"email": user.email, "role": user.role, "revoked_keys": [*revoked]}
+            revoked = await revoke_keys(session, self._redis, tenant_id, ApiKey.user_id == user_id)
+            details = {"email": user.email, "role": user.role, "revoked_keys": revoked}
             await AuditLog.record(session, tenant_id, actor, "user.deleted", ("user", user_id), details)
 
     # Places in projects -----------------------------------------------------------------------------------
@@ -196,7 +201,8 @@ class MemberService:
                 raise UserNotFound(user_id)
             role = member[0].role
             await members.leave(user_id, project_id)
-            await self._revoke(session, tenant_id, ApiKey.user_id == user_id, ApiKey.project_id == project_id)
+            theirs = (ApiKey.user_id == user_id, ApiKey.project_id == project_id)
+            await revoke_keys(session, self._redis, tenant_id, *theirs)
             await self._record_place(session, tenant_id, actor, "deleted", project_id, user_id, role)
 
     async def _record_place(
@@ -218,15 +224,6 @@ class MemberService:
             {"role": role},
             project_id=project_id,
         )
-
-    async def _revoke(
-        self, session: WriteSession, tenant_id: str, *conditions: ColumnElement[bool]
-    ) -> Sequence[str]:
-        """Their ids."""
-        revoked = await KeyRepository(session, tenant_id).revoke(*conditions)
-        digests = [row.digest for row in revoked]
-        session.after_commit(lambda: publish_key_changes(self._redis, digests))
-        return sorted(row.id for row in revoked)
 
 
 def new_member(tenant_id: str, project_id: str, user_id: str, role: str) -> ProjectMember:
@@ -254,13 +251,3 @@ async def require_may_appoint(members: MemberRepository, actor: Actor, *roles: s
     person = await members.find(actor.user_id)
     if person is None or person.role != "owner":
         raise OwnersOnly
-
-
-def checked_role(role: Any) -> None:
-    if role is not None and role not in ROLES:
-        raise ValueError(f"role must be one of {', '.join(ROLES)}, not {str(role)[:40]!r}")
-
-
-def checked_project_role(role: Any) -> None:
-    if role not in PROJECT_ROLES:
-        raise ValueError(f"role must be one of {', '.join(PROJECT_ROLES)}, not {str(role)[:40]!r}")

@@ -22,7 +22,7 @@ from tenants.key_terms import KEEP, Keep, checked_models
 from tenants.models import ApiKey, Project
 from tenants.projects.repository import ProjectRepository
 from tenants.repository import KeyRepository
-from tenants.resolver import publish_key_changes
+from tenants.resolver import publish_key_changes, revoke_keys
 
 DEFAULT_NAME = "Default"
 
@@ -162,16 +162,15 @@ class ProjectService:
             if project.archived_at is None:
                 project.archived_at = datetime.now(UTC)
                 await projects.delete_accounts(project_id)
-                revoked = await KeyRepository(session, tenant_id).revoke(ApiKey.project_id == project_id)
-                digests = [row.digest for row in revoked]
-                session.after_commit(lambda: publish_key_changes(self._redis, digests))
+                its = ApiKey.project_id == project_id
+                revoked = await revoke_keys(session, self._redis, tenant_id, its)
                 await AuditLog.record(
                     session,
                     tenant_id,
                     actor,
                     "project.archived",
                     ("project", project_id),
-                    {"name": project.name, "revoked_keys": sorted(row.id for row in revoked)},
+                    {"name": project.name, "revoked_keys": revoked},
                     project_id=project_id,
                 )
         return project

@@ -17,9 +17,8 @@ from tenants.fields import checked_name
 from tenants.models import ApiKey, ServiceAccount
 from tenants.projects.repository import ProjectRepository
 from tenants.projects.service import live_project
-from tenants.repository import KeyRepository
-from tenants.resolver import publish_key_changes
-from tenants.roles import PROJECT_ROLES, ProjectRole
+from tenants.resolver import revoke_keys
+from tenants.roles import ProjectRole, checked_project_role
 
 
 class ServiceAccountService:
@@ -65,7 +64,7 @@ class ServiceAccountService:
             tenant_id=tenant_id,
             project_id=project_id,
             name=checked_name("name", name),
-            role=_checked_role(role),
+            role=checked_project_role(role),
             created_at=datetime.now(UTC),
         )
         async with self._database.write(tenant_id) as session:
@@ -95,7 +94,7 @@ class ServiceAccountService:
         """Raises ServiceAccountNotFound, ValueError."""
         changes = {
             "name": None if name is None else checked_name("name", name),
-            "role": None if role is None else _checked_role(role),
+            "role": None if role is None else checked_project_role(role),
         }
         changed = {field: value for field, value in changes.items() if value is not None}
         async with self._database.write(tenant_id) as session:
@@ -122,21 +121,14 @@ class ServiceAccountService:
             if account is None:
                 raise ServiceAccountNotFound(account_id)
             account.deleted_at = datetime.now(UTC)
-            revoked = await KeyRepository(session, tenant_id).revoke(ApiKey.service_account_id == account_id)
-            digests = [row.digest for row in revoked]
-            session.after_commit(lambda: publish_key_changes(self._redis, digests))
+            its = ApiKey.service_account_id == account_id
+            revoked = await revoke_keys(session, self._redis, tenant_id, its)
             await AuditLog.record(
                 session,
                 tenant_id,
                 actor,
                 "service_account.deleted",
                 ("service_account", account_id),
-                {"name": account.name, "revoked_keys": sorted(row.id for row in revoked)},
+                {"name": account.name, "revoked_keys": revoked},
                 project_id=project_id,
             )
-
-
-def _checked_role(role: str) -> str:
-    if role not in PROJECT_ROLES:
-        raise ValueError(f"role must be one of {', '.join(PROJECT_ROLES)}, not {role[:40]!r}")
-    return role
