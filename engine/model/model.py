@@ -84,8 +84,6 @@ class Model:
 
         The number of rows of a step must then be a multiple of it.
         """
-        self.defers_deltas = False
-        """Whether what adapters add to gate and up is added where the two are read, in prefills."""
         self._embedding_VH = embedding_VH
         self._layers = layers
         self._norm_H = norm_H
@@ -243,12 +241,7 @@ class Model:
         return self._linear(index, "o", layer.o, mixed, step)
 
     def _feed_forward(self, index: int, layer: Layer, x: Activation, step: Step) -> Projection:
-        lora, low_rank = step.lora, None
-        if self.defers_deltas and isinstance(lora, DeviceLora) and lora.defers(step.num_rows):
-            gate_up = self._linear(index, "gate_up", layer.gate_up, x, step, defers=True)
-            low_rank = lora.defer(index, "gate_up", step.num_rows)
-        else:
-            gate_up = self._linear(index, "gate_up", layer.gate_up, x, step)
+        gate_up = self._linear(index, "gate_up", layer.gate_up, x, step)
         shape = (step.num_rows, self.config.intermediate_size)
         inner = self._input("inner", self._take("inner", shape), layer.down, step)
         silu_mul(
@@ -257,14 +250,11 @@ class Model:
             scale_T=gate_up.scale_T,
             quantized=inner.quantized_TK,
             quantized_scale_T=inner.scale_T,
-            low_rank=low_rank,
         )
         return self._linear(index, "down", layer.down, inner, step)
 
-    def _linear(
-        self, index: int, group: str, linear: Linear, x: Activation, step: Step, *, defers: bool = False
-    ) -> Projection:
-        """The fused base linear of a group, and the adapters beside it, unless whoever reads it adds them."""
+    def _linear(self, index: int, group: str, linear: Linear, x: Activation, step: Step) -> Projection:
+        """The fused base linear of a group, and the adapters beside it."""
         widths, lora = self._widths[group], step.lora
         out_TN = self._take(group, (step.num_rows, sum(widths)))
         if lora is None:
@@ -281,8 +271,7 @@ class Model:
                 lora.shrink(index, group, x.x_TK)
             out = self._product(linear, x, out_TN)
             here.wait_stream(self._side)
-        if not defers:
-            lora.expand(index, group, out_TN, widths, out.scale_T)
+        lora.expand(index, group, out_TN, widths, out.scale_T)
         return out
 
     def _product(self, linear: Linear, x: Activation, out_TN: Tensor) -> Projection:

@@ -13,9 +13,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from kernels.backend import uses_triton
-from kernels.lora import tiling
 from kernels.lora.device_work import DeviceWork
-from kernels.lora.low_rank import LowRank
 from kernels.lora.scratch import Scratch
 from kernels.lora.table import MAX_MODULES, AdapterTable
 from kernels.lora.table_reference import expand_reference, shrink_reference
@@ -39,7 +37,6 @@ class DeviceLora:
         *,
         batch_invariant: bool = False,
         early: bool = True,
-        cutting: tiling.Cutting = tiling.DECODING,
     ) -> None:
         """Registers fields: before `inputs.freeze`.
 
@@ -48,10 +45,9 @@ class DeviceLora:
             widths_in: columns of each group's input.
             batch_invariant: every product on tensor cores, in one tile shape.
             early: kernels may start before the last kernel of their stream has ended (`kernels/overlap.py`).
-            cutting: which kernels serve decoding rows.
         """
         self._table = table
-        self._work = DeviceWork(inputs, max_tokens, table.num_slots, batch_invariant, cutting)
+        self._work = DeviceWork(inputs, max_tokens, table.num_slots, batch_invariant)
         self._scratch = Scratch(self._work, MAX_MODULES * table.max_rank, widths_in, table.device)
         self._widths_in = frozenset(widths_in)
         self._early = early
@@ -120,25 +116,6 @@ class DeviceLora:
             expand_triton(out_TN, *arguments, self._early)
         else:
             expand_reference(out_TN, *arguments)
-
-    def defers(self, num_tokens: int) -> bool:
-        """Whether `defer` may stand in for `expand` in a bucket: where products are for tensor cores."""
-        return bool(self._work.limits(num_tokens).tiles) and not self._work.cutting.pieces
-
-    def defer(self, layer: int, group: str, num_tokens: int) -> LowRank:
-        """In place of `expand`: what is to be added to the group just shrunk, before the next shrink."""
-        place = self._place(layer, group)
-        assert self._shrunk == place, f"defer of {layer, group} at {place} after shrink at {self._shrunk}"
-        assert self.defers(num_tokens)
-        self._shrunk = None
-        rows = slice(0, num_tokens)
-        return LowRank(
-            self._table,
-            place,
-            self._scratch.shrunk,
-            self._work.row_slots.device[rows],
-            self._work.row_places.device[rows],
-        )
 
     def _place(self, layer: int, group: str) -> int:
         return layer * len(self._table.groups) + self._table.group_index(group)

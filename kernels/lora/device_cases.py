@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.lora import tiling
 from kernels.lora.device import DeviceLora
 from kernels.lora.table import ALIGNMENT, BF16, E4M3, MAX_MODULES, RANK_SCALES, A, AdapterTable, B
 from kernels.lora_work import NO_SLOT
@@ -136,17 +135,10 @@ class DeviceRun:
         *,
         batch_invariant: bool = False,
         early: bool = True,
-        cutting: tiling.Cutting = tiling.DECODING,
     ) -> None:
         self.inputs = StepInputs(table.device)
         self.lora = DeviceLora(
-            table,
-            self.inputs,
-            max_tokens,
-            [width_in],
-            batch_invariant=batch_invariant,
-            early=early,
-            cutting=cutting,
+            table, self.inputs, max_tokens, [width_in], batch_invariant=batch_invariant, early=early
         )
         self.inputs.freeze()
         self.lora._scratch.shrunk.fill_(float("nan"))

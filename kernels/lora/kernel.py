@@ -20,9 +20,7 @@ from kernels.backend import INTERPRETING
 from kernels.compilation import ARCHITECTURES, Compilation
 from kernels.lora import tiling
 from kernels.lora.device_work import DeviceWork
-from kernels.lora.kernels.blocks import expand_blocks, shrink_blocks
 from kernels.lora.kernels.expand import expand_rows
-from kernels.lora.kernels.few import expand_few, shrink_few
 from kernels.lora.kernels.shrink import shrink_rows
 from kernels.lora.kernels.tiles import expand_tiles, shrink_tiles
 from kernels.lora.scratch import Scratch
@@ -95,68 +93,6 @@ def plan_expand_rows(widths: Sequence[int], bucket: int, rank_stride: int) -> Pl
     return Plan(constants, 1, programs_per_sm=16) if small else Plan(constants, 2, 2, 8, 128)
 
 
-def plan_shrink_few(width_in: int, bucket: int, rank_stride: int, splits: int, rows: int) -> Plan:
-    """Ranks are shared among programs where there are few of those."""
-    span = tiling.piece_span(width_in, bucket)
-    constants = {
-        "K": width_in,
-        "SPAN": span,
-        "PARTS": 3 if bucket <= tiling.SMALL_BUCKET else 1,
-        "ROWS": rows,
-        "BLOCK_R": 16 if span <= 512 else 4,
-        "RANK_STRIDE": rank_stride,
-        "PLACE_STRIDE": splits * rank_stride,
-    }
-    return Plan(constants, 4)
-
-
-def plan_expand_few(
-    width_in: int, widths: Sequence[int], bucket: int, rank_stride: int, splits: int, rows: int
-) -> Plan:
-    num_splits = tiling.piece_splits(width_in, bucket)
-    constants = {
-        **_columns(widths),
-        "RANK_STRIDE": rank_stride,
-        "PLACE_STRIDE": splits * rank_stride,
-        "SPLITS": num_splits,
-        "BLOCK_S": triton.next_power_of_2(num_splits),
-        "ROWS": rows,
-        "BLOCK_R": 4,
-        "BLOCK_N": 512 if bucket <= tiling.SMALL_BUCKET else 1024,
-    }
-    return Plan(constants, 1 if bucket <= tiling.SMALL_BUCKET else 2)
-
-
-def plan_shrink_blocks(width_in: int, bucket: int, rank_stride: int, splits: int, rows: int) -> Plan:
-    """One warp: 16 ranks, 8 or 16 rows are one tile of a tensor core, with nothing to share among warps."""
-    constants = {
-        "K": width_in,
-        "SPAN": tiling.piece_span(width_in, bucket),
-        "PARTS": 3 if bucket <= tiling.SMALL_BUCKET else 1,
-        "ROWS": rows,
-        "BLOCK_R": 16,
-        "BLOCK_K": tiling.STEP,
-        "RANK_STRIDE": rank_stride,
-        "PLACE_STRIDE": splits * rank_stride,
-    }
-    return Plan(constants, 1, 3)
-
-
-def plan_expand_blocks(
-    width_in: int, widths: Sequence[int], bucket: int, rank_stride: int, splits: int, rows: int
-) -> Plan:
-    constants = {
-        **_columns(widths),
-        "RANK_STRIDE": rank_stride,
-        "PLACE_STRIDE": splits * rank_stride,
-        "SPLITS": tiling.piece_splits(width_in, bucket),
-        "ROWS": rows,
-        "BLOCK_R": 16,
-        "BLOCK_N": 128 if bucket <= tiling.SMALL_BUCKET else 256,
-    }
-    return Plan(constants, 4)
-
-
 def plan_shrink_tiles(width_in: int, bucket: int, rank_stride: int) -> Plan:
     constants = {
         "K": width_in,
@@ -167,17 +103,17 @@ def plan_shrink_tiles(width_in: int, bucket: int, rank_stride: int) -> Plan:
         "BLOCK_R": 64,
         "BLOCK_K": tiling.STEP,
     }
-    return Plan(constants, 4, 3)
+    return Plan(constants, 4, 4)
 
 
 def plan_expand_tiles(widths: Sequence[int], rank_stride: int) -> Plan:
     constants = {
         **_columns(widths),
         "BLOCK_N": 128,
-        "STRETCH": 4,
+        "STRETCH": 8,
         "RANK_STRIDE": rank_stride,
         "BLOCK_M": tiling.TILE_ROWS,
-        "BLOCK_R": 32,
+        "BLOCK_R": 16,
     }
     return Plan(constants, 8, programs_per_sm=2, max_registers=128)
 
@@ -196,7 +132,7 @@ def _num_multiprocessors(device: torch.device) -> int:
 def _launch(
     kernel: Any,
     plan: Plan,
-    grid: int | tuple[int, ...],
+    grid: int | tuple[int, int],
     early: bool,
     arguments: Sequence[Any],
     **strides: int,
@@ -205,9 +141,7 @@ def _launch(
     of = arguments[0]
     modern = starts_early(of)
     early = early and modern
-    constants = {**plan.constants, **strides, "WITH_E4M3": True, "STARTS_EARLY": early}
-    if "COMPUTE" in kernel.arg_names:
-        constants["COMPUTE"] = COMPUTE
+    constants = {**plan.constants, **strides, "WITH_E4M3": True, "COMPUTE": COMPUTE, "STARTS_EARLY": early}
     if "FETCHES" in constants:
         constants["FETCHES"] = modern and constants["FETCHES"]
     options: dict[str, Any] = {"launch_pdl": True} if early else {}
@@ -225,10 +159,7 @@ def shrink_triton(
 ) -> None:
     """As `shrink_reference`."""
     bucket, width_in = x_TK.shape
-    scratch.width_in = width_in
     limits, arena = work.limits(bucket), table.arena
-    if work.cutting.pieces:
-        _shrink_pieces(x_TK, work, table, place, scratch, early)
     given = (
         *(x_TK, scratch.shrunk, scratch.partials, scratch.counters),
         *(arena, arena.view(torch.bfloat16), arena.view(torch.float32), table.offsets, table.ranks),
@@ -237,66 +168,13 @@ def shrink_triton(
     where = (work.order.device, place, table.num_slots)
     stride = {"X_STRIDE": x_TK.stride(0)}
     lists = (work.pairs.device, work.blocks.device)
-    plans = [] if work.cutting.pieces else plans_shrink_rows(width_in, bucket, scratch.rank_stride)
-    for plan in plans:
+    for plan in plans_shrink_rows(width_in, bucket, scratch.rank_stride):
         units = limits.pairs * MAX_PARTS + limits.blocks * plan.constants["CHUNKS"]
         _launch(shrink_rows, plan, units, early, (*given, *lists, *where), **stride)
     if limits.tiles:
         plan = plan_shrink_tiles(width_in, bucket, scratch.rank_stride)
         grid = (limits.tiles, plan.constants["SPLITS"])
         _launch(shrink_tiles, plan, grid, early, (*given, work.tiles.device, *where), **stride)
-
-
-def _shrink_pieces(
-    x_TK: Tensor, work: DeviceWork, table: AdapterTable, place: int, scratch: Scratch, early: bool
-) -> None:
-    bucket, width_in = x_TK.shape
-    limits, cutting, arena = work.limits(bucket), work.cutting, table.arena
-    given = (
-        *(x_TK, scratch.partials, arena, arena.view(torch.bfloat16), arena.view(torch.float32)),
-        *(table.offsets, table.ranks),
-    )
-    where, stride = (place, table.num_slots), {"X_STRIDE": x_TK.stride(0)}
-    sizes = (width_in, bucket, scratch.rank_stride, scratch.splits)
-    splits = tiling.piece_splits(width_in, bucket)
-    if limits.pairs:
-        plan = plan_shrink_few(*sizes, cutting.few_size)
-        grid = (limits.pairs, splits, plan.constants["PARTS"])
-        _launch(shrink_few, plan, grid, early, (*given, work.pairs.device, *where), **stride)
-    if limits.blocks:
-        plan = plan_shrink_blocks(*sizes, cutting.block_size)
-        grid = (limits.blocks, splits, plan.constants["PARTS"])
-        lists = (work.blocks.device, work.order.device)
-        _launch(shrink_blocks, plan, grid, early, (*given, *lists, *where), **stride)
-
-
-def _expand_pieces(
-    out_TN: Tensor,
-    widths: Sequence[int],
-    scale_T: Tensor | None,
-    work: DeviceWork,
-    table: AdapterTable,
-    place: int,
-    scratch: Scratch,
-    early: bool,
-) -> None:
-    bucket = out_TN.shape[0]
-    limits, cutting, arena = work.limits(bucket), work.cutting, table.arena
-    given = (
-        *(out_TN, scale_T, scratch.partials, arena, arena.view(torch.bfloat16)),
-        *(table.offsets, table.ranks),
-    )
-    where, stride = (place, table.num_slots), {"OUT_STRIDE": out_TN.stride(0)}
-    sizes = (scratch.width_in, widths, bucket, scratch.rank_stride, scratch.splits)
-    if limits.pairs:
-        plan = plan_expand_few(*sizes, cutting.few_size)
-        grid = (_num_tiles(widths, plan.constants["BLOCK_N"]), limits.pairs)
-        _launch(expand_few, plan, grid, early, (*given, work.pairs.device, *where), **stride)
-    if limits.blocks:
-        plan = plan_expand_blocks(*sizes, cutting.block_size)
-        grid = (_num_tiles(widths, plan.constants["BLOCK_N"]), limits.blocks)
-        lists = (work.blocks.device, work.order.device)
-        _launch(expand_blocks, plan, grid, early, (*given, *lists, *where), **stride)
 
 
 def expand_triton(
@@ -318,14 +196,11 @@ def expand_triton(
     )
     where = (work.order.device, place, table.num_slots)
     stride = {"OUT_STRIDE": out_TN.stride(0)}
-    if work.cutting.pieces:
-        _expand_pieces(out_TN, widths, scale_T, work, table, place, scratch, early)
-    else:
-        plan = plan_expand_rows(widths, bucket, scratch.rank_stride)
-        units = limits.pairs * _num_tiles(widths, plan.constants["PAIR_N"])
-        units += limits.blocks * _num_tiles(widths, plan.constants["STRETCH"] * plan.constants["BLOCK_N"])
-        lists = (work.pairs.device, work.blocks.device)
-        _launch(expand_rows, plan, units, early, (*given, *lists, *where), **stride)
+    plan = plan_expand_rows(widths, bucket, scratch.rank_stride)
+    units = limits.pairs * _num_tiles(widths, plan.constants["PAIR_N"])
+    units += limits.blocks * _num_tiles(widths, plan.constants["STRETCH"] * plan.constants["BLOCK_N"])
+    lists = (work.pairs.device, work.blocks.device)
+    _launch(expand_rows, plan, units, early, (*given, *lists, *where), **stride)
     if limits.tiles:
         plan = plan_expand_tiles(widths, scratch.rank_stride)
         units = limits.tiles * _num_tiles(widths, plan.constants["STRETCH"] * plan.constants["BLOCK_N"])
@@ -346,9 +221,6 @@ _SHAPES = (
 )
 """(columns in, columns out, buckets) of the groups of an 8B model and of sapling; not every pair of them."""
 
-_PIECES = ((4096, (4096, 1024, 1024), 1), (14336, (4096,), 256), (640, (256,), 64))
-"""(columns in, columns out, bucket) for the kernels with a program to a piece."""
-
 
 def _compilation(kernel: Any, plan: Plan, architecture: int) -> Compilation:
     types = {
@@ -362,9 +234,7 @@ def _compilation(kernel: Any, plan: Plan, architecture: int) -> Compilation:
     signature = {name: types[name] for name in kernel.arg_names if name in types}
     modern = architecture >= 90  # e4m3 conversion, dependent launch, bulk prefetch
     sizes = plan.constants
-    constants = {**sizes, "WITH_E4M3": modern, "STARTS_EARLY": modern}
-    if "COMPUTE" in kernel.arg_names:
-        constants["COMPUTE"] = tl.bfloat16
+    constants = {**sizes, "WITH_E4M3": modern, "COMPUTE": tl.bfloat16, "STARTS_EARLY": modern}
     if "K" in sizes:
         constants["X_STRIDE"] = sizes["K"]
     else:
@@ -394,13 +264,6 @@ def _compilations() -> list[Compilation]:
                 for plan in plans_shrink_rows(width_in, bucket, stride):
                     wanted.append((shrink_rows, plan))
                 wanted.append((expand_rows, plan_expand_rows(widths, bucket, stride)))
-    splits, cutting = tiling.most_piece_splits(4096), tiling.PIECES
-    for width_in, widths, bucket in _PIECES:
-        shrink, expand = (width_in, bucket, stride, splits), (width_in, widths, bucket, stride, splits)
-        wanted.append((shrink_few, plan_shrink_few(*shrink, cutting.few_size)))
-        wanted.append((expand_few, plan_expand_few(*expand, cutting.few_size)))
-        wanted.append((shrink_blocks, plan_shrink_blocks(*shrink, cutting.block_size)))
-        wanted.append((expand_blocks, plan_expand_blocks(*expand, cutting.block_size)))
     return [
         _compilation(kernel, plan, architecture) for architecture in ARCHITECTURES for kernel, plan in wanted
     ]

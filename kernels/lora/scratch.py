@@ -21,12 +21,7 @@ class Scratch:
         self, work: DeviceWork, rank_stride: int, widths_in: Sequence[int], device: torch.device
     ) -> None:
         self.rank_stride = rank_stride
-        self.width_in = 0
-        """Columns of what was shrunk last, which say how many sums expand adds up."""
-        cut = tiling.most_piece_splits if work.cutting.pieces else tiling.num_chunks
-        self.splits = max(cut(width) for width in widths_in)
-        """Sums that every place of `partials` has room for."""
-        num_partials = work.most.split_rows * self.splits
+        num_partials = work.most.split_rows * max(tiling.num_chunks(width) for width in widths_in)
         if work.most.tiles:
             most = min(tiling.MAX_SPLITS * work.max_tokens, 2 * tiling.TILE_PROGRAMS * tiling.TILE_ROWS)
             num_partials = max(num_partials, work.max_tokens, most)

@@ -8,32 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-
-class Cutting(NamedTuple):
-    """Into what pieces the rows of a slot are cut, and by which kernels they are served."""
-
-    few_rows: int
-    """Rows of a slot up to which products are sums of the vector units: a tensor core would be mostly idle,
-    and waits for shared memory. 0: tensor cores for all."""
-    few_size: int
-    """Rows of a piece of such a slot."""
-    block_size: int
-    """Rows of a piece of any other: the smallest tile of a tensor core. Rows of zeros fill it."""
-    pieces: bool
-    """A program to a piece, sums of spans added up by expand (`kernels/few.py`, `kernels/blocks.py`), or
-    units of work taken off the lists in turn (`kernels/shrink.py`, `kernels/expand.py`)."""
-    tiles: bool = True
-    """Whether slots with many rows have tiles in buckets beyond `TILES_FROM`."""
-
-
-UNITS = Cutting(2, 2, 16, False)
-PIECES = Cutting(4, 2, 16, True)
-DECODING = UNITS
-"""What is launched unless told otherwise."""
-FEW_FIELDS = 4
-"""Rows that a place on the list of few has room for."""
+PAIR_ROWS = 2
+"""Rows of a slot up to which products are sums of the vector units: a tensor core would be mostly idle, and
+waits for shared memory."""
 BLOCK_ROWS = 16
-"""Of a slot, beyond which buckets that have tiles make tiles of them."""
+"""The smallest tile of a tensor core. With fewer rows, rows of zeros fill it."""
 TILE_ROWS = 64
 """Rows of a prefill tile: one warp group's matrix product."""
 TILES_FROM = 256
@@ -89,31 +68,12 @@ class Limits(NamedTuple):
     """Rows in pairs and blocks."""
 
 
-def limits(bucket: int, num_slots: int, cutting: Cutting) -> Limits:
-    """Of what a batch of this many rows can have."""
-    few_rows, few_size, size = cutting.few_rows, cutting.few_size, cutting.block_size
-    smallest = min(2 * few_rows + 2, size + 1)
-    """Twice the fewest rows that a block of a slot can come down to."""
-    few = min(bucket, num_slots * -(-few_rows // few_size))
-    many = min(bucket // (few_rows + 1), num_slots)
-    blocks = min(2 * bucket // smallest, many + bucket // size)
-    if not cutting.tiles or bucket <= TILES_FROM:
-        return Limits(few, blocks, 0, bucket)
-    blocks = min(blocks, many * -(-BLOCK_ROWS // size))
+def limits(bucket: int, num_slots: int, batch_invariant: bool) -> Limits:
+    """Of what a batch of this many rows can have. All paths are one with `batch_invariant`: blocks."""
+    if batch_invariant:
+        return Limits(0, min(bucket, num_slots + bucket // BLOCK_ROWS), 0, bucket)
+    pairs, many = min(bucket, num_slots), min(bucket // (PAIR_ROWS + 1), num_slots)
+    if bucket <= TILES_FROM:
+        return Limits(pairs, min(bucket // (PAIR_ROWS + 1), many + bucket // BLOCK_ROWS), 0, bucket)
     tiles = min(bucket // (BLOCK_ROWS + 1), num_slots) + bucket // TILE_ROWS
-    return Limits(few, blocks, tiles, min(bucket, num_slots * BLOCK_ROWS))
-
-
-def piece_span(width_in: int, bucket: int) -> int:
-    """Columns of x of a program of shrink, where a program has a piece."""
-    return 512 if width_in <= 8192 else 2048
-
-
-def piece_splits(width_in: int, bucket: int) -> int:
-    """Spans whose sums expand adds up."""
-    return -(-width_in // piece_span(width_in, bucket))
-
-
-def most_piece_splits(width_in: int) -> int:
-    """Of any bucket."""
-    return max(piece_splits(width_in, bucket) for bucket in (1, SMALL_BUCKET + 1, MEDIUM_BUCKET + 1))
+    return Limits(pairs, many, tiles, min(bucket, num_slots * BLOCK_ROWS))

@@ -1,8 +1,7 @@
 """The gate of a SwiGLU feed-forward layer, with the quantisation of the rows that the down projection reads.
 
 Semantics: g, u = gate_up[t, :F] * scale[t], gate_up[t, F:] * scale[t]; out[t] = silu(g) * u;
-    quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448; silu(z) = z / (1 + exp(-z));
-    what adapters add to gate and up may be given apart, as `LowRank`
+    quantized[t] = out[t] / s[t], s[t] = max |out[t]| / 448; silu(z) = z / (1 + exp(-z))
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from kernels.backend import uses_triton
-from kernels.lora.low_rank import LowRank
 from kernels.silu_mul.reference import silu_mul_reference
 
 
@@ -21,7 +19,6 @@ def silu_mul(
     scale_T: Tensor | None = None,
     quantized: Tensor | None = None,
     quantized_scale_T: Tensor | None = None,
-    low_rank: LowRank | None = None,
 ) -> Tensor | None:
     """Semantics: see the module. `out_TF` is returned.
 
@@ -31,7 +28,6 @@ def silu_mul(
         scale_T: fp32, what the rows of `gate_up_T2F` were divided by.
         quantized: e4m3 `[T, F]`, contiguous.
         quantized_scale_T: fp32 `[T]`, overwritten with what the rows of `quantized` were divided by.
-        low_rank: what adapters add to gate and up, after the scale. Wants `out_TF`.
 
     Source: Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202.
     """
@@ -51,24 +47,11 @@ def silu_mul(
     for name, scale in (("scale_T", scale_T), ("quantized_scale_T", quantized_scale_T)):
         if scale is not None and scale.shape != (num_tokens,):
             raise ValueError(f"silu_mul: {name} {tuple(scale.shape)} for {num_tokens} rows")
-    if low_rank is not None and (out_TF is None or len(low_rank.slots_T) != num_tokens):
-        raise ValueError("silu_mul: what adapters add wants out, and as many rows")
     if uses_triton(gate_up_T2F):
-        if low_rank is not None:
-            from kernels.silu_mul.low_rank import silu_mul_low_rank_triton
-
-            assert out_TF is not None
-            silu_mul_low_rank_triton(gate_up_T2F, out_TF, scale_T, quantized, quantized_scale_T, low_rank)
-            return out_TF
         from kernels.silu_mul.kernel import silu_mul_triton
 
         silu_mul_triton(gate_up_T2F, out_TF, scale_T, quantized, quantized_scale_T)
         return out_TF
     return silu_mul_reference(
-        gate_up_T2F,
-        out_TF,
-        scale_T=scale_T,
-        quantized=quantized,
-        quantized_scale_T=quantized_scale_T,
-        low_rank=low_rank,
+        gate_up_T2F, out_TF, scale_T=scale_T, quantized=quantized, quantized_scale_T=quantized_scale_T
     )

@@ -9,10 +9,6 @@ from itertools import cycle
 import torch
 from torch import Tensor
 
-from kernels.lora.device_cases import Slot, make_table
-from kernels.lora.low_rank import LowRank
-from kernels.lora.table import E4M3 as E4M3_CODE
-
 E4M3 = torch.float8_e4m3fn
 L2_BYTES = 256 << 20
 """Several times what caches hold."""
@@ -76,60 +72,6 @@ SCALED_CASES = [
     ScaledCase(5, 50),
     ScaledCase(3, 700, with_out=False),
     ScaledCase(4, 100, with_scale=False),
-]
-
-
-@dataclass(frozen=True)
-class LowRankCase:
-    """Rows with adapters, and what those add not added yet."""
-
-    num_rows: int
-    inner: int
-    row_slots: tuple[int, ...]
-    quantizes: bool = True
-
-    SLOTS = (Slot((4, 4)), Slot((17, 0), E4M3_CODE), Slot((0, 0)), Slot((16, 33)), Slot((0, 5)))
-
-    def low_rank(self, device: str | torch.device = "cpu", spoil: dict[int, float] | None = None) -> LowRank:
-        """Places in another order than rows; what was not shrunk is NaN."""
-        table = make_table(self.SLOTS, 16, (self.inner, self.inner), device, spoil=spoil)
-        generator = torch.Generator().manual_seed(self.num_rows)
-        slots = torch.full((self.num_rows,), -1, dtype=torch.int32)
-        slots[: len(self.row_slots)] = torch.tensor(self.row_slots, dtype=torch.int32)
-        places = torch.randperm(self.num_rows, generator=generator).int()
-        shrunk = torch.full((self.num_rows, 64), float("nan"))
-        for row, slot in enumerate(slots.tolist()):
-            rank = sum(self.SLOTS[slot].ranks) if slot >= 0 else 0
-            shrunk[int(places[row]), :rank] = torch.randn(rank, generator=generator)
-        return LowRank(table, 0, shrunk.to(device), slots.to(device), places.to(device))
-
-    def scaled(self) -> ScaledCase:
-        return ScaledCase(self.num_rows, self.inner)
-
-    def expected(self, inputs: dict[str, Tensor], low_rank: LowRank) -> Tensor:
-        """In double precision, one row and one module at a time."""
-        rows = inputs["gate_up_T2F"].double() * inputs["scale_T"].double()[:, None]
-        table = low_rank.table
-        for row, slot in enumerate(low_rank.slots_T.tolist()):
-            if slot < 0:
-                continue
-            *ranks, code = table.ranks[0, 0, slot].tolist()
-            dtype, rank_start = E4M3 if code else torch.bfloat16, 0
-            for module, rank in enumerate(ranks[:2]):
-                offset = int(table.offsets[0, 0, slot, 1 + module])
-                raw = table.arena[offset : offset + rank * self.inner * dtype.itemsize]
-                b = raw.view(dtype).view(rank, self.inner).double()
-                part = low_rank.shrunk[int(low_rank.places_T[row]), rank_start : rank_start + rank].double()
-                rows[row, module * self.inner : (module + 1) * self.inner] += part @ b
-                rank_start += rank
-        gate, up = rows.chunk(2, -1)
-        return gate / (1 + torch.exp(-gate)) * up
-
-
-LOW_RANK_CASES = [
-    LowRankCase(3, 40, (0, -1, 3)),
-    LowRankCase(70, 200, (3,) * 30 + (1,) * 10 + (-1,) * 5 + (4,) * 22 + (2, 0)),
-    LowRankCase(5, 128, (), quantizes=False),
 ]
 
 

@@ -14,7 +14,6 @@ from kernels.activation import FP8_MAX, SMALLEST_SCALE
 from kernels.backend import INTERPRETING
 from kernels.compilation import Compilation
 from kernels.overlap import starts_early
-from kernels.silu_mul import low_rank
 
 MAX_WARPS = 32
 PLAIN_BLOCK = 2048
@@ -153,4 +152,4 @@ COMPILATIONS = [
     _compilation(inner, quantizes, keeps)
     for inner in (640, 14336)
     for quantizes, keeps in ((False, True), (True, True), (True, False))
-] + low_rank.COMPILATIONS
+]

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.activation import quantize_rows
-from kernels.lora.low_rank import LowRank
 
 
 def silu_mul_reference(
@@ -17,17 +16,13 @@ def silu_mul_reference(
     scale_T: Tensor | None = None,
     quantized: Tensor | None = None,
     quantized_scale_T: Tensor | None = None,
-    low_rank: LowRank | None = None,
 ) -> Tensor | None:
     """Semantics: out[t, i] = silu(gate_up[t, i] * scale[t]) * (gate_up[t, F + i] * scale[t]);
-    with `low_rank`, its delta is added to gate_up[t] * scale[t];
     quantized[t] = out[t] / s[t], where s[t] = max |out[t]| / 448.
     """
     kind = gate_up_T2F.dtype
     if scale_T is not None:
         gate_up_T2F = gate_up_T2F.float() * scale_T[:, None]
-    if low_rank is not None:
-        gate_up_T2F = gate_up_T2F.float() + low_rank.delta([gate_up_T2F.shape[1] // 2] * 2)
     gate, up = gate_up_T2F.chunk(2, dim=-1)
     if out_TF is None or gate.dtype != out_TF.dtype:
         inner = (F.silu(gate) * up).to(kind)

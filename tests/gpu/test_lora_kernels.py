@@ -11,7 +11,7 @@ import torch
 from kernels.lora.device_cases import CASES, DeviceCase, DeviceRun, Slot, make_table
 from kernels.lora.table import E4M3
 from kernels.lora_work import NO_SLOT
-from tests.kernels.lora_rows import CUTTINGS, run_case
+from tests.kernels.lora_rows import run_case
 
 pytestmark = pytest.mark.gpu
 
@@ -57,18 +57,16 @@ def padded(row_slots: tuple[int, ...], bucket: int) -> np.ndarray:
     return slots
 
 
-@pytest.mark.parametrize("cutting", CUTTINGS)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_matches_the_naive_statement(case: DeviceCase, cutting: str) -> None:
-    run_case(case, "cuda", torch.bfloat16, tolerance=8e-3, cutting=CUTTINGS[cutting])
+def test_matches_the_naive_statement(case: DeviceCase) -> None:
+    run_case(case, "cuda", torch.bfloat16, tolerance=8e-3)
 
 
-@pytest.mark.parametrize("cutting", CUTTINGS)
 @pytest.mark.parametrize("bucket", [64, 320])
-def test_one_graph_serves_every_mix(bucket: int, cutting: str) -> None:
+def test_one_graph_serves_every_mix(bucket: int) -> None:
     """Captured with no work at all; two layers, so that scratch memory is used in turn."""
     table = make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda", num_layers=2)
-    run, eager = (DeviceRun(table, WIDTH_IN, bucket, cutting=CUTTINGS[cutting]) for _ in range(2))
+    run, eager = (DeviceRun(table, WIDTH_IN, bucket) for _ in range(2))
     reference = DeviceRun(make_table(SLOTS, WIDTH_IN, WIDTHS, num_layers=2), WIDTH_IN, bucket)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(bucket, WIDTH_IN, generator=generator).to("cuda", torch.bfloat16)
@@ -101,15 +99,16 @@ def test_one_graph_serves_every_mix(bucket: int, cutting: str) -> None:
         reference.begin(slots)
         for layer in range(2):
             reference.add(there.cpu(), near, WIDTHS, scale.cpu(), layer)
-        torch.testing.assert_close(out.cpu().float(), near.float(), rtol=2e-2, atol=6e-2, msg=name)
+        # Tensor cores take shrunk values in bf16: what that costs goes with what is added to a row.
+        added = (near.float() - base.cpu().float()).abs().amax(1, keepdim=True)
+        assert ((out.cpu().float() - near.float()).abs() <= 2e-2 * (added + near.float().abs())).all(), name
         assert torch.equal(out.cpu()[bare], base.cpu()[bare]), name
         assert not run.lora._scratch.counters.any(), name
 
 
-@pytest.mark.parametrize("cutting", CUTTINGS)
 @pytest.mark.parametrize("wild_rows", [1, 2, 3, 20, 100])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
-def test_a_wild_adapter_leaves_batch_mates_bit_equal(wild_rows: int, value: float, cutting: str) -> None:
+def test_a_wild_adapter_leaves_batch_mates_bit_equal(wild_rows: int, value: float) -> None:
     bucket = 300 if wild_rows == 100 else 64
     slots = padded((0, 4, 4) + (2,) * wild_rows + (0, 4, 6, NO_SLOT, 4, 1, 7, 7, 7), bucket)
     mine = torch.from_numpy(slots == 2).cuda()
@@ -117,8 +116,7 @@ def test_a_wild_adapter_leaves_batch_mates_bit_equal(wild_rows: int, value: floa
     base = torch.randn(bucket, sum(WIDTHS), device="cuda").bfloat16()
     outs = []
     for spoil in ({2: value}, {}):
-        table = make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda", spoil=spoil)
-        run = DeviceRun(table, WIDTH_IN, bucket, cutting=CUTTINGS[cutting])
+        run = DeviceRun(make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda", spoil=spoil), WIDTH_IN, bucket)
         run.begin(slots)
         out = base.clone()
         run.add(x, out, WIDTHS)
@@ -137,11 +135,10 @@ def test_a_wild_adapter_leaves_batch_mates_bit_equal(wild_rows: int, value: floa
 
 @pytest.mark.parametrize("bucket", [16, 64, 320])
 @pytest.mark.parametrize("invariant", [False, True])
-@pytest.mark.parametrize("cutting", CUTTINGS)
-def test_a_rows_bits_do_not_depend_on_its_mates(bucket: int, invariant: bool, cutting: str) -> None:
+def test_a_rows_bits_do_not_depend_on_its_mates(bucket: int, invariant: bool) -> None:
     """A slot's rows alone, among others, and elsewhere in the batch: the same bits, as many rows it has."""
     table = make_table(SLOTS, WIDTH_IN, WIDTHS, "cuda")
-    run = DeviceRun(table, WIDTH_IN, bucket, batch_invariant=invariant, cutting=CUTTINGS[cutting])
+    run = DeviceRun(table, WIDTH_IN, bucket, batch_invariant=invariant)
     rng = np.random.default_rng(bucket)
     x = torch.randn(bucket, WIDTH_IN, device="cuda").bfloat16()
     for count in (1, 2, 5, bucket // 3):

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from kernels.lora import tiling
 from kernels.lora.device_cases import DeviceCase, DeviceRun, make_table, naive_device_lora
 
-CUTTINGS = {
-    "units": tiling.UNITS,
-    "pieces": tiling.PIECES,
-    "one row": tiling.Cutting(4, 1, 8, True),
-    "four rows": tiling.Cutting(4, 4, 8, True),
-    "tensor cores": tiling.Cutting(0, 1, 8, True),
-}
 
-
-def run_case(
-    case: DeviceCase,
-    device: str | torch.device,
-    dtype: torch.dtype,
-    tolerance: float,
-    cutting: tiling.Cutting = tiling.DECODING,
-) -> None:
+def run_case(case: DeviceCase, device: str | torch.device, dtype: torch.dtype, tolerance: float) -> None:
     """Near the naive statement, the same bits twice, and rows of the base alone untouched.
 
     `tolerance`: of each output, relative to the sum of its terms' magnitudes. Scratch memory and the arena's
@@ -31,9 +16,7 @@ def run_case(
     here = make_table(case.slots, case.width_in, case.widths)
     expected, size = naive_device_lora(case, here, dtype=dtype)
     there = make_table(case.slots, case.width_in, case.widths, device)
-    run = DeviceRun(
-        there, case.width_in, case.num_tokens, batch_invariant=case.batch_invariant, cutting=cutting
-    )
+    run = DeviceRun(there, case.width_in, case.num_tokens, batch_invariant=case.batch_invariant)
     x, base, scale = case.inputs(device, dtype)
     run.begin(case.padded_slots())
     out = base.clone()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.silu_mul import silu_mul
-from kernels.silu_mul.cases import LOW_RANK_CASES, Case, LowRankCase, ScaledCase
+from kernels.silu_mul.cases import Case, ScaledCase
 
 HALF_STEP = 1.01 * 2.0**-4
 """e4m3 has three bits after the first; below its normal numbers steps are 2^-9."""
@@ -28,35 +28,6 @@ def run_scaled_case(case: ScaledCase) -> None:
     if case.with_out:
         torch.testing.assert_close(outputs["out_TF"].double(), expected, rtol=1e-5, atol=1e-6)
     _check_quantized(outputs, expected)
-
-
-def run_low_rank_case(case: LowRankCase) -> None:
-    """As a scaled case, of rows to which adapters add."""
-    low_rank, inputs = case.low_rank(), case.scaled().inputs()
-    outputs = case.scaled().outputs(inputs)
-    if not case.quantizes:
-        outputs = {"out_TF": outputs["out_TF"]}
-    silu_mul(**inputs, **outputs, low_rank=low_rank)
-    expected = case.expected(inputs, low_rank)
-    assert outputs["out_TF"] is not None
-    size = expected.abs().amax(1, keepdim=True).clamp_min(1e-3)
-    assert ((outputs["out_TF"].double() - expected).abs() / size).max() < 1e-5
-    if case.quantizes:
-        _check_quantized(outputs, expected)
-
-
-def run_wild_adapter(value: float) -> None:
-    """An adapter with `value` among its weights spoils its own rows and no bit of another's."""
-    case = LOW_RANK_CASES[1]
-    outs = []
-    for spoil in (None, {3: value}):
-        inputs = case.scaled().inputs()
-        outputs = case.scaled().outputs(inputs)
-        silu_mul(**inputs, **outputs, low_rank=case.low_rank(spoil=spoil))
-        outs.append(outputs["out_TF"])
-    mine = case.low_rank().slots_T == 3
-    assert not outs[1][mine].isfinite().all(1).any()
-    assert torch.equal(outs[0][~mine], outs[1][~mine])
 
 
 def _check_quantized(outputs: dict[str, torch.Tensor | None], expected: torch.Tensor) -> None:

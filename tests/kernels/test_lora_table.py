@@ -7,20 +7,12 @@ import pytest
 import torch
 
 from kernels.lora import tiling
-from kernels.lora.device_cases import (
-    CASES,
-    TILE_CASES,
-    DeviceCase,
-    DeviceRun,
-    Slot,
-    make_table,
-    naive_device_lora,
-)
+from kernels.lora.device_cases import CASES, DeviceCase, DeviceRun, Slot, make_table, naive_device_lora
 from kernels.lora.device_work import DeviceWork
 from kernels.lora.table import ALIGNMENT, E4M3, AdapterTable
 from kernels.lora_work import NO_SLOT
 from kernels.step_inputs import StepInputs
-from tests.kernels.lora_rows import CUTTINGS, run_case
+from tests.kernels.lora_rows import run_case
 from tests.support.speed import calls_of_nothing, times_as_long
 
 FAST = [case for case in CASES if case.width_in * sum(case.widths) <= 1 << 20]
@@ -46,14 +38,9 @@ def test_small_cases_reach_every_path() -> None:
 # ---- work lists
 
 
-def build(
-    row_slots: list[int] | np.ndarray,
-    num_slots: int = 8,
-    invariant: bool = False,
-    cutting: tiling.Cutting = tiling.UNITS,
-) -> DeviceWork:
+def build(row_slots: list[int] | np.ndarray, num_slots: int = 8, invariant: bool = False) -> DeviceWork:
     inputs = StepInputs("cpu")
-    work = DeviceWork(inputs, max(len(row_slots), 1), num_slots, invariant, cutting)
+    work = DeviceWork(inputs, max(len(row_slots), 1), num_slots, invariant)
     inputs.freeze()
     work.order.host[:] = -7
     work.build(np.asarray(row_slots))
@@ -63,17 +50,15 @@ def build(
 def spans(work: DeviceWork) -> dict[int, list[int]]:
     """Rows of the batch by slot, as the lists have them; checks that no row is there twice."""
     found: dict[int, list[int]] = {}
-    sizes = (work.cutting.few_size, work.cutting.block_size, tiling.TILE_ROWS)
+    sizes = (tiling.PAIR_ROWS, tiling.BLOCK_ROWS, tiling.TILE_ROWS)
     for pieces, count, size in zip(
         (work.pairs, work.blocks, work.tiles), work.counts.host, sizes, strict=True
     ):
         for slot, first, rows in pieces.host[:count, :3].tolist():
             assert 0 < rows <= size
             found.setdefault(slot, []).extend(work.order.host[first : first + rows].tolist())
-    for _, first, rows, *each in work.pairs.host[: work.counts.host[0], :7].tolist():
-        assert each == work.order.host[[first + min(field, rows - 1) for field in range(4)]].tolist()
-    for pieces, count in ((work.pairs, work.counts.host[0]), (work.blocks, work.counts.host[1])):
-        assert not pieces.host[count:, 2].any()
+    for _, first, rows, row0, row1 in work.pairs.host[: work.counts.host[0], :5].tolist():
+        assert [row0, row1] == work.order.host[[first, first + rows - 1]].tolist()
     rows = [row for some in found.values() for row in some]
     assert len(rows) == len(set(rows))
     return found
@@ -104,17 +89,14 @@ def test_a_step_leaves_nothing_of_the_one_before() -> None:
     assert work.counts.host.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("cutting", CUTTINGS)
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("num_rows", [1, 16, 17, 256, 257, 1000])
-def test_every_row_is_in_its_slots_pieces_and_fits_the_grid(
-    num_rows: int, invariant: bool, cutting: str
-) -> None:
+def test_every_row_is_in_its_slots_pieces_and_fits_the_grid(num_rows: int, invariant: bool) -> None:
     rng = np.random.default_rng(num_rows)
     for num_slots in (1, 2, 40, 300):
         for skew in (1.0, 4.0):
             slots = (rng.random(num_rows) ** skew * (num_slots + 1)).astype(np.int64) - 1
-            work = build(slots, num_slots, invariant, CUTTINGS[cutting])
+            work = build(slots, num_slots, invariant)
             expected = {
                 int(slot): np.flatnonzero(slots == slot).tolist() for slot in np.unique(slots) if slot >= 0
             }
@@ -127,12 +109,6 @@ def test_every_row_is_in_its_slots_pieces_and_fits_the_grid(
             assert work.pairs.host[:num_pairs, 2].sum() + work.blocks.host[:num_blocks, 2].sum() <= (
                 limits.split_rows
             )
-
-
-def test_slots_with_few_rows_are_cut_into_small_pieces() -> None:
-    work = build([0] * 3 + [1] * 4 + [2] * 5, cutting=tiling.PIECES)
-    assert work.pairs.host[: work.counts.host[0], :3].tolist() == [[0, 0, 2], [0, 2, 1], [1, 3, 2], [1, 5, 2]]
-    assert work.blocks.host[: work.counts.host[1], :3].tolist() == [[2, 7, 5]]
 
 
 def test_the_path_depends_on_the_slots_own_rows() -> None:
@@ -231,28 +207,6 @@ def test_expand_belongs_to_the_shrink_before_it() -> None:
     run.lora.shrink(0, "group", torch.zeros(2, 64))
     with pytest.raises(AssertionError, match="after shrink"):
         run.lora.expand(1, "group", out, (48,))
-
-
-@pytest.mark.parametrize("case", TILE_CASES, ids=str)
-def test_what_is_deferred_is_what_expand_would_add(case: DeviceCase) -> None:
-    table = make_table(case.slots, case.width_in, case.widths)
-    x, _, _ = case.inputs(dtype=torch.float32)
-    run = DeviceRun(table, case.width_in, case.num_tokens)
-    run.begin(case.padded_slots())
-    added = torch.zeros(case.num_tokens, sum(case.widths))
-    run.add(x, added, case.widths)
-    run.lora.shrink(0, "group", x)
-    assert run.lora.defers(case.num_tokens)
-    low_rank = run.lora.defer(0, "group", case.num_tokens)
-    torch.testing.assert_close(low_rank.delta(case.widths), added, rtol=1e-5, atol=1e-5)
-    with pytest.raises(AssertionError, match="after shrink"):
-        run.lora.expand(0, "group", added, case.widths)
-
-
-def test_decoding_rows_are_not_deferred() -> None:
-    run = DeviceRun(make_table((Slot((4,)),), 64, (48,)), 64, 512)
-    assert run.lora.defers(512)
-    assert not run.lora.defers(256)
 
 
 def test_shapes_that_do_not_go_together_are_refused() -> None:

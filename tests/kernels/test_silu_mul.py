@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kernels.silu_mul import silu_mul
-from kernels.silu_mul.cases import CASES, LOW_RANK_CASES, SCALED_CASES, Case, LowRankCase, ScaledCase
-from tests.kernels.silu_mul_rows import run_case, run_low_rank_case, run_scaled_case, run_wild_adapter
+from kernels.silu_mul.cases import CASES, SCALED_CASES, Case, ScaledCase
+from tests.kernels.silu_mul_rows import run_case, run_scaled_case
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -48,13 +48,3 @@ def test_refuses_half_of_a_quantised_output() -> None:
         silu_mul(gate_up, torch.empty(2, 8), scale_T=torch.ones(3))
     with pytest.raises(ValueError, match="not contiguous"):
         silu_mul(gate_up, None, quantized=quantized.new_empty(2, 9)[:, :8], quantized_scale_T=torch.empty(2))
-
-
-@pytest.mark.parametrize("case", LOW_RANK_CASES, ids=str)
-def test_adds_what_adapters_add(case: LowRankCase) -> None:
-    run_low_rank_case(case)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_wild_adapter_stays_in_its_rows(value: float) -> None:
-    run_wild_adapter(value)

@@ -1,1 +1,0 @@
-"""SiLU-and-multiply in Triton, with what adapters add."""
