@@ -5,8 +5,9 @@ Owns the rules. Refuses to know blocks, plans, and how a request is moved: it na
 * PRIORITY and DEFAULT requests take rows and blocks of lower classes, FLEX first, the last in rank first.
   Not PRIORITY of DEFAULT while it is ahead of its share by weight (`FairQueue.priority_is_ahead`).
 * Within a class, a tenant takes from the one that runs the most, if those are more than `GREEDY` times as
-  many as it would then run itself: the last in rank first. What is between the two leaves everybody in peace,
-  and who lost a row cannot take it back. Its first in rank go on meanwhile, so that it progresses.
+  many as it would then run itself, and still more once one is gone: the last in rank first. What is between
+  the two leaves everybody in peace, and who lost a row cannot take it back. Its first in rank go on
+  meanwhile, so that it progresses.
 * Who was made to go is left alone by higher classes until it has gained `MIN_GAIN` tokens, twice as many each
   time: so that happens to it few times. Who had to go for want of memory is protected likewise.
 """
@@ -51,7 +52,7 @@ class Preemption:
         ]
         if not self._is_owed(request):
             return
-        order, greedy = request.rank[0], GREEDY * (num_rows(request) + 1)
+        order, greedy = request.rank[0], _most_in_peace(request)
         rows = [other for other in running if other.rank[0] == order and num_rows(other) > greedy]
         rows.sort(key=lambda other: (num_rows(other), other.rank), reverse=True)
         for other in rows:
@@ -60,7 +61,15 @@ class Preemption:
 
     def _is_owed(self, request: Request) -> bool:
         """Whether another tenant of its class runs so many more than its own that it may have one of them."""
-        return self._running.most_rows[request.rank[0]] > GREEDY * (num_rows(request) + 1)
+        return self._running.most_rows[request.rank[0]] > _most_in_peace(request)
+
+
+def _most_in_peace(request: Request) -> float:
+    """Rows of another tenant up to which it keeps them all. Computing a prompt twice to make two and none one
+    and one would cost more than the wait for the next row.
+    """
+    after = num_rows(request) + 1
+    return max(GREEDY * after, after + 1)
 
 
 def is_left_alone(request: Request) -> bool:

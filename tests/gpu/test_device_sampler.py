@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.batch import StepResult
+from engine.batch import Launched, StepResult
 from tests.engine.runner.draws import KINDS, Rig, both_over_many_steps
 
 pytestmark = pytest.mark.gpu
@@ -38,12 +38,17 @@ def test_launching_waits_for_nothing(device: torch.device) -> None:
         rig.sampler.admit(row, KINDS[row % len(KINDS)], row, [1, 2, 3], [4])
     logits = torch.randn(size, 32_000, device=device)
     rows, lens = np.arange(size), np.ones(size, np.int64)
-    rig.launch(logits, rows, lens).result()  # compiled and allocated
+
+    def two_steps() -> tuple[Launched, Launched]:
+        first = rig.launch(logits, rows, lens)
+        rig.sampler.release(7)
+        rig.sampler.admit(7, KINDS[7], 7, [1, 2, 3], [4, 5])
+        return first, rig.launch(logits, rows, lens + 1)
+
+    for launched in two_steps():  # compiled and allocated
+        launched.result()
     torch.cuda.synchronize()
     torch.cuda._sleep(1_000_000_000)
-    first = rig.launch(logits, rows, lens)
-    rig.sampler.release(7)
-    rig.sampler.admit(7, KINDS[7], 7, [1, 2, 3], [4, 5])
-    second = rig.launch(logits, rows, lens + 1)
+    first, second = two_steps()
     assert not torch.cuda.current_stream().query(), "the host did not wait"
     assert len(first.result().token_ids) == len(second.result().token_ids) == size
