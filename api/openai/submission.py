@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from secrets import token_hex
 from typing import cast
 
 from adapters.resolver import ResolvedModel
 from api.errors import ContextLengthExceeded, InvalidValue
 from api.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationFields
 from billing.pricing import RATE_LABEL
+from billing.request_ids import new_request_id
 from engine.protocol import EngineInfo, PriorityClass, SamplingParams, Submit
 from tenants.context import TenantContext
 from tokenization.chat_template import TemplateRefusal
@@ -193,9 +193,10 @@ def _draft(
     info: EngineInfo,
 ) -> Draft:
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    submitted_at = time.time()
     return Draft(
-        id=f"{kind}-{token_hex(16)}",
-        submitted_at=time.time(),
+        id=new_request_id(kind, submitted_at),
+        submitted_at=submitted_at,
         endpoint=_ENDPOINTS[kind],
         caller=caller,
         model=model,
