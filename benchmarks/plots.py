@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.tables import PEER, ROOT, TABLES, Results, committed
+from benchmarks.tables import DECODE, PEER, ROOT, SERVING, TABLES, Results, committed
 from telemetry.svg import Axis, Series, bar_chart, line_chart
 
 PLOTS = ROOT / "docs/plots"
@@ -30,7 +30,7 @@ _BLOCK = re.compile(r"(<!-- (?P<kind>table|plot): (?P<name>[a-z0-9-]+) -->\n).*?
 
 def step_times(results: Results) -> str | None:
     """Step time by batch and distinct adapters, against the floor and the peer."""
-    report = results("decode-fp8.json")
+    report = results(DECODE)
     if report is None or "rows" not in report:
         return None
     rows = [row for row in report["rows"] if row["rank"] in (None, "16")]
@@ -59,7 +59,11 @@ def step_times(results: Results) -> str | None:
 def adapter_kinds(results: Results) -> str | None:
     """Step time at 256 rows by distinct adapters, for each rank and type measured."""
     rows = []
-    for name in ("decode-fp8.json", "decode-ranks.json", "decode-fp8-adapters.json"):
+    for name in (
+        DECODE,
+        "decode-llama-3.1-8b-fp8-ranks.json",
+        "decode-llama-3.1-8b-fp8-adapters-fp8.json",
+    ):
         rows += (results(name) or {}).get("rows", [])
     if not rows:
         return None
@@ -81,7 +85,7 @@ def adapter_kinds(results: Results) -> str | None:
 
 def throughput(results: Results) -> str | None:
     """Output tokens per second by number of registered adapters, at every rate."""
-    report = results("serving.json")
+    report = results(SERVING)
     if report is None:
         return None
     lines: dict[str, list[tuple[float, float]]] = {}
@@ -100,7 +104,7 @@ def throughput(results: Results) -> str | None:
 
 def latency(results: Results) -> str | None:
     """TTFT and TPOT percentiles by number of registered adapters, at the highest finite rate."""
-    report = results("serving.json")
+    report = results(SERVING)
     finite = [row for row in (report or {}).get("rows", []) if row["rate"] != "inf"]
     if not finite:
         return None

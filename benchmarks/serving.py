@@ -10,7 +10,7 @@ running service instead. With `--rates` requests come by a Poisson process at th
 adapters as `benchmarks.workload` draws them, and goodput against a service level objective is reported.
 
     python -m benchmarks.serving --engine in-process --shape llama-3.1-8b --quantization fp8 \\
-        --registered 8,64,256,1000 --out benchmarks/results/h200/serving.json
+        --registered 8,64,256,1000 --out benchmarks/results/h200/serving-llama-3.1-8b-fp8.json
 
 measures the engine alone, without HTTP, on a random base and any number of adapters: `benchmarks.load`.
 """

@@ -16,6 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks/results/h200"
 PEER = "vllm-0.26.0.json"
+DECODE = "decode-llama-3.1-8b-fp8-r16.json"
+SERVING = "serving-llama-3.1-8b-fp8.json"
 MISSING = "No results are committed."
 
 STEP_BARS_MS = {
@@ -127,26 +129,25 @@ def mixed_table(name: str) -> Callable[[Results], str]:
 
 
 def serving_table(results: Results) -> str:
-    report = results("serving.json")
+    report = results(SERVING)
     if report is None:
         return MISSING
     columns = (
         "registered", "arrivals/s", "output tok/s", "while some wait", "TTFT p50 / p99 ms",
-        "TPOT p50 / p99 ms", "in SLO", "good/s", "loads", "cold: added p50 / p99 ms",
+        "TPOT p50 / p99 ms", "in SLO", "good/s", "loads",
     )  # fmt: skip
     rows = []
     for row in report["rows"]:
-        added = row["cold"].get("added_ms")
         rows.append([
             row["registered"], row["rate"], row["output_tok_s"], row["steady_output_tok_s"],
             _pair(row["ttft_ms"]), _pair(row["tpot_ms"]), f"{row['goodput']['share']:.1%}",
-            row["goodput"]["per_s"], row["loads"], _pair(added) if added else None,
+            row["goodput"]["per_s"], row["loads"],
         ])  # fmt: skip
-    return f"{_markdown(columns, rows)}\n\n{_circumstances(report, 'serving.json')}"
+    return f"{_markdown(columns, rows)}\n\n{_circumstances(report, SERVING)}"
 
 
 def cold_start_table(results: Results) -> str:
-    report = results("serving.json")
+    report = results(SERVING)
     if report is None or "cold_start" not in report:
         return MISSING
     cold = report["cold_start"]
@@ -195,13 +196,13 @@ def _pair(figures: Mapping[str, float]) -> str | None:
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
-    "decode": decode_table("decode-fp8.json", barred=True),
-    "decode-ranks": decode_table("decode-ranks.json"),
-    "decode-fp8-adapters": decode_table("decode-fp8-adapters.json"),
-    "decode-fp8-kv": decode_table("decode-fp8-kv.json"),
-    "decode-int4": decode_table("decode-int4.json"),
-    "prefill": prefill_table("decode-fp8.json"),
-    "mixed-load": mixed_table("decode-fp8.json"),
+    "decode": decode_table(DECODE, barred=True),
+    "decode-ranks": decode_table("decode-llama-3.1-8b-fp8-ranks.json"),
+    "decode-fp8-adapters": decode_table("decode-llama-3.1-8b-fp8-adapters-fp8.json"),
+    "decode-fp8-kv": decode_table("decode-llama-3.1-8b-fp8-kv-fp8.json"),
+    "decode-int4": decode_table("decode-llama-3.1-8b-int4-r16.json"),
+    "prefill": prefill_table(DECODE),
+    "mixed-load": mixed_table(DECODE),
     "serving": serving_table,
     "cold-start": cold_start_table,
     "kernels": kernel_table,

@@ -92,13 +92,15 @@ class ShapedRows:
             held[entry].zero_()
         if params.logit_bias:
             ids, values = bias_of(params, self._vocab_size)
-            self._bias_EV[entry, self._sent(ids)] = self._sent(values, torch.float32)
+            self._bias_EV[entry].index_copy_(0, self._sent(ids), self._sent(values, torch.float32))
         if penalized:
-            self._marks_EV[entry, self._sent(prompt_ids)] = _IN_PROMPT
+            # `marks[entry, ids] = number` would send the number by a copy that waits for the device.
+            self._marks_EV[entry].index_fill_(0, self._sent(prompt_ids), _IN_PROMPT)
             drawn = self._sent(output_ids)
             self._counts_EV[entry].index_add_(0, drawn, torch.ones_like(drawn, dtype=torch.int32))
         forbidden = self._sent(ending_ids(params, self._eos_ids, self._vocab_size))
-        self._marks_EV[entry, forbidden] = self._marks_EV[entry, forbidden] | _ENDS
+        marked = self._marks_EV[entry].index_select(0, forbidden) | _ENDS
+        self._marks_EV[entry].index_copy_(0, forbidden, marked)
         self._penalties_E3[entry] = self._sent(penalties_of(params), torch.float32)
 
     def release(self, row: int) -> None:

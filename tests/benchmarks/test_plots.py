@@ -40,7 +40,7 @@ def results(tmp_path: Path) -> Path:
         "goodput": {"share": 0.75, "per_s": 3.5}, "loads": 7, "cold": {"added_ms": {"p50": 8.5, "p99": 40.0}},
     }  # fmt: skip
     reports: dict[str, Any] = {
-        "decode-fp8.json": {
+        "decode-llama-3.1-8b-fp8-r16.json": {
             "shape": "llama-3.1-8b", "quantization": "fp8", "rows": decode_rows, "copy_tb_s": 4.27,
             "hardware": {"gpu": "NVIDIA H200"}, "versions": {"torch": "2.11.0"},
             "startup": {"weights_s": 3.5, "engine_s": 20.25}, "mixed_load": peer["mixed_load"][:1] and [
@@ -51,7 +51,7 @@ def results(tmp_path: Path) -> Path:
                  "ratio_to_base": 0.953},
             ],
         },
-        "serving.json": {
+        "serving-llama-3.1-8b-fp8.json": {
             "slots": 256, "zipf": 1.0, "versions": {"torch": "2.11.0"}, "hardware": {"gpu": "NVIDIA H200"},
             "rows": [
                 {"registered": registered, "rate": rate, **serving_row}
@@ -100,7 +100,7 @@ def test_every_plot_parses_and_has_its_series(results: Path, tmp_path: Path) -> 
 def test_a_plot_without_results_is_not_drawn_and_goes_when_they_go(results: Path, tmp_path: Path) -> None:
     folder = tmp_path / "plots"
     draw(committed(results), folder)
-    (results / "serving.json").unlink()
+    (results / "serving-llama-3.1-8b-fp8.json").unlink()
     written = draw(committed(results), folder)
     assert {path.stem for path in folder.glob("*.svg")} == {path.stem for path in written}
     assert {"throughput", "latency"}.isdisjoint(path.stem for path in written)
@@ -139,9 +139,7 @@ def test_tables_say_what_the_results_say(results: Path) -> None:
     assert "copy 4.27 TB/s" in decode
     assert "| 768 | 256 / 256 | 0 | 9.5 | 20 700 | 21 000 | 18 767 |" in TABLES["mixed-load"](read)
     assert "| 256 | 128 | 8 | 0.41 | 79 922 | 0.953 |" in TABLES["prefill"](read)
-    assert "| 1 000 | inf | 1 000 |  | 1.25 / 4.75 | 1.25 / 4.75 | 75.0% | 3.5 | 7 | 8.5 / 40 |" in TABLES[
-        "serving"
-    ](read)
+    assert "| 1 000 | inf | 1 000 |  | 1.25 / 4.75 | 1.25 / 4.75 | 75.0% | 3.5 | 7 |" in TABLES["serving"](read)
     assert "| lora | shrink qkv | 10.12 | 3 400 | 8.06 | 80 |" in TABLES["kernels"](read)
     assert "rope_kv" in TABLES["kernels"](read)
     assert "| sapling | fp8 | auto | bf16 | 0.0012 | 0.3 | 0.998 | 0.99 | 1 |" in TABLES["quality"](read)
