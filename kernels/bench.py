@@ -165,22 +165,28 @@ def main(argv: Sequence[str] | None = None, benches: dict[str, Sequence[Bench]] 
             figures += time_op(op, cases, ceilings, arguments.device)
         except Red as red:
             refused[op] = str(red)
+        if arguments.out:  # after each: whoever has to stop a run keeps what is done
+            _write(arguments.out, arguments.device, ceilings, figures, refused)
     peaks = ", ".join(f"{name} {value / 1e12:.0f} TFLOP/s" for name, value in ceilings.peak.items())
     _say(f"copy {ceilings.copy / 1e9:.0f} GB/s, {peaks}")
     for line in table(figures):
         _say(line)
     for problem in refused.values():
         _say(f"REFUSED, check is red: {problem}")
-    if arguments.out:
-        report = {
-            **envelope(arguments.device),
-            "ceilings": asdict(ceilings),
-            "figures": [asdict(figure) for figure in figures],
-            "refused": refused,
-        }
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 1 if refused else 0
+
+
+def _write(
+    path: Path, device: torch.device, ceilings: Ceilings, figures: list[Figure], refused: dict[str, str]
+) -> None:
+    report = {
+        **envelope(device),
+        "ceilings": asdict(ceilings),
+        "figures": [asdict(figure) for figure in figures],
+        "refused": refused,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def _say(line: str) -> None:
