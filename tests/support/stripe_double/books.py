@@ -1,0 +1,150 @@
+"""What the double knows: objects by id, the clock, the events, and what falls due as time goes by.
+
+Knows no HTTP. Domains (`billing`, `payments`) put their methods on top.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+Object = dict[str, Any]
+
+
+class Refused(Exception):
+    """An answer with an error of Stripe's form."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        type: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = {"type": type, "message": message, "code": code, "param": param}
+
+
+class Clock:
+    """Real time and an offset, or the moment of what is being done now."""
+
+    def __init__(self) -> None:
+        self._offset = 0.0
+        self._held: float | None = None
+
+    def now(self) -> int:
+        return int(time.time() + self._offset if self._held is None else self._held)
+
+    def travel(self, to: float) -> None:
+        self._offset = to - time.time()
+
+    def hold(self, at: float | None) -> None:
+        self._held = at
+
+
+class Books:
+    """Objects of every kind. Whoever touches them from another thread holds `lock`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.clock = Clock()
+        self.objects: dict[str, Object] = {}
+        self.events: list[Object] = []
+        self.due: list[tuple[float, int, Callable[[], None]]] = []
+        self._serial = itertools.count(1)
+        self._draws = f"{time.time_ns() % 0xFFFFFF:06x}"
+
+    # Time --------------------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        return self.clock.now()
+
+    def travel_to(self, moment: datetime) -> None:
+        """Let time go by until `moment`, and do what falls due on the way, each at its time."""
+        target = moment.timestamp()
+        with self.lock:
+            self._do_due(target)
+            self.clock.hold(None)
+            self.clock.travel(target)
+
+    def travel(self, seconds: float) -> None:
+        self.travel_to(datetime.fromtimestamp(self.now() + seconds, UTC))
+
+    def later(self, at: float, work: Callable[[], None]) -> None:
+        self.due.append((at, next(self._serial), work))
+
+    def _do_due(self, until: float) -> None:
+        while ready := [one for one in self.due if one[0] <= until]:
+            first = min(ready, key=lambda one: one[:2])
+            self.due.remove(first)
+            self.clock.hold(first[0])
+            first[2]()
+
+    # Objects -----------------------------------------------------------------------------------------------
+
+    def new_id(self, prefix: str) -> str:
+        return f"{prefix}_{self._draws}{next(self._serial):08d}"
+
+    def make(self, prefix: str, kind: str, **fields: Any) -> Object:
+        made = {
+            "id": self.new_id(prefix),
+            "object": kind,
+            "created": self.now(),
+            "livemode": False,
+            **fields,
+        }
+        self.objects[made["id"]] = made
+        return made
+
+    def get(self, one: str, kind: str) -> Object:
+        found = self.objects.get(one)
+        if found is None or found["object"] != kind:
+            raise Refused(f"No such {kind}: '{one}'", status=404, code="resource_missing", param="id")
+        return found
+
+    def all(self, kind: str, **having: Any) -> list[Object]:
+        """Newest first, as Stripe lists."""
+        found = [
+            one
+            for one in self.objects.values()
+            if one["object"] == kind and all(one.get(name) == value for name, value in having.items())
+        ]
+        return found[::-1]
+
+    def page(self, found: list[Object], url: str, query: Object) -> Object:
+        limit = int(query.get("limit", 10))
+        after = query.get("starting_after")
+        if after is not None:
+            ids = [one["id"] for one in found]
+            if after not in ids:
+                raise Refused(f"No such object: '{after}'", param="starting_after", code="resource_missing")
+            found = found[ids.index(after) + 1 :]
+        return {"object": "list", "url": url, "has_more": len(found) > limit, "data": found[:limit]}
+
+    def emit(self, type: str, about: Object) -> None:
+        """An event, with the object as it is now."""
+        event = {
+            "id": self.new_id("evt"),
+            "object": "event",
+            "api_version": "2026-10-28.endive",
+            "created": self.now(),
+            "livemode": False,
+            "pending_webhooks": 1,
+            "request": {"id": None, "idempotency_key": None},
+            "type": type,
+            "data": {"object": _copied(about)},
+        }
+        self.events.append(event)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    return [_copied(one) for one in value] if isinstance(value, list) else value

@@ -1,0 +1,80 @@
+"""Webhooks of the double: signed, sent until they are taken, twice or in disorder when told to.
+
+Signed with the real time, as by Stripe, whatever its test clocks say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import random
+import time
+from dataclasses import dataclass, field
+
+import httpx
+
+from tests.support.stripe_double.books import Books, Object
+
+
+def signed(payload: bytes, secret: str, at: float | None = None) -> str:
+    """The header `Stripe-Signature`."""
+    timestamp = int(time.time() if at is None else at)
+    mac = hmac.new(secret.encode(), b"%d." % timestamp + payload, hashlib.sha256)
+    return f"t={timestamp},v1={mac.hexdigest()}"
+
+
+@dataclass
+class Endpoint:
+    url: str
+    secret: str
+    delivered: list[str] = field(default_factory=list)
+    """Ids of events that were taken."""
+
+
+class Deliveries:
+    """Sends when told: tests decide when an event arrives."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self.endpoints: list[Endpoint] = []
+
+    def waiting(self, endpoint: Endpoint) -> list[Object]:
+        with self._books.lock:
+            return [event for event in self._books.events if event["id"] not in endpoint.delivered]
+
+    async def deliver(
+        self,
+        client: httpx.AsyncClient,
+        *,
+        shuffle: random.Random | None = None,
+        twice: bool = False,
+        only: str | None = None,
+    ) -> list[int]:
+        """Send every event that no endpoint took yet, those of type `only` alone when given; the statuses
+        answered. What is not taken waits for the next call.
+        """
+        statuses = []
+        for endpoint in self.endpoints:
+            events = [event for event in self.waiting(endpoint) if only in (None, event["type"])]
+            if twice:
+                events = events + events
+            if shuffle is not None:
+                shuffle.shuffle(events)
+            for event in events:
+                statuses.append(await self.send(client, endpoint, event))
+        return statuses
+
+    async def send(self, client: httpx.AsyncClient, endpoint: Endpoint, event: Object) -> int:
+        payload = json.dumps(event, indent=2).encode()
+        headers = {
+            "stripe-signature": signed(payload, endpoint.secret),
+            "content-type": "application/json; charset=utf-8",
+        }
+        try:
+            answer = await client.post(endpoint.url, content=payload, headers=headers)
+        except httpx.HTTPError:
+            return 0
+        if answer.status_code // 100 == 2 and event["id"] not in endpoint.delivered:
+            endpoint.delivered.append(event["id"])
+        return answer.status_code
