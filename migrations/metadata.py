@@ -6,6 +6,8 @@ import adapters.files.models
 import adapters.jobs.models
 import adapters.models
 import billing.models
+import billing.notifications.models
+import billing.spend.models
 import db.outbox
 import sla.models
 import tenants.audit.models
@@ -19,6 +21,8 @@ DOMAINS = (
     adapters.jobs.models,
     adapters.models,
     billing.models,
+    billing.notifications.models,
+    billing.spend.models,
     db.outbox,
     sla.models,
     tenants.audit.models,

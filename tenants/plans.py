@@ -56,7 +56,7 @@ class PlanChanges:
             if isinstance(threshold, bool) or not isinstance(threshold, int | float):
                 raise ValueError(f"gate: {name} must be a number, not {threshold!r}")
         for name, amount in self.limits.items():
-            if name == Metric.ADAPTERS or name not in Metric.__members__.values():
+            if name in (Metric.ADAPTERS, Metric.PREPAID_BALANCE) or name not in Metric.__members__.values():
                 raise ValueError(f"limits: {name[:60]!r} is none that a plan sets")
             if amount is not None:
                 check_amount(Metric(name), amount)

@@ -12,10 +12,12 @@ from typing import Literal, NamedTuple, get_args
 Scope = Literal["tenant", "project", "key"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
-Kind = Literal["rate", "held", "day", "month", "stored"]
+Kind = Literal["rate", "held", "day", "month", "ever", "stored"]
 """How a metric is counted: flowing by the minute, as many as are open now, in a calendar's day or month
-(UTC), or lying in the database.
+(UTC), for ever, or lying in the database.
 """
+BUDGETS: frozenset[Kind] = frozenset({"day", "month", "ever"})
+"""Kinds that are counted exactly, from what the ledger has on."""
 Measure = Literal["requests", "input_tokens", "output_tokens", "tokens", "spend", "stored"]
 
 MAX_RATE = 10**11
@@ -34,6 +36,10 @@ class Metric(StrEnum):
     TOKENS_PER_MONTH = "tokens_per_month"
     SPEND_PER_MONTH = "spend_per_month"
     """Micro-USD."""
+    PREPAID_BALANCE = "prepaid_balance"
+    """Micro-USD: all credits together, of which what was used is taken, and nothing ever comes back. Set by
+    what is paid, never by a plan or a tenant.
+    """
     ADAPTERS = "adapters"
     STORAGE_BYTES = "storage_bytes"
 
@@ -61,6 +67,7 @@ _COUNTED = {
     Metric.TOKENS_PER_DAY: _Counted("day", "tokens"),
     Metric.TOKENS_PER_MONTH: _Counted("month", "tokens"),
     Metric.SPEND_PER_MONTH: _Counted("month", "spend"),
+    Metric.PREPAID_BALANCE: _Counted("ever", "spend"),
     Metric.ADAPTERS: _Counted("stored", "stored"),
     Metric.STORAGE_BYTES: _Counted("stored", "stored"),
 }

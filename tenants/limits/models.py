@@ -24,7 +24,8 @@ class LimitRow(TenantOwned, Base):
         CheckConstraint(f"metric IN ({METRICS_SQL})", name="metric_known"),
         CheckConstraint("amount >= 0", name="amount_counts"),
         CheckConstraint(
-            "metric NOT IN ('adapters', 'storage_bytes') OR (scope = 'tenant' AND model = '')",
+            "metric NOT IN ('prepaid_balance', 'adapters', 'storage_bytes') "
+            "OR (scope = 'tenant' AND model = '')",
             name="stored_by_tenants",
         ),
     )
