@@ -5,6 +5,7 @@ from sqlalchemy.schema import SchemaItem
 import adapters.files.models
 import adapters.jobs.models
 import adapters.models
+import billing.invoices.models
 import billing.models
 import billing.notifications.models
 import billing.spend.models
@@ -20,6 +21,7 @@ DOMAINS = (
     adapters.files.models,
     adapters.jobs.models,
     adapters.models,
+    billing.invoices.models,
     billing.models,
     billing.notifications.models,
     billing.spend.models,

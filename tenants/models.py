@@ -34,6 +34,7 @@ class Plan(Base):
     """What tenants on it may do."""
 
     __tablename__ = "plans"
+    __table_args__ = (CheckConstraint("monthly_fee >= 0 AND included_usage >= 0", name="fees_sane"),)
 
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
@@ -48,6 +49,10 @@ class Plan(Base):
     """By class of service, what differs from the default terms: see `tenants.terms`."""
     limits: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=text("'{}'"))
     """Amounts of limits that every tenant on it has, by metric."""
+    monthly_fee: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    """Micro-USD, beside what is used."""
+    included_usage: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    """Micro-USD of a month's usage that the fee covers."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 

@@ -29,7 +29,11 @@ from tenants.views import STANDARD, PlanView, plan_view
 __all__ = ["STANDARD", "STANDARD_PLAN", "PlanChanges", "PlanService", "PlanView"]
 
 _NAME = re.compile(r"[a-z0-9._-]{1,64}")
-_MOST = {"max_adapters": 100_000, "max_file_bytes": 1 << 40, "pinned_adapters": 4096}
+_FEES = ("monthly_fee", "included_usage")
+"""In micro-USD."""
+_MOST = {"max_adapters": 100_000, "max_file_bytes": 1 << 40, "pinned_adapters": 4096} | dict.fromkeys(
+    _FEES, 10**12
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class PlanChanges:
     """Terms to set, by class of service and name: see `tenants.terms.Terms`."""
     limits: Mapping[str, int | None] = field(default_factory=lambda: MappingProxyType({}))
     """Amounts of limits to set, by metric; None takes one away."""
+    monthly_fee: int | None = None
+    included_usage: int | None = None
 
     def check(self) -> None:
         """Raises ValueError naming the limit."""

@@ -26,6 +26,8 @@ class PlanView:
     """Of every class of service."""
     limits: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     """Amounts of limits of the tenant as a whole, by metric."""
+    monthly_fee: int = 0
+    included_usage: int = 0
 
 
 STANDARD = PlanView()
@@ -42,4 +44,6 @@ def plan_view(plan: Plan) -> PlanView:
         MappingProxyType(dict(plan.gate)),
         read(plan.terms),
         MappingProxyType(dict(plan.limits)),
+        plan.monthly_fee,
+        plan.included_usage,
     )

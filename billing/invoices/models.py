@@ -1,0 +1,253 @@
+"""What is asked for and what is owed: billing accounts, credits, invoices, credit notes.
+
+Money is whole micro-USD but in `*_cents`, which is what is asked for. All but `BillingAccount` is only ever
+added to: triggers refuse UPDATE, DELETE and TRUNCATE, and a correction is a new row. No foreign keys to
+tenants: a bill outlives what it names.
+"""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Date,
+    ForeignKey,
+    Index,
+    Integer,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.base import Base
+from db.repository import TenantOwned
+
+
+class BillingAccount(TenantOwned, Base):
+    """How a tenant pays, and who the bill goes to. Made when first needed."""
+
+    __tablename__ = "billing_accounts"
+    __table_args__ = (
+        CheckConstraint("mode IN ('postpaid', 'prepaid')", name="mode_known"),
+        CheckConstraint("state IN ('active', 'grace', 'suspended')", name="state_known"),
+        CheckConstraint("(state = 'grace') = (grace_until IS NOT NULL)", name="grace_ends"),
+        Index("uq_billing_accounts_stripe_customer_id", "stripe_customer_id", unique=True),
+        Index("uq_billing_accounts_stripe_subscription_id", "stripe_subscription_id", unique=True),
+    )
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    mode: Mapped[str] = mapped_column(server_default=text("'postpaid'"))
+    """Prepaid now: the last of its `PrepaidPeriod`s has no end."""
+    state: Mapped[str] = mapped_column(server_default=text("'active'"))
+    grace_until: Mapped[datetime | None]
+    stripe_customer_id: Mapped[str | None]
+    stripe_subscription_id: Mapped[str | None]
+    name: Mapped[str] = mapped_column(server_default=text("''"))
+    """Of the customer, as the bill has it. Empty: the tenant's."""
+    email: Mapped[str] = mapped_column(server_default=text("''"))
+    address: Mapped[str] = mapped_column(server_default=text("''"))
+    """Lines of text."""
+    country: Mapped[str] = mapped_column(server_default=text("''"))
+    """Two letters, ISO 3166."""
+    tax_id: Mapped[str] = mapped_column(server_default=text("''"))
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class PrepaidPeriod(TenantOwned, Base):
+    """A time whose usage is paid from the balance as it happens. Whole minutes; periods do not overlap."""
+
+    __tablename__ = "prepaid_periods"
+    __table_args__ = (
+        CheckConstraint("until > since", name="ends_later"),
+        CheckConstraint(
+            "date_trunc('minute', since, 'UTC') = since AND date_trunc('minute', until, 'UTC') = until",
+            name="whole_minutes",
+        ),
+        Index("uq_prepaid_periods_open", "tenant_id", unique=True, postgresql_where=text("until IS NULL")),
+    )
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    since: Mapped[datetime] = mapped_column(primary_key=True)
+    """Included."""
+    until: Mapped[datetime | None]
+    """Not. None: it goes on."""
+
+
+class CreditEntry(TenantOwned, Base):
+    """Money put into a tenant's balance, or taken out. What prepaid usage draws is in the ledger alone."""
+
+    __tablename__ = "credits"
+    __table_args__ = (
+        CheckConstraint(
+            "(kind IN ('top_up', 'grant', 'credit_note', 'kept') AND amount > 0)"
+            " OR (kind IN ('applied', 'refund', 'expiry') AND amount < 0)",
+            name="sign_of_kind",
+        ),
+        CheckConstraint("kind NOT IN ('applied', 'kept') OR invoice_id IS NOT NULL", name="of_invoice"),
+        CheckConstraint("expires_at IS NULL OR kind IN ('top_up', 'grant')", name="expiring_kinds"),
+        UniqueConstraint("tenant_id", "kind", "reference"),
+        Index(None, "tenant_id", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    at: Mapped[datetime]
+    kind: Mapped[str]
+    """`top_up` paid for; `grant` given; `credit_note` from one; `kept` from an invoice below zero; `applied`
+    to an invoice; `refund` paid back; `expiry` of an entry.
+    """
+    amount: Mapped[int] = mapped_column(BigInteger)
+    reference: Mapped[str]
+    """What it stems from, such as a payment's id: of one kind, the same reference counts once."""
+    reason: Mapped[str] = mapped_column(server_default=text("''"))
+    invoice_id: Mapped[str | None] = mapped_column(ForeignKey("invoices.id"))
+    expires_at: Mapped[datetime | None]
+    """What is left of it then is taken back."""
+    actor: Mapped[dict[str, Any]] = mapped_column(JSONB)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class DocumentNumber(Base):
+    """The last number of a kind of document. Its row's lock is what leaves no gap."""
+
+    __tablename__ = "document_numbers"
+    __table_args__ = (CheckConstraint("last >= 0", name="last_counts"),)
+
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    last: Mapped[int] = mapped_column(BigInteger)
+
+
+class Invoice(TenantOwned, Base):
+    """What a tenant owes for a UTC month. Final as soon as it is there."""
+
+    __tablename__ = "invoices"
+    __table_args__ = (
+        UniqueConstraint("number"),
+        UniqueConstraint("tenant_id", "month"),
+        UniqueConstraint("id", "tenant_id"),
+        CheckConstraint("number > 0", name="number_positive"),
+        CheckConstraint("extract(day FROM month) = 1", name="whole_month"),
+        CheckConstraint("currency = 'usd'", name="currency_known"),
+        CheckConstraint("total >= 0", name="never_below_zero"),
+        CheckConstraint(
+            "total = total_cents * 10000 + carried_out AND carried_out >= -5000 AND carried_out < 5000",
+            name="rounded_half_up",
+        ),
+        Index(None, "tenant_id", "id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    number: Mapped[int] = mapped_column(BigInteger)
+    """Of all the operator's, without gaps."""
+    month: Mapped[date] = mapped_column(Date)
+    """Its first day."""
+    issued_at: Mapped[datetime]
+    due_at: Mapped[datetime]
+    currency: Mapped[str] = mapped_column(server_default=text("'usd'"))
+    total: Mapped[int] = mapped_column(BigInteger)
+    """Of the lines."""
+    total_cents: Mapped[int] = mapped_column(BigInteger)
+    """What is asked for: `total`, half a cent up."""
+    carried_out: Mapped[int] = mapped_column(BigInteger)
+    """What rounding left for the next invoice: `total` less what is asked for."""
+    seller: Mapped[dict[str, str]] = mapped_column(JSONB)
+    customer: Mapped[dict[str, str]] = mapped_column(JSONB)
+    """Who it is from and goes to, as they were."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class InvoiceLine(TenantOwned, Base):
+    __tablename__ = "invoice_lines"
+    __table_args__ = (
+        CheckConstraint("number > 0", name="number_positive"),
+        CheckConstraint(
+            "kind IN ('usage', 'storage', 'calibration', 'reversal', 'fee', 'allowance', 'prepaid',"
+            " 'carried', 'credit', 'kept')",
+            name="kind_known",
+        ),
+        Index(None, "tenant_id", "month"),
+    )
+
+    invoice_id: Mapped[str] = mapped_column(ForeignKey("invoices.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(Integer, primary_key=True)
+    """From 1, in the order they are shown."""
+    tenant_id: Mapped[str]
+    kind: Mapped[str]
+    """`usage`, `storage`, `calibration` and `reversal` are the ledger's; `prepaid` was paid from the balance;
+    `carried` is what rounding left; `credit` is taken from the balance, `kept` is put into it.
+    """
+    month: Mapped[date] = mapped_column(Date)
+    """What it is for: earlier than the invoice's for what was recorded late."""
+    description: Mapped[str]
+    details: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
+    """What tells ledger lines of a month apart, and their quantities: see `billing.invoices.lines`."""
+    amount: Mapped[int] = mapped_column(BigInteger)
+
+
+class CreditNote(TenantOwned, Base):
+    """Part of an invoice, or all of it, taken back."""
+
+    __tablename__ = "credit_notes"
+    __table_args__ = (
+        UniqueConstraint("number"),
+        CheckConstraint("number > 0", name="number_positive"),
+        CheckConstraint("amount_cents > 0", name="amount_positive"),
+        CheckConstraint("settlement IN ('due', 'credit', 'refund')", name="settlement_known"),
+        Index(None, "tenant_id", "id"),
+        Index(None, "invoice_id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    number: Mapped[int] = mapped_column(BigInteger)
+    """Of all the operator's credit notes, without gaps."""
+    invoice_id: Mapped[str] = mapped_column(ForeignKey("invoices.id"))
+    issued_at: Mapped[datetime]
+    amount_cents: Mapped[int] = mapped_column(BigInteger)
+    settlement: Mapped[str]
+    """`due`: less is owed; of what was paid, `credit`: put into the balance; `refund`: paid back."""
+    reason: Mapped[str]
+    actor: Mapped[dict[str, Any]] = mapped_column(JSONB)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class InvoicePayment(TenantOwned, Base):
+    """Money that came for an invoice, or went back."""
+
+    __tablename__ = "invoice_payments"
+    __table_args__ = (
+        CheckConstraint(
+            "(kind = 'payment' AND amount_cents > 0) OR (kind = 'refund' AND amount_cents < 0)",
+            name="sign_of_kind",
+        ),
+        UniqueConstraint("tenant_id", "kind", "reference"),
+        Index(None, "invoice_id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    invoice_id: Mapped[str] = mapped_column(ForeignKey("invoices.id"))
+    at: Mapped[datetime]
+    kind: Mapped[str]
+    amount_cents: Mapped[int] = mapped_column(BigInteger)
+    reference: Mapped[str]
+    """The payment's id at whoever took it: of one kind, the same reference counts once."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class ClosedMonth(Base):
+    """A month that every tenant has been invoiced for. What is recorded for it later is for a later one."""
+
+    __tablename__ = "closed_months"
+    __table_args__ = (CheckConstraint("extract(day FROM month) = 1", name="whole_month"),)
+
+    month: Mapped[date] = mapped_column(Date, primary_key=True)
+    closed_at: Mapped[datetime]
+    num_invoices: Mapped[int] = mapped_column(Integer)
