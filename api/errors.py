@@ -56,7 +56,7 @@ from adapters.names import InvalidModelName
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.storage.receiving import TooManyBytes
 from api.ratelimit import rate_headers
-from billing.errors import InvalidReportQuery, MalformedEvent, PriceTaken
+from billing.errors import GenerationNotFound, InvalidReportQuery, MalformedEvent, PriceTaken
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
@@ -64,6 +64,7 @@ from sla.errors import InvalidMonth
 from tenants.errors import (
     AddressNotAllowed,
     AuditEntryNotFound,
+    BalanceExhausted,
     DefaultProjectKept,
     InvalidApiKey,
     InviteAccepted,
@@ -264,6 +265,7 @@ FACES: dict[type[Exception], Face] = {
     PlanNotFound: NOT_FOUND,
     LimitNotFound: NOT_FOUND,
     RateLimited: Face(429, "rate_limit_error", "rate_limit_exceeded", retry=True, retry_after=1),
+    BalanceExhausted: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
     QuotaExhausted: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
     # The quotas' own: what they cannot ask they judge by themselves, or say that it is unavailable.
     LinkDown: INTERNAL,
@@ -288,6 +290,7 @@ FACES: dict[type[Exception], Face] = {
     ModelNotFound: NO_MODEL,
     InvalidModelName: NO_MODEL,
     InvalidReportQuery: Face(400, INVALID, "invalid_value", retry=False),
+    GenerationNotFound: NOT_FOUND,
     InvalidMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
     # The worker's, and the operator's: they never cross HTTP.
     MalformedEvent: INTERNAL,

@@ -226,6 +226,24 @@ class QuotaExhausted(LimitReached):
         self.resets_at = resets_at
 
 
+class BalanceExhausted(QuotaExhausted):
+    """What was paid in and is not used does not cover what the request may cost. It never resets: pay."""
+
+    def __init__(
+        self, limit: Limit, requests: RateView | None = None, tokens: RateView | None = None
+    ) -> None:
+        LimitReached.__init__(
+            self,
+            limit,
+            "You exceeded your current quota: your organization's prepaid balance does not cover what this "
+            "request may cost. Top it up, on the console's billing page or through "
+            "/v1/organization/billing, or ask for fewer tokens ('max_tokens').",
+            requests,
+            tokens,
+        )
+        self.resets_at = None
+
+
 class QuotaUnavailable(TenantError):
     """What is used of a budget cannot be looked up, so nothing is let through that would count to it."""
 
@@ -245,9 +263,14 @@ class LimitNotFound(TenantError):
         self.metric = metric
 
 
+_WORDS = {
+    Metric.SPEND_PER_MONTH: "micro-USD of spend per month",
+    Metric.PREPAID_BALANCE: "micro-USD of prepaid balance",
+}
+
+
 def described(limit: Limit) -> str:
     """As a message names it."""
-    what = "micro-USD of spend per month" if limit.metric == Metric.SPEND_PER_MONTH else None
     model = f", model {limit.model}" if limit.model else ""
-    words = what or limit.metric.replace("_", " ")
+    words = _WORDS.get(limit.metric) or limit.metric.replace("_", " ")
     return f"{limit.amount} {words} for {limit.scope} {limit.scope_id}{model}"

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import msgspec
 
 from tenants.context import TenantContext
-from tenants.limits.kinds import Kind, Limit, Measure
+from tenants.limits.kinds import BUDGETS, Kind, Limit, Measure
 from tenants.quotas.scripts import Scripts, reserve_tail, tag_of
 
 MAX_PLANS = 50_000
 CONTRACT = 5
-KINDS: dict[Kind, int] = {"rate": 1, "held": 2, "day": 3, "month": 4}
+KINDS: dict[Kind, int] = {"rate": 1, "held": 2, "day": 3, "month": 4, "ever": 6}
 MEASURES: dict[Measure, int] = {
     "requests": 1,
     "input_tokens": 2,
@@ -89,7 +89,7 @@ def compile_plan(
         packed,
         scripts.reserve_head(tag),
         reserve_tail(tag, packed),
-        any(bucket.kind in (KINDS["day"], KINDS["month"]) for bucket in buckets),
+        any(limit.metric.kind in BUDGETS for limit in limits),
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from db.errors import DatabaseUnavailable
 from tenants.context import TenantContext
-from tenants.errors import QuotaExhausted, QuotaUnavailable, RateLimited
+from tenants.errors import BalanceExhausted, QuotaExhausted, QuotaUnavailable, RateLimited
 from tenants.limits.kinds import NOTHING, Amounts, Limit, RateView
 from tenants.quotas import scripts as lua
 from tenants.quotas.ending import Endings
@@ -30,6 +30,8 @@ from tenants.quotas.scripts import Scripts, Timing
 
 logger = logging.getLogger(__name__)
 
+EVER = datetime.fromtimestamp(0, UTC)
+"""When a budget that is for ever began, whenever its tenant did."""
 UNAVAILABLE_RETRY = 2.0
 """Seconds after which to try again what needs Redis or the ledger."""
 
@@ -180,6 +182,8 @@ class Quotas:
             start = now.replace(hour=0, minute=0, second=0, microsecond=0)
             if bucket.kind == KINDS["month"]:
                 start = start.replace(day=1)
+            elif bucket.kind == KINDS["ever"]:
+                start = EVER
             task = asyncio.ensure_future(self._seed(plan.tenant_id, bucket.limit, start))
             self._seeding[key] = task
             task.add_done_callback(lambda done: self._seeded(key, done))
@@ -213,6 +217,8 @@ class Quotas:
         views = reservation.requests, reservation.tokens
         if outcome == lua.LIMITED:
             raise RateLimited(limit, wait_ms / 1000, *views)
+        if limit.metric.kind == "ever":
+            raise BalanceExhausted(limit, *views)
         if outcome == lua.TOO_LARGE:
             raise QuotaExhausted(limit, None, *views)
         raise QuotaExhausted(limit, datetime.fromtimestamp((now_ms + wait_ms) / 1000, UTC), *views)
@@ -290,7 +296,7 @@ class Quotas:
                 except QuotaUnavailable:
                     used = None
             resets_at = None
-            if limit.metric.kind != "held":
+            if limit.metric.kind not in ("held", "ever"):
                 resets_at = datetime.fromtimestamp((now + reset) / 1000, UTC)
             states.append(LimitState(limit, used, held, resets_at))
         return states

@@ -14,7 +14,7 @@ from db.session import Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import KeyNotFound, LimitNotFound, ProjectNotFound, TenantNotFound
-from tenants.limits.kinds import SCOPES, Limit, Metric, Scope, check_amount
+from tenants.limits.kinds import BUDGETS, SCOPES, Limit, Metric, Scope, check_amount
 from tenants.limits.repository import LimitRepository, compiled
 from tenants.models import ApiKey
 from tenants.projects.repository import ProjectRepository
@@ -57,6 +57,8 @@ class LimitService:
         sets it; ProjectNotFound, KeyNotFound, TenantNotFound for whom it is.
         """
         _check(limit)
+        if limit.metric.kind == "ever":
+            raise ValueError(f"metric: {limit.metric} is what was paid in, not set")
         async with self._database.write(tenant_id) as session:
             await self._find_scope(session, tenant_id, limit.scope, limit.scope_id)
             if limit.scope == "tenant" and not limit.model and actor.kind != "operator":
@@ -66,7 +68,7 @@ class LimitService:
             if before is None and await repository.count() > MAX_LIMITS:
                 raise ValueError(f"limits: there can be at most {MAX_LIMITS}")
             await self._tell(session, tenant_id, limit.scope, limit.scope_id)
-            if before is None and limit.metric.kind in ("day", "month"):
+            if before is None and limit.metric.kind in BUDGETS:
                 # What was counted under a limit of this name in former times is not what is used now: the
                 # first request has it looked up in the ledger.
                 session.after_commit(lambda: self._forget_count(limit, tenant_id))
@@ -88,7 +90,7 @@ class LimitService:
         self, tenant_id: str, actor: Actor, scope: Scope, scope_id: str, model: str, metric: Metric
     ) -> None:
         """Take a limit away; what the plan sets holds again. Raises LimitNotFound."""
-        if "\x00" in scope_id + model:  # which no row can hold
+        if "\x00" in scope_id + model or metric.kind == "ever":  # no row can hold that, or nobody's to take
             raise LimitNotFound(scope, scope_id, model, metric)
         async with self._database.write(tenant_id) as session:
             before = await LimitRepository(session, tenant_id).delete(scope, scope_id, model, metric)

@@ -57,6 +57,8 @@ for b = 1, #keys do
     if kind == DAY then
       if not day_first then day_first, day_end = window_of(DAY, now) end
       first, finish = day_first, day_end
+    elseif kind == EVER then
+      first, finish = window_of(EVER, now)
     else
       if not month_first then month_first, month_end = window_of(MONTH, now) end
       first, finish = month_first, month_end
@@ -74,7 +76,7 @@ for b = 1, #keys do
       missing[#missing + 1] = b
     end
     local need = most[measure]
-    if need > limit then
+    if need > limit and kind ~= EVER then  -- of what is for ever the limit grows when more is paid in
       refuse(TOO_LARGE, b, 0)
     elseif used + need > limit then
       refuse(EXHAUSTED, b, finish - now)

@@ -4,12 +4,14 @@
 -- A bucket's value is doubles, all integers below 2^53:
 --   rate:   level (a sixty-thousandth of a unit each), the millisecond it stood at that, units per minute
 --   held:   how many
---   window: its first millisecond, used, held
+--   window: its first millisecond, used, held; one that is for ever began at 0
 -- A plan is a flat list, four entries a bucket: name, kind, measure, limit.
 -- A reservation's record is MessagePack: see `unpack_record`. State o is open, e expired; of one that was settled
 -- only an s is left.
 
-local RATE, HELD, DAY, MONTH, CONTRACT = 1, 2, 3, 4, 5
+local RATE, HELD, DAY, MONTH, CONTRACT, EVER = 1, 2, 3, 4, 5, 6
+-- A time that never comes, in milliseconds: below 2^53, and later than any other.
+local NEVER = 9e15
 local UNIT = 60000
 local DAY_MS = 86400000
 local floor, ceil, max, min = math.floor, math.ceil, math.max, math.min
@@ -45,7 +47,12 @@ local function window_of(kind, now)
     local first = floor(now / DAY_MS) * DAY_MS
     return first, first + DAY_MS
   end
+  if kind == EVER then return 0, NEVER end
   return month_of(now)
+end
+
+local function is_window(kind)
+  return kind == DAY or kind == MONTH or kind == EVER
 end
 
 local function put_rate(key, level, at, limit)
@@ -119,7 +126,7 @@ local function close(tag, r, used, now)
       if unused > 0 then unused = max(0, unused - max(0, now - r.began) * max(rate, limit)) end
       level = max(0, level - unused)
       if value or level > 0 then put_rate(key, level, at, rate) end
-    elseif (kind == DAY or kind == MONTH) and value then
+    elseif is_window(kind) and value then
       local first, total, held = struct.unpack('<ddd', value)
       if first == window_of(kind, r.counted) then
         put_window(key, first, total + used[measure], max(0, held - most[measure]))
@@ -138,7 +145,7 @@ local function charge(tag, r, used, now)
     if kind == RATE or (kind == CONTRACT and r.within == 1) then
       local level, at, rate = drained(key, value, now, limit)
       put_rate(key, level + used[measure] * UNIT, at, rate)
-    elseif (kind == DAY or kind == MONTH) and value then
+    elseif is_window(kind) and value then
       local first, total, held = struct.unpack('<ddd', value)
       if first == window_of(kind, r.counted) then put_window(key, first, total + used[measure], held) end
     end

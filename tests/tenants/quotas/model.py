@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Literal
 
-Kind = Literal["rate", "held", "day", "month", "contract"]
+Kind = Literal["rate", "held", "day", "month", "ever", "contract"]
+NEVER = 9 * 10**15
 STANDSTILL = 60_000
 
 
@@ -87,6 +88,8 @@ class Held:
 
 
 def window_of(kind: Kind, now: int) -> tuple[int, int]:
+    if kind == "ever":
+        return 0, NEVER
     day = datetime.fromtimestamp(now // 1000, UTC).replace(hour=0, minute=0, second=0)
     if kind == "day":
         start, end = day, day + timedelta(days=1)
@@ -126,7 +129,7 @@ class Model:
                 return "too large"
             return "taken" if self.places[rule.name] + 1 <= rule.amount else "limited"
         window, need = self._window(now, rule), worst.of(rule.measure)
-        if need > rule.amount:
+        if need > rule.amount and rule.kind != "ever":
             return "too large"
         if window.used + need > rule.amount:
             return "exhausted"
@@ -182,7 +185,7 @@ class Model:
                     drained = Fraction(max(0, now - reservation.at), 60_000) * rule.amount
                     unused = max(Fraction(0), unused - drained)
                 rate.add(now, -unused)
-            elif rule.kind in ("day", "month"):
+            elif rule.kind in ("day", "month", "ever"):
                 window = self.windows[rule.name]
                 if window.start == reservation.windows[rule.name]:
                     window.held -= reservation.worst.of(rule.measure)
@@ -192,7 +195,7 @@ class Model:
         for rule in self.rules:
             if rule.kind == "rate" or (rule.kind == "contract" and reservation.within):
                 self.rates[rule.name].add(now, Fraction(used.of(rule.measure)))
-            elif rule.kind in ("day", "month"):
+            elif rule.kind in ("day", "month", "ever"):
                 window = self.windows[rule.name]
                 if window.start == reservation.windows[rule.name]:
                     window.used += used.of(rule.measure)

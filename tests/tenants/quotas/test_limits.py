@@ -11,6 +11,7 @@ from tenants.limits.kinds import Limit, Metric
 from tenants.limits.repository import compiled
 from tenants.models import Tenant
 from tenants.plans import PlanChanges, PlanService
+from tenants.quotas.balance import set_balance
 from tenants.quotas.plan import bucket_key
 from tenants.quotas.service import LimitService
 from tenants.resolver import KeyResolver
@@ -93,6 +94,7 @@ async def test_only_ones_own_are_limited(
         ({"amount": 10**11 + 1}, "amount"),
         ({"amount": True}, "amount"),
         ({"metric": Metric.STORAGE_BYTES, "model": "sapling"}, "metric"),
+        ({"metric": Metric.PREPAID_BALANCE}, "metric"),
     ],
 )
 async def test_what_is_wrong_is_named(
@@ -142,7 +144,7 @@ async def test_a_key_carries_the_limits_that_are_on_it(
 
 
 async def test_plans_limit_only_what_they_may(plans: PlanService) -> None:
-    for wrong in ({"adapters": 5}, {"requests": 1}, {"tokens_per_day": -1}):
+    for wrong in ({"adapters": 5}, {"prepaid_balance": 5}, {"requests": 1}, {"tokens_per_day": -1}):
         with pytest.raises(ValueError, match=r"limits|amount"):
             await plans.set("standard", PlanChanges(limits=wrong))
 
@@ -159,6 +161,37 @@ async def test_a_new_budget_begins_with_what_the_ledger_has(
     await redis_client.set(key, b"counted since")
     await limits.set(tenant.id, ADMIN, Limit("tenant", tenant.id, "", Metric.TOKENS_PER_DAY, 20))
     assert await redis_client.get(key) == b"counted since"
+
+
+async def test_a_prepaid_balance_is_heard_and_no_ones_to_change(
+    limits: LimitService,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    accounts: AccountServices,
+    resolver: KeyResolver,
+    tenant: Tenant,
+) -> None:
+    key = await accounts.keys.create(tenant.id, "mine", OPERATOR)
+    assert (await resolver.resolve(key.plaintext)).limits == ()
+
+    async def becomes(amount: int | None) -> None:
+        async with database.write(tenant.id) as session:
+            await set_balance(session, redis_client, tenant.id, amount)
+
+        async def heard() -> bool:
+            known = (await resolver.resolve(key.plaintext)).limits
+            return [limit.amount for limit in known] == ([] if amount is None else [max(0, amount)])
+
+        assert await eventually(heard) < 1.0
+
+    await redis_client.set(b"rootstock:quota:{%b}:prepaid_balance::" % tenant.id.encode(), b"of former times")
+    await becomes(500)
+    assert await redis_client.exists(f"rootstock:quota:{{{tenant.id}}}:prepaid_balance::") == 0
+    await becomes(0)
+    await becomes(-7)
+    with pytest.raises(LimitNotFound):
+        await limits.delete(tenant.id, ADMIN, "tenant", tenant.id, "", Metric.PREPAID_BALANCE)
+    await becomes(None)
 
 
 def test_models_are_named_as_on_a_keys_list() -> None:

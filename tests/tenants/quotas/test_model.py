@@ -43,6 +43,7 @@ def rules() -> st.SearchStrategy[list[Rule]]:
             Rule, st.just("tpm-month"), st.just("month"), st.just("tokens"), st.sampled_from([50, 900])
         ),
         st.builds(Rule, st.just("spend"), st.just("month"), st.just("spend"), st.sampled_from([5, 400])),
+        st.builds(Rule, st.just("balance"), st.just("ever"), st.just("spend"), st.sampled_from([5, 400])),
         st.builds(Rule, st.just("contract:p"), st.just("contract"), st.just("tokens"), tokens),
     ]
     return st.sets(st.integers(0, len(every) - 1), min_size=1).flatmap(
@@ -170,7 +171,7 @@ MODEL = settings(
 @MODEL
 @given(
     rules(),
-    st.dictionaries(st.sampled_from(["rpd", "spend"]), st.integers(0, 4)),
+    st.dictionaries(st.sampled_from(["rpd", "spend", "balance"]), st.integers(0, 4)),
     st.sampled_from(STARTS),
     STEPS,
 )

@@ -98,6 +98,27 @@ async def test_exactly_as_many_as_there_is_room_for(redis_url: str, processes: l
     assert sum(result["refused"] for result in results) == 4 * 50 - 45
 
 
+async def test_a_prepaid_balance_against_500_requests_at_once(
+    redis_url: str, processes: list[Reserving]
+) -> None:
+    """Never more is spent than was paid in; what is paid in later is there to be spent, and not more."""
+    paid_in = limit(Metric.PREPAID_BALANCE, 1000)
+    tasks = [
+        Task(redis_url, f"p{k}", [paid_in], 125, Amounts(1, 0, 13, 13), [0, 1, 5, 13], seed=k, rounds=3)
+        for k in range(PROCESSES)
+    ]
+    results = await run_at_once(processes, tasks)
+    spent = sum(result["tokens"] for result in results)
+    assert 0 < spent <= 1000
+    assert sum(result["refused"] for result in results) > 0
+    async with opened(redis_url, "looker") as quotas:
+        assert await counted(quotas, paid_in) == [(spent, 0)]
+        more = limit(Metric.PREPAID_BALANCE, 1500)
+        await quotas.reserve("rest", caller(more), "sapling", Amounts(1, 0, 1, 1500 - spent))
+        with pytest.raises(RateLimited, match="prepaid balance"):
+            await quotas.reserve("another", caller(more), "sapling", Amounts(1, 0, 1, 1))
+
+
 async def test_a_rate_over_four_processes_is_the_rate(
     redis_url: str, redis_client: redis.asyncio.Redis, processes: list[Reserving]
 ) -> None:
