@@ -1,0 +1,121 @@
+"""`rootstock billing`: the books from the command line.
+
+Owns names, options and help of these commands, and one call to the service per command. Everything heavy is
+imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.printing import Data, print_rows
+
+if TYPE_CHECKING:
+    from billing.reports.margin import Margin
+
+billing_app = typer.Typer(help="The ledger, what it earns, and whether it balances.", no_args_is_help=True)
+
+MARGIN_HEADER = ("TENANT", "CLASS", "REQUESTS", "INPUT", "OUTPUT", "GPU HOURS", "REVENUE", "COST", "MARGIN")
+
+
+@billing_app.command("margin")
+def margin(
+    gpu_hour_price: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            envvar="ROOTSTOCK_BILLING_GPU_HOUR_PRICE",
+            help="What an hour of one GPU costs, in micro-USD: 2500000 is 2.50 USD.",
+        ),
+    ],
+    month: Annotated[
+        str | None, typer.Option(help="Which, as YYYY-MM in UTC; the month that runs if not given.")
+    ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            envvar="ROOTSTOCK_BILLING_GPUS",
+            help="GPUs paid for all of that time; as many as engines have served if not given.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="All figures, in micro-USD.")] = False,
+    data: Data = None,
+) -> None:
+    """What a month brought in and what serving it cost, by tenant and class of service, in USD.
+
+    A GPU's busy time comes from the ledger's own timings; each request bears it by the time it ran.
+    """
+    from billing.reports.margin import MarginReports
+    from cli.operator import Services, call
+
+    async def work(services: Services) -> tuple[Margin, dict[str, str]]:
+        now = datetime.now(UTC)
+        chosen = month or now.strftime("%Y-%m")
+        report = await MarginReports(services.database).report(chosen, gpu_hour_price, now=now, num_gpus=gpus)
+        return report, {tenant.id: tenant.name for tenant in await services.accounts.tenants.list_tenants()}
+
+    report, names = call(data, work)
+    if as_json:
+        print(json.dumps(report.as_json(), indent=2))
+        return
+    print_rows(MARGIN_HEADER, margin_rows(report, names))
+    print()
+    print_rows(("", "FIGURE"), margin_figures(report))
+
+
+def margin_rows(report: Margin, names: dict[str, str]) -> list[tuple[str, ...]]:
+    """A row for every tenant and class, then the time nobody used, then all of it."""
+    rows = [
+        (
+            names.get(line.tenant_id, line.tenant_id),
+            line.service_tier or "(charges)",
+            *map(str, (line.num_requests, line.input_tokens, line.output_tokens)),
+            hours(line.gpu_us),
+            *map(usd, (line.revenue, line.cost, line.margin)),
+        )
+        for line in report.lines
+    ]
+    idle = ("(idle)", "", "", "", "", hours(report.paid_us - report.busy_us))
+    rows.append((*idle, usd(0), usd(report.idle_cost), usd(-report.idle_cost)))
+    totals = [
+        sum(getattr(line, name) for line in report.lines)
+        for name in ("num_requests", "input_tokens", "output_tokens")
+    ]
+    cost = report.busy_cost + report.idle_cost
+    total = ("(all)", "", *map(str, totals), hours(report.paid_us))
+    rows.append((*total, *map(usd, (report.revenue, cost, report.margin))))
+    return rows
+
+
+def margin_figures(report: Margin) -> list[tuple[str, str]]:
+    def figure(amount: int | None) -> str:
+        return "-" if amount is None else usd(amount)
+
+    throughput = report.tokens_per_busy_second
+    return [
+        ("month", f"{report.month}, until {report.until:%Y-%m-%d %H:%M} UTC"),
+        ("GPUs", f"{report.num_gpus} at {usd(report.gpu_hour_price)} an hour"),
+        ("tokens per busy GPU second", "-" if throughput is None else str(throughput)),
+        ("revenue per million tokens", figure(report.per_million_tokens(report.revenue))),
+        ("cost per million tokens", figure(report.per_million_tokens(report.busy_cost))),
+        (
+            "cost per million tokens, idle hours included",
+            figure(report.per_million_tokens(report.busy_cost + report.idle_cost)),
+        ),
+    ]
+
+
+def usd(amount: int) -> str:
+    """Micro-USD as dollars, to the last digit."""
+    sign, amount = ("-" if amount < 0 else ""), abs(amount)
+    return f"{sign}{amount // 1_000_000}.{amount % 1_000_000:06d}"
+
+
+def hours(microseconds: int) -> str:
+    thousandths = microseconds * 1000 // 3_600_000_000
+    return f"{thousandths // 1000}.{thousandths % 1000:03d}"
