@@ -19,6 +19,14 @@ class InvalidReportQuery(ValueError):
         self.field = field
 
 
+class GenerationNotFound(LookupError):
+    """There is no such request in the ledger, or the one who asks may not see it."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"No such generation: '{request_id[:200]}'.")
+        self.request_id = request_id
+
+
 class PriceTaken(ValueError):
     """Another version of the prices comes into effect at the same moment."""
 
