@@ -38,6 +38,8 @@ RENEW_FROM = 0.75
 """Of its life: an entry used after that is loaded again ahead of its end, so that what is in steady use keeps
 nobody waiting.
 """
+RENEW_TOGETHER = 0.5
+"""Seconds over which those are gathered: loads that begin in the same moment can share a query."""
 
 
 @dataclass(slots=True)
@@ -80,6 +82,8 @@ class RowCache(Generic[V]):
         self._present: OrderedDict[tuple[str, str], _Entry[V]] = OrderedDict()
         self._missing: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._loading: dict[tuple[str, str], asyncio.Task[V | None]] = {}
+        self._to_renew: set[tuple[str, str]] = set()
+        self._renewal: asyncio.TimerHandle | None = None
         self._epoch = 0
         self._heard_at = float("-inf")
         self._listener: asyncio.Task[None] | None = None
@@ -95,6 +99,8 @@ class RowCache(Generic[V]):
             self._listener = asyncio.create_task(self._listen(), name=f"invalidation of {self._channel}")
 
     async def close(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
         tasks = {task for task in (self._listener, *self._loading.values()) if task is not None}
         self._listener = None
         while tasks:
@@ -116,9 +122,9 @@ class RowCache(Generic[V]):
             and (self.listening or now - entry.loaded_at < DEAF_TTL)
         ):
             self._present.move_to_end(place)
-            if now >= entry.renew_at and place not in self._loading:
+            if now >= entry.renew_at:
                 entry.renew_at = now + RETRY_AFTER
-                self._begin_to_load(place)
+                self._renew_soon(place)
             return entry.value
         missing_since = self._missing.get(place)
         if missing_since is not None and now - missing_since < (
@@ -159,6 +165,18 @@ class RowCache(Generic[V]):
         task = self._loading.get(place) or self._begin_to_load(place)
         return await asyncio.shield(task)  # one waiter that gives up does not fail the others
 
+    def _renew_soon(self, place: tuple[str, str]) -> None:
+        self._to_renew.add(place)
+        if self._renewal is None:
+            self._renewal = asyncio.get_running_loop().call_later(RENEW_TOGETHER, self._renew)
+
+    def _renew(self) -> None:
+        self._renewal = None
+        places, self._to_renew = self._to_renew, set()
+        for place in places:
+            if place in self._present and place not in self._loading:
+                self._begin_to_load(place)
+
     def _begin_to_load(self, place: tuple[str, str]) -> asyncio.Task[V | None]:
         task = asyncio.create_task(self._load_and_keep(place))
         self._loading[place] = task
@@ -185,6 +203,9 @@ class RowCache(Generic[V]):
                 self._missing.popitem(last=False)
         else:
             self._missing.pop(place, None)
+            before = self._present.get(place)
+            if before is not None and before.value == value:
+                value = before.value  # what others have made of it stays of use
             self._present[place] = _Entry(value, now, now + self._ttl, now + RENEW_FROM * self._ttl)
             self._present.move_to_end(place)
             if len(self._present) > self._max_entries:

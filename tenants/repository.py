@@ -12,7 +12,20 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, bindparam, false, func, or_, select, update
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    LargeBinary,
+    Row,
+    Select,
+    any_,
+    bindparam,
+    false,
+    func,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository
@@ -22,7 +35,7 @@ from tenants.models import ApiKey, Invite, Plan, Project, ServiceAccount, Tenant
 LAST_USED_PRECISION = timedelta(minutes=1)
 _ID = re.compile(r"[a-z_]{1,16}_[0-9A-Za-z]{1,40}")
 # Of all queries the most frequent: made once, it is found compiled without being looked through each time.
-_KEY_BY_DIGEST = (
+_KEYS_BY_DIGEST = (
     select(
         ApiKey,
         Tenant,
@@ -33,7 +46,7 @@ _KEY_BY_DIGEST = (
     .join(Tenant, Tenant.id == ApiKey.tenant_id)
     .join(Plan, Plan.id == Tenant.plan_id)
     .outerjoin(Project, Project.id == ApiKey.project_id)
-    .where(ApiKey.digest == bindparam("digest"))
+    .where(ApiKey.digest == any_(bindparam("digests", type_=ARRAY(LargeBinary))))
 )
 
 
@@ -89,11 +102,13 @@ class TenantDirectory:
         query = select(Plan).where(Plan.name == name).with_for_update()
         return (await self.session.execute(query)).scalar_one_or_none()
 
-    async def key_by_digest(self, digest: bytes) -> Row[ApiKey, Tenant, Plan, Project | None, Any] | None:
-        """The key, its tenant, that one's plan, the key's project and rows of its limits, by the HMAC of its
-        text: one query by a unique index.
+    async def keys_by_digest(
+        self, digests: Sequence[bytes]
+    ) -> Sequence[Row[ApiKey, Tenant, Plan, Project | None, Any]]:
+        """Each key, its tenant, that one's plan, the key's project and rows of its limits, by the HMACs of
+        their texts: one query by a unique index, which finds some, all or none.
         """
-        return (await self.session.execute(_KEY_BY_DIGEST, {"digest": digest})).one_or_none()
+        return (await self.session.execute(_KEYS_BY_DIGEST, {"digests": digests})).all()
 
     async def user_by_email(self, email: str) -> Row[User, Tenant] | None:
         """Who signs in with it now."""

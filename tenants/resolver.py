@@ -1,5 +1,5 @@
-"""From the text of a key to who is asking: one query on a miss, none on a hit, changed and revoked everywhere
-within a second. Also owns noting when keys were last used.
+"""From the text of a key to who is asking: no query on a hit, on a miss one, shared with the other misses of
+that moment; changed and revoked everywhere within a second. Also owns noting when keys were last used.
 """
 
 from __future__ import annotations
@@ -7,9 +7,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hmac
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -21,6 +20,7 @@ from sqlalchemy import ColumnElement
 from db.cache import EVERYTHING, RowCache
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database, WriteSession
+from db.together import Together
 from engine.protocol import PriorityClass
 from tenants.context import TenantContext
 from tenants.errors import AddressNotAllowed, InvalidApiKey
@@ -56,6 +56,7 @@ class KeyResolver:
         self._database = database
         self._hasher = KeyHasher(secret)
         self._cache: RowCache[_KnownKey] = RowCache(redis_client, KEYS_CHANNEL, self._load, ttl=ttl)
+        self._looked_up: Together[str, _KnownKey] = Together(self._look_up)
         self._used: set[str] = set()
         self._noting: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
@@ -65,6 +66,7 @@ class KeyResolver:
 
     async def close(self) -> None:
         await self._cache.close()
+        await self._looked_up.close()
         self._closing.set()
         if self._noting is not None:
             await self._noting
@@ -91,18 +93,23 @@ class KeyResolver:
         return context
 
     async def _load(self, digest_hex: str, _: str) -> _KnownKey | None:
-        digest = bytes.fromhex(digest_hex)
+        return await self._looked_up.get(digest_hex)
+
+    async def _look_up(self, digests_hex: Sequence[str]) -> dict[str, _KnownKey]:
+        """Those of the keys that let anybody in."""
+        wanted = {bytes.fromhex(digest_hex): digest_hex for digest_hex in digests_hex}
         async with self._database.read(EVERY_TENANT) as session:
-            found = await TenantDirectory(session).key_by_digest(digest)
-        if found is None:
-            return None
-        key, tenant, plan, project, limits = found
+            rows = await TenantDirectory(session).keys_by_digest(list(wanted))
         now = datetime.now(UTC)
-        if not hmac.compare_digest(key.digest, digest) or not _is_let_in(key, tenant, project, now):
-            return None
-        if key.last_used_at is None or key.last_used_at < now - LAST_USED_PRECISION:
-            self._note_used(key.id)
-        return _KnownKey(_context(key, tenant, plan, project, limits), key.expires_at)
+        known = {}
+        for key, tenant, plan, project, limits in rows:
+            if not _is_let_in(key, tenant, project, now):
+                continue
+            if key.last_used_at is None or key.last_used_at < now - LAST_USED_PRECISION:
+                self._note_used(key.id)
+            context = _context(key, tenant, plan, project, limits)
+            known[wanted[key.digest]] = _KnownKey(context, key.expires_at)
+        return known
 
     def _note_used(self, key_id: str) -> None:
         """Have the key's use noted soon. No request waits for it."""

@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 
 from cli.local.redis import start_redis
-from db.cache import DEAF_TTL, EVERYTHING, RENEW_FROM, RowCache
+from db.cache import DEAF_TTL, EVERYTHING, RENEW_FROM, RENEW_TOGETHER, RETRY_AFTER, RowCache
 from db.errors import DatabaseUnavailable
 from tests.support.waiting import eventually
 
@@ -152,7 +152,10 @@ async def test_what_is_in_use_is_renewed_ahead_of_its_end(
     table.gate = asyncio.Event()
     assert await cache.get("a", "1") == "one", "nobody waits for it"
     assert await cache.get("a", "1") == "one"
-    await asyncio.sleep(0)
+    await eventually(lambda: table.num_loads == 2)
+    clock.now += RETRY_AFTER + 0.1
+    assert await cache.get("a", "1") == "one"
+    await asyncio.sleep(RENEW_TOGETHER + 0.1)
     assert table.num_loads == 2, "one load at a time"
     table.gate.set()
     await eventually(lambda: not cache._loading)
@@ -160,11 +163,35 @@ async def test_what_is_in_use_is_renewed_ahead_of_its_end(
     clock.now += 29
     table.gate, table.away = None, True
     assert await cache.get("a", "1") == "anew"
-    await eventually(lambda: not cache._loading)
-    assert table.num_loads == 3
+    await eventually(lambda: table.num_loads == 3 and not cache._loading)
     assert await cache.get("a", "1") == "anew"
-    await asyncio.sleep(0)
+    await asyncio.sleep(RENEW_TOGETHER + 0.1)
     assert table.num_loads == 3, "one that failed is not tried again at once"
+    await cache.close()
+
+
+async def test_what_is_renewed_at_about_the_same_time_is_loaded_together(
+    table: Rows, redis_client: redis.asyncio.Redis
+) -> None:
+    clock = Clock()
+    cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, clock=clock)
+    cache._heard_at = float("inf")
+    first = await cache.get("a", "1")
+    for key in ("a/2", "b/1"):
+        await cache.get(*key.split("/"))
+    table.gate = asyncio.Event()
+    clock.now += 30 * RENEW_FROM
+    table.rows["a/1"] = "".join(["on", "e"])  # equal, and another object
+    for key in ("a/1", "a/2", "b/1"):
+        await cache.get(*key.split("/"))
+        await asyncio.sleep(0.01)
+    cache.forget("b")
+    assert table.num_loads == 3, "they wait for each other"
+    await eventually(lambda: table.num_loads == 5)
+    assert len(cache._loading) == 2, "what was forgotten meanwhile is not renewed"
+    table.gate.set()
+    await eventually(lambda: not cache._loading)
+    assert await cache.get("a", "1") is first, "what has not changed stays the same object"
     await cache.close()
 
 
