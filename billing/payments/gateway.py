@@ -1,0 +1,143 @@
+"""What a payment provider is asked, and how it answers: the only words billing has for it.
+
+Every call raises `ProviderUnavailable` or `ProviderRefused`. Amounts are whole cents, but a meter's, which
+are micro-USD. `key` is what makes asking twice within a day the same as asking once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Protocol
+
+InvoiceStatus = Literal["draft", "open", "uncollectible", "void", "paid"]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """What the account at the provider has for us: a meter of micro-USD, and its price."""
+
+    meter_id: str
+    event_name: str
+    price_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionView:
+    id: str
+    customer_id: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class InvoiceView:
+    id: str
+    customer_id: str
+    status: InvoiceStatus
+    attempt_count: int
+    amount_due: int
+    amount_paid: int
+    amount_remaining: int
+    period_start: datetime
+    period_end: datetime
+    url: str | None
+    """Where the customer pays it."""
+
+    @property
+    def failed(self) -> bool:
+        """Its payment was tried in vain, and it is still owed."""
+        return (
+            self.status in ("open", "uncollectible") and self.attempt_count > 0 and self.amount_remaining > 0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckoutView:
+    id: str
+    customer_id: str
+    paid: bool
+    amount: int
+    payment_id: str | None
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RefundView:
+    id: str
+    amount: int
+    succeeded: bool
+    payment_id: str | None
+    metadata: Mapping[str, str]
+    """The payment's."""
+
+
+class PaymentGateway(Protocol):
+    @property
+    def live(self) -> bool:
+        """Whether money moves: not with a key for tests."""
+        ...
+
+    async def catalogue(self) -> Catalogue:
+        """The meter and its price, made if they are not there."""
+        ...
+
+    async def find_customer(self, tenant_id: str) -> str | None: ...
+
+    async def create_customer(self, tenant_id: str, name: str, email: str) -> str: ...
+
+    async def find_subscription(self, customer_id: str) -> SubscriptionView | None:
+        """The one that is not cancelled."""
+        ...
+
+    async def create_subscription(
+        self, tenant_id: str, customer_id: str, price_id: str, anchor: datetime, key: str
+    ) -> SubscriptionView:
+        """`anchor`: when its first period ends."""
+        ...
+
+    async def cancel_subscription(self, subscription_id: str) -> None: ...
+
+    async def meter(
+        self, customer_id: str, value: int, timestamp: datetime, identifier: str
+    ) -> Literal["taken", "known"]:
+        """`known`: the provider had an event with this identifier in the last day."""
+        ...
+
+    async def metered(self, customer_id: str, start: datetime, end: datetime) -> int:
+        """The sum of what was metered with times in [start, end), whole minutes; it lags behind."""
+        ...
+
+    async def metered_by_hour(self, customer_id: str, start: datetime, end: datetime) -> dict[datetime, int]:
+        """The same for every hour that has any, `start` and `end` being whole hours."""
+        ...
+
+    async def credit_balance(self, customer_id: str, cents: int, credit_id: str) -> None:
+        """Give back on the customer's balance: the next invoices are lower by it."""
+        ...
+
+    async def has_credit(self, customer_id: str, credit_id: str) -> bool: ...
+
+    async def invoice(self, invoice_id: str) -> InvoiceView: ...
+
+    async def open_invoices(self, customer_id: str) -> list[InvoiceView]: ...
+
+    async def checkout(
+        self, customer_id: str, cents: int, metadata: Mapping[str, str], return_url: str, key: str
+    ) -> tuple[str, str]:
+        """A page to pay an amount on: its id and address."""
+        ...
+
+    async def checkout_session(self, session_id: str) -> CheckoutView: ...
+
+    async def portal(self, customer_id: str, return_url: str) -> str:
+        """Where the customer keeps cards and sees what was charged."""
+        ...
+
+    async def refund(self, payment_id: str, cents: int, key: str) -> str:
+        """Pay back what was paid; the refund's id."""
+        ...
+
+    async def refund_view(self, refund_id: str) -> RefundView: ...
+
+    async def close(self) -> None: ...
