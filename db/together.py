@@ -51,8 +51,8 @@ class Together(Generic[K, V]):
 
     def _begin(self) -> None:
         self._start = None
-        asked, self._waiting = self._waiting[:MOST], self._waiting[MOST:]
-        wanted = [(key, found) for key, found in asked if not found.done()]  # the others have gone
+        waiting = [(key, found) for key, found in self._waiting if not found.done()]  # the others have gone
+        wanted, self._waiting = waiting[:MOST], waiting[MOST:]
         if not wanted:
             return
         query = asyncio.create_task(self._query(wanted))

@@ -94,6 +94,16 @@ async def test_those_who_have_gone_are_not_looked_up(table: Table) -> None:
     assert all(99 not in query for query in table.queries)
 
 
+async def test_a_crowd_that_has_gone_hides_nobody(table: Table) -> None:
+    table.gate.set()
+    together = Together(table.look_up)
+    crowd = [asyncio.create_task(together.get(number)) for number in range(1, 2 * MOST, 2)]
+    last = asyncio.create_task(together.get(2))
+    for one in crowd:
+        asyncio.get_running_loop().call_soon(one.cancel)
+    assert await asyncio.wait_for(last, 5) == "row 2"
+
+
 async def test_closing_leaves_nobody_waiting(table: Table) -> None:
     together = Together(table.look_up)
     asked = [asyncio.create_task(together.get(number)) for number in range(10)]
