@@ -57,6 +57,7 @@ from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnava
 from adapters.storage.receiving import TooManyBytes
 from api.ratelimit import rate_headers
 from billing.errors import GenerationNotFound, InvalidReportQuery, MalformedEvent, PriceTaken
+from billing.invoices.errors import CreditNotAllowed, InvalidBillingMonth, InvoiceNotFound
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
@@ -292,6 +293,9 @@ FACES: dict[type[Exception], Face] = {
     InvalidReportQuery: Face(400, INVALID, "invalid_value", retry=False),
     GenerationNotFound: NOT_FOUND,
     InvalidMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
+    InvalidBillingMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
+    InvoiceNotFound: NOT_FOUND,
+    CreditNotAllowed: Face(400, INVALID, "invalid_value", retry=False),
     # The worker's, and the operator's: they never cross HTTP.
     MalformedEvent: INTERNAL,
     PriceTaken: INTERNAL,

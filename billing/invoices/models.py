@@ -168,8 +168,8 @@ class InvoiceLine(TenantOwned, Base):
     __table_args__ = (
         CheckConstraint("number > 0", name="number_positive"),
         CheckConstraint(
-            "kind IN ('usage', 'storage', 'calibration', 'reversal', 'fee', 'allowance', 'prepaid',"
-            " 'carried', 'credit', 'kept')",
+            "kind IN ('usage', 'storage', 'calibration', 'fee', 'allowance', 'prepaid', 'carried', 'credit',"
+            " 'kept')",
             name="kind_known",
         ),
         Index(None, "tenant_id", "month"),
@@ -180,8 +180,8 @@ class InvoiceLine(TenantOwned, Base):
     """From 1, in the order they are shown."""
     tenant_id: Mapped[str]
     kind: Mapped[str]
-    """`usage`, `storage`, `calibration` and `reversal` are the ledger's; `prepaid` was paid from the balance;
-    `carried` is what rounding left; `credit` is taken from the balance, `kept` is put into it.
+    """`usage`, `storage` and `calibration` are the ledger's; `prepaid` was paid from the balance; `carried`
+    is what rounding left; `credit` is taken from the balance, `kept` is put into it.
     """
     month: Mapped[date] = mapped_column(Date)
     """What it is for: earlier than the invoice's for what was recorded late."""

@@ -143,8 +143,8 @@ def _invoices() -> None:
         sa.ForeignKeyConstraint(["invoice_id"], ["invoices.id"], name="fk_invoice_lines_invoice_id_invoices"),
         sa.CheckConstraint("number > 0", name=op.f("ck_invoice_lines_number_positive")),
         sa.CheckConstraint(
-            "kind IN ('usage', 'storage', 'calibration', 'reversal', 'fee', 'allowance', 'prepaid',"
-            " 'carried', 'credit', 'kept')",
+            "kind IN ('usage', 'storage', 'calibration', 'fee', 'allowance', 'prepaid', 'carried', 'credit',"
+            " 'kept')",
             name=op.f("ck_invoice_lines_kind_known"),
         ),
     )

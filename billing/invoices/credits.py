@@ -1,0 +1,197 @@
+"""A tenant's balance: money put in and taken out, and what prepaid usage draws.
+
+balance = all entries - the ledger's cost of the prepaid periods. So it needs no entry per request, and is as
+exact as the ledger. Entries are never changed; of one kind, one reference counts once, so that whoever
+records a payment may do so again. Owns entries and their end; what prepaid usage may draw before it happens
+is `tenants.quotas`' to hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+import redis.asyncio
+
+from billing.invoices.errors import CreditNotAllowed
+from billing.invoices.ledger import MonthLedger
+from billing.invoices.models import CreditEntry
+from billing.invoices.months import minute_of
+from billing.invoices.repository import AccountRepository, MonthRepository
+from db.base import new_id
+from db.session import EVERY_TENANT, Database, ReadSession, WriteSession
+from tenants.actors import SYSTEM, Actor
+from tenants.audit.service import AuditLog
+from tenants.repository import KeyRepository
+from tenants.resolver import publish_key_changes
+
+CreditKind = Literal["top_up", "grant", "credit_note", "kept", "applied", "refund", "expiry"]
+MAX_AMOUNT = 10**15
+"""Micro-USD: a thousand million dollars."""
+EXPIRY_PATIENCE = timedelta(days=40)
+"""How long after a credit's end it is still taken back, when nothing ran for a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """In micro-USD."""
+
+    credits: int
+    """All entries."""
+    used: int
+    """Drawn by what was used in prepaid periods."""
+
+    @property
+    def amount(self) -> int:
+        """What is left; below zero where usage was recorded late."""
+        return self.credits - self.used
+
+
+async def balance_of(session: ReadSession | WriteSession, tenant_id: str) -> Balance:
+    """As this transaction sees it. Hold the account first to decide by it."""
+    accounts = AccountRepository(session, tenant_id)
+    ledger = MonthLedger(session, tenant_id)
+    used = 0
+    for period in await accounts.periods():
+        used += await ledger.total(period.since, period.until)
+    return Balance(await accounts.credits_sum(), used)
+
+
+async def record_credit(
+    session: WriteSession,
+    redis_client: redis.asyncio.Redis | None,
+    tenant_id: str,
+    kind: CreditKind,
+    amount: int,
+    reference: str,
+    actor: Actor,
+    *,
+    at: datetime,
+    reason: str = "",
+    invoice_id: str | None = None,
+    expires_at: datetime | None = None,
+) -> CreditEntry:
+    """Add an entry to the balance in this transaction, unless there is one of that kind and reference: then
+    that one. Every process hears of it within a second of the commit.
+
+    Among the last things before the commit, as it writes the audit entry.
+    """
+    accounts = AccountRepository(session, tenant_id)
+    await accounts.hold()
+    known = await accounts.credit(kind, reference)
+    if known is not None:
+        return known
+    entry = CreditEntry(
+        id=new_id("crd"),
+        tenant_id=tenant_id,
+        at=at,
+        kind=kind,
+        amount=amount,
+        reference=reference,
+        reason=reason,
+        invoice_id=invoice_id,
+        expires_at=expires_at,
+        actor=actor.described(),
+    )
+    accounts.add_own(entry)
+    await session.flush()
+    if redis_client is not None:
+        digests = await KeyRepository(session, tenant_id).digests()
+        session.after_commit(lambda: publish_key_changes(redis_client, digests))
+    details = {"kind": kind, "amount": amount, "reference": reference}
+    await AuditLog.record(session, tenant_id, actor, "credit.created", ("credit", entry.id), details)
+    return entry
+
+
+class CreditService:
+    """Everybody's balance."""
+
+    def __init__(self, database: Database, redis_client: redis.asyncio.Redis) -> None:
+        self._database = database
+        self._redis = redis_client
+
+    async def balance(self, tenant_id: str) -> Balance:
+        """Raises DatabaseUnavailable."""
+        async with self._database.read(tenant_id) as session:
+            return await balance_of(session, tenant_id)
+
+    async def list(
+        self, tenant_id: str, *, after: str | None = None, limit: int = 100, newest_first: bool = True
+    ) -> list[CreditEntry]:
+        async with self._database.read(tenant_id) as session:
+            return await AccountRepository(session, tenant_id).credits(
+                after=after, limit=limit, newest_first=newest_first
+            )
+
+    async def add(
+        self,
+        tenant_id: str,
+        kind: Literal["top_up", "grant"],
+        amount: int,
+        reference: str,
+        actor: Actor,
+        *,
+        now: datetime,
+        reason: str = "",
+        expires_at: datetime | None = None,
+    ) -> CreditEntry:
+        """Put money into a balance, once per reference. Raises ValueError naming the field."""
+        if not 0 < amount <= MAX_AMOUNT:
+            raise ValueError(f"amount must be from 1 to {MAX_AMOUNT}, not {amount}")
+        if not 0 < len(reference) <= 200:
+            raise ValueError("reference must have from 1 to 200 characters")
+        if expires_at is not None and expires_at <= now:
+            raise ValueError("expires_at must be in the future")
+        async with self._database.write(tenant_id) as session:
+            return await record_credit(
+                session, self._redis, tenant_id, kind, amount, reference, actor, at=now, reason=reason,
+                expires_at=expires_at,
+            )  # fmt: skip
+
+    async def pay_back(
+        self, tenant_id: str, amount: int, reference: str, actor: Actor, *, now: datetime, reason: str = ""
+    ) -> CreditEntry:
+        """Take out what is paid back to the tenant. Raises CreditNotAllowed for more than there is."""
+        async with self._database.write(tenant_id) as session:
+            await AccountRepository(session, tenant_id).hold()
+            known = await AccountRepository(session, tenant_id).credit("refund", reference)
+            if known is not None:
+                return known
+            left = (await balance_of(session, tenant_id)).amount
+            if not 0 < amount <= left:
+                raise CreditNotAllowed("amount", amount, max(0, left), "micro-USD")
+            return await record_credit(
+                session, self._redis, tenant_id, "refund", -amount, reference, actor, at=now, reason=reason
+            )
+
+    async def expire(self, now: datetime) -> int:
+        """Take back what is left of credits past their end; how many had something left.
+
+        What was taken from the balance since an entry was made counts against that entry first: where
+        several could have been used, the tenant keeps more, never less, than is its own.
+        """
+        async with self._database.read(EVERY_TENANT) as session:
+            expired = await MonthRepository(session).expired(now - EXPIRY_PATIENCE, now)
+        taken_back = 0
+        for entry in expired:
+            async with self._database.write(entry.tenant_id) as session:
+                taken_back += await self._expire(session, entry, now)
+        return taken_back
+
+    async def _expire(self, session: WriteSession, entry: CreditEntry, now: datetime) -> bool:
+        accounts = AccountRepository(session, entry.tenant_id)
+        await accounts.hold()
+        if await accounts.credit("expiry", entry.id) is not None:
+            return False
+        used = await accounts.taken_since(entry.at)
+        ledger = MonthLedger(session, entry.tenant_id)
+        for period in await accounts.periods():
+            since = max(period.since, minute_of(entry.at))
+            if period.until is None or since < period.until:
+                used += await ledger.total(since, period.until)
+        left = min(entry.amount - used, (await balance_of(session, entry.tenant_id)).amount)
+        if left <= 0:
+            return False
+        await record_credit(session, self._redis, entry.tenant_id, "expiry", -left, entry.id, SYSTEM, at=now)
+        return True

@@ -1,0 +1,136 @@
+"""Puts a tenant's bill of a month together from the books: what previews show and what invoices are made of.
+
+One function for both, so that the preview of a month that is over is the invoice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import date
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.invoices.credits import balance_of
+from billing.invoices.errors import InvalidBillingMonth
+from billing.invoices.ledger import MonthLedger
+from billing.invoices.lines import Bill, MonthBooks, bill, ledger_line
+from billing.invoices.models import Invoice, InvoiceLine
+from billing.invoices.months import begin, between, following
+from billing.invoices.repository import (
+    LEDGER_KINDS,
+    AccountRepository,
+    InvoiceRepository,
+    MonthRepository,
+)
+from db.session import ReadSession, WriteSession
+from tenants.models import Tenant
+from tenants.repository import TenantDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A bill and who it goes to."""
+
+    bill: Bill
+    customer: dict[str, str]
+
+
+async def draft(
+    session: ReadSession | WriteSession, tenant: Tenant, month: date, *, in_thought: bool
+) -> Draft:
+    """The bill of a month there is no invoice of yet, by the books as they are now.
+
+    Months before it that wait for their own invoices are billed first, `in_thought`: what they leave to be
+    carried, and take from the balance, is not there any more.
+
+    Raises InvalidBillingMonth when a later month has its invoice, as what is new of this one comes after
+    that; and unless `in_thought`, when an earlier month waits for its own.
+    """
+    books = Books(session, tenant.id)
+    plan = await TenantDirectory(session).plan_of(tenant.id)
+    latest = await InvoiceRepository(session, tenant.id).latest()
+    if latest is not None and latest.month >= month:
+        raise InvalidBillingMonth(f"month {month:%Y-%m} has no invoice: what it came to is on later ones")
+    carried = latest.carried_out if latest is not None else 0
+    balance = (await balance_of(session, tenant.id)).amount
+    unsettled = await books.unsettled(month)
+    open_since = await _open_since(session, latest, month, [*unsettled, month])
+    if open_since < month and not in_thought:
+        raise InvalidBillingMonth(f"month {open_since:%Y-%m} is to be invoiced before {month:%Y-%m}")
+    late = [await books.of(one) for one in unsettled if one < open_since]
+    for one in between(open_since, following(month)):
+        served = (tenant.disabled_at is None or tenant.disabled_at >= begin(one)) and (
+            tenant.created_at < begin(following(one))
+        )
+        made = bill(
+            await books.of(one),
+            late,
+            carried_in=carried,
+            fee=plan.monthly_fee if plan is not None and served else 0,
+            included=plan.included_usage if plan is not None else 0,
+            balance=balance,
+            plan=plan.name if plan is not None else "",
+        )
+        if one < month and not made.owed_nothing:
+            carried, late = made.carried_out, []
+            balance += made.of("kept") + made.of("credit")
+    return Draft(made, await customer_of(session, tenant))
+
+
+async def _open_since(
+    session: ReadSession | WriteSession, latest: Invoice | None, month: date, unsettled: list[date]
+) -> date:
+    """The first month up to `month` that is to have an invoice of its own still."""
+    closed = await MonthRepository(session).last_closed()
+    settled = [one for one in (closed, latest.month if latest is not None else None) if one is not None]
+    return min(month, following(max(settled)) if settled else min(unsettled))
+
+
+class Books:
+    """What a tenant's months come to, and what was invoiced of them."""
+
+    def __init__(self, session: AsyncSession, tenant_id: str) -> None:
+        self._ledger = MonthLedger(session, tenant_id)
+        self._accounts = AccountRepository(session, tenant_id)
+        self._invoices = InvoiceRepository(session, tenant_id)
+
+    async def of(self, month: date) -> MonthBooks:
+        invoiced = await self._invoices.lines_for(month)
+        return MonthBooks(
+            month,
+            await self._ledger.lines(month),
+            await self.covered(month),
+            [ledger_line(line.kind, line.details, line.amount) for line in invoiced if _of_ledger(line)],
+            -sum(line.amount for line in invoiced if line.kind == "prepaid"),
+        )
+
+    async def covered(self, month: date) -> int:
+        """Micro-USD of a month that the balance paid, as it was used."""
+        start, end = begin(month), begin(following(month))
+        covered = 0
+        for period in await self._accounts.periods():
+            since, until = max(start, period.since), min(end, period.until or end)
+            if since < until:
+                covered += await self._ledger.total(since, until)
+        return covered
+
+    async def unsettled(self, before: date) -> list[date]:
+        """Months before that whose ledger is not what was invoiced of it."""
+        ledger, invoiced = await self._ledger.by_month(), await self._invoices.invoiced_by_month()
+        months = sorted(ledger.keys() | invoiced.keys())
+        return [one for one in months if one < before and ledger.get(one, 0) != invoiced.get(one, 0)]
+
+
+def _of_ledger(line: InvoiceLine) -> bool:
+    return line.kind in LEDGER_KINDS
+
+
+async def customer_of(session: ReadSession | WriteSession, tenant: Tenant) -> dict[str, str]:
+    """Who a bill made now names."""
+    row = await AccountRepository(session, tenant.id).find()
+    if row is None:
+        return {"tenant_id": tenant.id, "name": tenant.name}
+    details = {name: getattr(row, name) for name in ("email", "address", "country", "tax_id")}
+    return {"tenant_id": tenant.id, "name": row.name or tenant.name} | {
+        name: value for name, value in details.items() if value
+    }

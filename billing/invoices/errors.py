@@ -1,0 +1,23 @@
+"""What can be wrong with a question about invoices, or with a correction. Errors carry data, not HTTP."""
+
+from __future__ import annotations
+
+
+class InvalidBillingMonth(ValueError):
+    """Not a month there can be an invoice of. The message begins with the field."""
+
+
+class InvoiceNotFound(LookupError):
+    """The tenant has no such invoice."""
+
+    def __init__(self, invoice_id: str) -> None:
+        super().__init__(f"No invoice '{invoice_id[:100]}'.")
+        self.invoice_id = invoice_id
+
+
+class CreditNotAllowed(ValueError):
+    """More than can be taken back, or paid out. The message begins with the field."""
+
+    def __init__(self, field: str, asked: int, most: int, unit: str) -> None:
+        super().__init__(f"{field}: at most {most} {unit}, not {asked}")
+        self.field, self.asked, self.most = field, asked, most

@@ -1,0 +1,200 @@
+"""From what the ledger says and what was invoiced before to the lines of a bill: arithmetic on integers.
+
+Every micro-USD of the ledger comes on exactly one line of one invoice, and what was invoiced stays as it is:
+an invoice has the month's usage, and of each month before the difference between the ledger now and all that
+was invoiced of it. Asked for are whole cents: the sum is rounded once, half a cent up, and what that added or
+left out is the first thing on the next invoice. Knows neither tables nor time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from typing import Any, Literal
+
+LineKind = Literal[
+    "usage",
+    "storage",
+    "calibration",
+    "fee",
+    "allowance",
+    "prepaid",
+    "carried",
+    "credit",
+    "kept",
+]
+MICROS_PER_CENT = 10_000
+Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLine:
+    """Of one month's ledger, what is alike."""
+
+    kind: LineKind
+    item: str
+    """`input`, `cached_input` or `output` tokens; `byte_days`; `jobs`."""
+    model: str
+    service_tier: str
+    quantity: int
+    amount: int
+
+    @property
+    def key(self) -> Key:
+        return (self.kind, self.item, self.model, self.service_tier)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """As it is on the bill."""
+
+    kind: LineKind
+    month: date
+    description: str
+    amount: int
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MonthBooks:
+    """A month of a tenant's: the ledger now, what of it was paid from the balance, and what was invoiced."""
+
+    month: date
+    ledger: Sequence[LedgerLine]
+    covered: int = 0
+    invoiced: Sequence[LedgerLine] = ()
+    invoiced_covered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    lines: tuple[Line, ...]
+    total: int
+    total_cents: int
+    carried_out: int
+
+    @property
+    def owed_nothing(self) -> bool:
+        """Whether there is no reason for an invoice: what rounding left can wait."""
+        return all(line.amount == 0 or line.kind == "carried" for line in self.lines)
+
+    def of(self, kind: LineKind) -> int:
+        return sum(line.amount for line in self.lines if line.kind == kind)
+
+
+def in_cents(total: int) -> tuple[int, int]:
+    """Cents, half a cent up, and the micro-USD they fall short of the total by."""
+    cents = (total + MICROS_PER_CENT // 2) // MICROS_PER_CENT
+    return cents, total - cents * MICROS_PER_CENT
+
+
+def bill(
+    current: MonthBooks,
+    earlier: Sequence[MonthBooks] = (),
+    *,
+    carried_in: int = 0,
+    fee: int = 0,
+    included: int = 0,
+    balance: int = 0,
+    plan: str = "",
+) -> Bill:
+    """The bill of a month.
+
+    Args:
+        earlier: months before it whose ledger differs from what was invoiced, or may.
+        included: what of the month's own usage the fee covers.
+        balance: what there is to take from, once prepaid usage has drawn its part.
+    """
+    month = current.month
+    lines = [
+        *([Line("carried", month, "Rounding of the invoice before", carried_in)] if carried_in else []),
+        *([Line("fee", month, f"Plan {plan}".strip() + ", monthly fee", fee)] if fee else []),
+        *_differences(current),
+    ]
+    own = sum(one.amount for one in current.ledger)
+    allowance = min(included, max(0, own - current.covered))
+    if allowance:
+        lines.append(Line("allowance", month, "Usage included in the plan", -allowance))
+    lines += _prepaid(current)
+    for books in sorted(earlier, key=lambda one: one.month):
+        late = _differences(books)
+        lines += [
+            replace(line, description=f"Usage of {books.month:%B %Y}, recorded late: {line.description}")
+            for line in late
+        ]
+        lines += _prepaid(books)
+    owed = sum(line.amount for line in lines)
+    if owed < 0:
+        lines.append(Line("kept", month, "Put into your balance", -owed))
+        owed = 0
+    taken = min(owed, max(0, balance))
+    if taken:
+        lines.append(Line("credit", month, "Taken from your balance", -taken))
+    total = owed - taken
+    return Bill(tuple(lines), total, *in_cents(total))
+
+
+def _differences(books: MonthBooks) -> list[Line]:
+    """The ledger less what was invoiced of it, by key; as much and no less."""
+    quantities: dict[Key, int] = {}
+    amounts: dict[Key, int] = {}
+    for sign, lines in ((1, books.ledger), (-1, books.invoiced)):
+        for line in lines:
+            quantities[line.key] = quantities.get(line.key, 0) + sign * line.quantity
+            amounts[line.key] = amounts.get(line.key, 0) + sign * line.amount
+    return [
+        _line(books.month, key, quantities[key], amounts[key])
+        for key in sorted(amounts, key=_order)
+        if amounts[key] or (quantities[key] and not books.invoiced)
+    ]
+
+
+def _prepaid(books: MonthBooks) -> list[Line]:
+    amount = books.covered - books.invoiced_covered
+    if not amount:
+        return []
+    return [Line("prepaid", books.month, "Paid from your balance as it was used", -amount)]
+
+
+_KINDS = ("usage", "storage", "calibration")
+_ITEMS = ("input", "cached_input", "output")
+_NAMES = {"input": "input tokens", "cached_input": "cached input tokens", "output": "output tokens"}
+
+
+def _order(key: Key) -> tuple[int, str, str, int, str]:
+    kind, item, model, tier = key
+    return (_KINDS.index(kind), model, tier, _ITEMS.index(item) if item in _ITEMS else 9, item)
+
+
+def _line(month: date, key: Key, quantity: int, amount: int) -> Line:
+    kind, item, model, tier = key
+    if kind == "storage":
+        description = "Storage of adapters"
+    elif kind == "calibration":
+        description = "Calibration of adapters"
+    else:
+        description = f"{model or 'no model'}, {tier}, {_NAMES.get(item, item)}"
+    details = {"item": item, "model": model, "service_tier": tier, "quantity": quantity}
+    return Line(kind, month, description, amount, details)  # type: ignore[arg-type]
+
+
+def ledger_line(kind: str, details: dict[str, Any], amount: int) -> LedgerLine:
+    """What a stored line of the ledger's stood for."""
+    return LedgerLine(
+        kind,  # type: ignore[arg-type]
+        details["item"],
+        details["model"],
+        details["service_tier"],
+        details["quantity"],
+        amount,
+    )
+
+
+def added(lines: Iterable[LedgerLine]) -> dict[Key, tuple[int, int]]:
+    """Quantity and amount by key."""
+    sums: dict[Key, tuple[int, int]] = {}
+    for line in lines:
+        quantity, amount = sums.get(line.key, (0, 0))
+        sums[line.key] = (quantity + line.quantity, amount + line.amount)
+    return sums

@@ -1,0 +1,46 @@
+"""UTC months and minutes: what bills are cut by. Knows no time zone but UTC."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+
+from billing.invoices.errors import InvalidBillingMonth
+
+_MONTH = re.compile(r"(20\d\d)-(0[1-9]|1[0-2])")
+
+
+def parse(text: str) -> date:
+    """The first day of a month such as 2026-11. Raises InvalidBillingMonth."""
+    found = _MONTH.fullmatch(text)
+    if found is None:
+        raise InvalidBillingMonth(f"month must be like 2026-11, not {text[:40]!r}")
+    return date(int(found[1]), int(found[2]), 1)
+
+
+def month_of(moment: datetime) -> date:
+    """The month a moment falls into."""
+    moment = moment.astimezone(UTC)
+    return date(moment.year, moment.month, 1)
+
+
+def following(month: date) -> date:
+    return date(month.year + month.month // 12, month.month % 12 + 1, 1)
+
+
+def begin(month: date) -> datetime:
+    """Its first moment. It ends with that of the following."""
+    return datetime(month.year, month.month, 1, tzinfo=UTC)
+
+
+def between(first: date, end: date) -> Iterator[date]:
+    """Months from `first` up to but excluding `end`."""
+    while first < end:
+        yield first
+        first = following(first)
+
+
+def minute_of(moment: datetime) -> datetime:
+    """The minute a moment falls into: what usage is counted by."""
+    return moment.astimezone(UTC).replace(second=0, microsecond=0)

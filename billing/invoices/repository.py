@@ -1,0 +1,188 @@
+"""Queries on accounts, credits and invoices. What is only ever added to has no query that changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime
+
+from sqlalchemy import Row, func, select, text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.invoices.models import (
+    BillingAccount,
+    ClosedMonth,
+    CreditEntry,
+    CreditNote,
+    Invoice,
+    InvoiceLine,
+    InvoicePayment,
+    PrepaidPeriod,
+)
+from db.repository import TenantRepository
+from tenants.repository import is_id, keyset
+
+LEDGER_KINDS = ("usage", "storage", "calibration")
+"""Kinds of lines that stand for rows of the ledger."""
+
+_NEXT_NUMBER = text("UPDATE document_numbers SET last = last + 1 WHERE kind = :kind RETURNING last")
+
+
+class AccountRepository(TenantRepository):
+    """One tenant's account and its money. Who decides by the balance holds the account first."""
+
+    async def find(self) -> BillingAccount | None:
+        return (await self.session.execute(self.select_own(BillingAccount))).scalar_one_or_none()
+
+    async def hold(self) -> BillingAccount:
+        """The account, made if there is none, held against others until the transaction ends."""
+        missing = insert(BillingAccount).values(tenant_id=self.tenant_id).on_conflict_do_nothing()
+        await self.session.execute(missing)
+        query = self.select_own(BillingAccount).with_for_update()
+        query = query.execution_options(populate_existing=True)
+        return (await self.session.execute(query)).scalar_one()
+
+    async def periods(self) -> list[PrepaidPeriod]:
+        """In which usage is paid from the balance, the earliest first."""
+        query = self.select_own(PrepaidPeriod).order_by(PrepaidPeriod.since)
+        return list((await self.session.execute(query)).scalars())
+
+    async def credit(self, kind: str, reference: str) -> CreditEntry | None:
+        query = self.select_own(CreditEntry).where(
+            CreditEntry.kind == kind, CreditEntry.reference == reference
+        )
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def credits_sum(self) -> int:
+        """Micro-USD put into the balance less what was taken out; what prepaid usage draws not counted."""
+        query = self.select_own(CreditEntry, func.coalesce(func.sum(CreditEntry.amount), 0))
+        return int((await self.session.execute(query)).scalar_one())
+
+    async def credits(
+        self, *, after: str | None = None, limit: int = 100, newest_first: bool = True
+    ) -> list[CreditEntry]:
+        query = keyset(
+            self.select_own(CreditEntry), CreditEntry.id, after=after, limit=limit, newest_first=newest_first
+        )
+        return list((await self.session.execute(query)).scalars())
+
+    async def taken_since(self, moment: datetime) -> int:
+        """Micro-USD that entries made since took out of the balance, but for those that expired."""
+        query = self.select_own(CreditEntry, func.coalesce(-func.sum(CreditEntry.amount), 0)).where(
+            CreditEntry.at >= moment, CreditEntry.kind.in_(("applied", "refund"))
+        )
+        return int((await self.session.execute(query)).scalar_one())
+
+
+class InvoiceRepository(TenantRepository):
+    """One tenant's invoices and their corrections."""
+
+    async def find(self, invoice_id: str) -> Invoice | None:
+        if not is_id(invoice_id):
+            return None
+        query = self.select_own(Invoice).where(Invoice.id == invoice_id)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def of_month(self, month: date) -> Invoice | None:
+        query = self.select_own(Invoice).where(Invoice.month == month)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def latest(self) -> Invoice | None:
+        """That of the last month."""
+        query = self.select_own(Invoice).order_by(Invoice.month.desc()).limit(1)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def page(
+        self, *, after: str | None = None, limit: int = 100, newest_first: bool = True
+    ) -> list[Invoice]:
+        query = keyset(
+            self.select_own(Invoice), Invoice.id, after=after, limit=limit, newest_first=newest_first
+        )
+        return list((await self.session.execute(query)).scalars())
+
+    async def lines(self, invoice_ids: Sequence[str]) -> list[InvoiceLine]:
+        query = (
+            self.select_own(InvoiceLine)
+            .where(InvoiceLine.invoice_id.in_(invoice_ids))
+            .order_by(InvoiceLine.invoice_id, InvoiceLine.number)
+        )
+        return list((await self.session.execute(query)).scalars())
+
+    async def lines_for(self, month: date) -> list[InvoiceLine]:
+        """Lines of all invoices for what was used in a month."""
+        query = self.select_own(InvoiceLine).where(
+            InvoiceLine.month == month, InvoiceLine.kind.in_((*LEDGER_KINDS, "prepaid"))
+        )
+        return list((await self.session.execute(query)).scalars())
+
+    async def invoiced_by_month(self) -> dict[date, int]:
+        """Micro-USD of the ledger that invoices have, by the month it is of."""
+        query = (
+            self.select_own(InvoiceLine, InvoiceLine.month, func.sum(InvoiceLine.amount))
+            .where(InvoiceLine.kind.in_(LEDGER_KINDS))
+            .group_by(InvoiceLine.month)
+        )
+        return {month: int(amount) for month, amount in (await self.session.execute(query)).tuples()}
+
+    async def notes(self, invoice_ids: Sequence[str]) -> list[CreditNote]:
+        query = (
+            self.select_own(CreditNote)
+            .where(CreditNote.invoice_id.in_(invoice_ids))
+            .order_by(CreditNote.number)
+        )
+        return list((await self.session.execute(query)).scalars())
+
+    async def payments(self, invoice_ids: Sequence[str]) -> list[InvoicePayment]:
+        query = (
+            self.select_own(InvoicePayment)
+            .where(InvoicePayment.invoice_id.in_(invoice_ids))
+            .order_by(InvoicePayment.id)
+        )
+        return list((await self.session.execute(query)).scalars())
+
+    async def payment(self, kind: str, reference: str) -> InvoicePayment | None:
+        query = self.select_own(InvoicePayment).where(
+            InvoicePayment.kind == kind, InvoicePayment.reference == reference
+        )
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def next_number(self, kind: str) -> int:
+        """The number after the last. Others wait for it until this transaction ends: ask late."""
+        return int((await self.session.execute(_NEXT_NUMBER, {"kind": kind})).scalar_one())
+
+
+class MonthRepository:
+    """Which months are closed, and whose bills there are to make: no one tenant's."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    async def last_closed(self) -> date | None:
+        return (await self.session.execute(select(func.max(ClosedMonth.month)))).scalar_one_or_none()
+
+    async def close(self, month: date, closed_at: datetime, num_invoices: int) -> None:
+        """Again changes nothing."""
+        values = {"month": month, "closed_at": closed_at, "num_invoices": num_invoices}
+        await self.session.execute(insert(ClosedMonth).values(values).on_conflict_do_nothing())
+
+    async def num_invoices(self, month: date) -> int:
+        query = select(func.count()).select_from(Invoice).where(Invoice.month == month)
+        return int((await self.session.execute(query)).scalar_one())
+
+    async def owner(self, invoice_id: str) -> str | None:
+        """Whose an invoice is."""
+        query = select(Invoice.tenant_id).where(Invoice.id == invoice_id)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def numbers(self) -> Row[int, int, int]:
+        """(first, last, how many) numbers of invoices there are."""
+        query = select(func.min(Invoice.number), func.max(Invoice.number), func.count())
+        return (await self.session.execute(query.select_from(Invoice))).one()
+
+    async def expired(self, since: datetime, now: datetime) -> list[CreditEntry]:
+        """Credits that ended in between, of which nothing was taken back yet."""
+        taken = select(CreditEntry.reference).where(CreditEntry.kind == "expiry").scalar_subquery()
+        query = select(CreditEntry).where(
+            CreditEntry.expires_at > since, CreditEntry.expires_at <= now, CreditEntry.id.not_in(taken)
+        )
+        return list((await self.session.execute(query.order_by(CreditEntry.id))).scalars())
