@@ -8,6 +8,7 @@ import adapters.models
 import billing.invoices.models
 import billing.models
 import billing.notifications.models
+import billing.payments.models
 import billing.spend.models
 import db.outbox
 import sla.models
@@ -24,6 +25,7 @@ DOMAINS = (
     billing.invoices.models,
     billing.models,
     billing.notifications.models,
+    billing.payments.models,
     billing.spend.models,
     db.outbox,
     sla.models,

@@ -58,6 +58,9 @@ class Plan(Base):
 
 class Tenant(Base):
     __tablename__ = "tenants"
+    __table_args__ = (
+        CheckConstraint("billing_state IN ('active', 'grace', 'suspended')", name="billing_state_known"),
+    )
 
     id: Mapped[str] = mapped_column(primary_key=True)
     name: Mapped[str] = mapped_column(unique=True)
@@ -65,6 +68,8 @@ class Tenant(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     disabled_at: Mapped[datetime | None]
     """Set: none of its keys and users is let in."""
+    billing_state: Mapped[str] = mapped_column(server_default=text("'active'"))
+    """Whether it pays, as billing last found. Suspended: its inference keys are refused."""
 
 
 class Project(TenantOwned, Base):
