@@ -56,7 +56,15 @@ from adapters.names import InvalidModelName
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.storage.receiving import TooManyBytes
 from api.ratelimit import rate_headers
-from billing.errors import GenerationNotFound, InvalidReportQuery, MalformedEvent, PriceTaken
+from billing.errors import (
+    AlreadyReversed,
+    GenerationNotFound,
+    InvalidReportQuery,
+    MalformedEvent,
+    NothingToReverse,
+    PriceTaken,
+    StillRunning,
+)
 from billing.invoices.errors import CreditNotAllowed, InvalidBillingMonth, InvoiceNotFound
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
@@ -299,6 +307,9 @@ FACES: dict[type[Exception], Face] = {
     # The worker's, and the operator's: they never cross HTTP.
     MalformedEvent: INTERNAL,
     PriceTaken: INTERNAL,
+    NothingToReverse: INTERNAL,
+    StillRunning: INTERNAL,
+    AlreadyReversed: INTERNAL,
     ModelNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="model"),
     AdapterNotFound: NOT_FOUND,
     VersionNotFound: NOT_FOUND,

@@ -33,3 +33,28 @@ class PriceTaken(ValueError):
     def __init__(self, effective_from: datetime) -> None:
         super().__init__(f"effective_from: another price comes into effect at {effective_from.isoformat()}")
         self.effective_from = effective_from
+
+
+class NothingToReverse(LookupError):
+    """The tenant has no such request or charge in the ledger."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"the ledger has no {name}")
+        self.name = name
+
+
+class StillRunning(ValueError):
+    """What a request is billed for may still grow: it can be reversed once it has ended."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"{request_id} still runs")
+        self.request_id = request_id
+
+
+class AlreadyReversed(ValueError):
+    """It was taken back before, by the reversal `reversal_id`."""
+
+    def __init__(self, name: str, reversal_id: str) -> None:
+        super().__init__(f"{name} is reversed already, by {reversal_id}")
+        self.name = name
+        self.reversal_id = reversal_id

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from billing.errors import MalformedEvent
+from billing.rates import FREE_RATE, MAX_PERCENT, MAX_RATE, RATE_LABEL, Rate
 from engine.protocol import UsageEvent
 
 MAX_COUNT = 2**53
@@ -45,6 +46,13 @@ class Measured:
     service_tier: str
     num_choices: int
     engine_id: str
+    project_id: str | None
+    user_id: str | None
+    price_id: str
+    input_price: int
+    cached_input_price: int
+    output_price: int
+    price_percent: int
     # The fields above are the same in every event of a request; those below grow.
     prompt_tokens: int
     cached_tokens: int
@@ -88,6 +96,7 @@ def measure(event: UsageEvent) -> Measured:
     if not 0 <= usage.cached_tokens <= usage.prompt_tokens:
         raise MalformedEvent(f"cached_tokens is {usage.cached_tokens} of {usage.prompt_tokens}")
     labels = event.labels
+    rate = _rate(labels.get(RATE_LABEL, ""))
     return Measured(
         request_id=_text("request_id", event.request_id, required=True),
         submitted_at=_time("submitted_at", event.submitted_at),
@@ -101,6 +110,13 @@ def measure(event: UsageEvent) -> Measured:
         service_tier=_text("service_tier", labels.get("service_tier", event.priority.value)),
         num_choices=event.n,
         engine_id=_text("engine_id", event.engine_id),
+        project_id=_text("project_id", labels.get("project_id", "")) or None,
+        user_id=_text("user_id", labels.get("user_id", "")) or None,
+        price_id=_text("price_id", rate.price_id),
+        input_price=rate.input,
+        cached_input_price=rate.cached_input,
+        output_price=rate.output,
+        price_percent=rate.percent,
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_tokens,
         completion_tokens=usage.completion_tokens,
@@ -176,6 +192,16 @@ def _since(submitted_at: float, name: str, value: float | None) -> float | None:
     if not math.isfinite(value):
         raise MalformedEvent(f"{name} is {value}")
     return max(0.0, value - submitted_at)
+
+
+def _rate(label: str) -> Rate:
+    """What the request pays: nothing where it carries no rate."""
+    if not label:
+        return FREE_RATE
+    rate = Rate.of_label(label)
+    if max(rate.input, rate.cached_input, rate.output) > MAX_RATE or rate.percent > MAX_PERCENT:
+        raise MalformedEvent(f"rate is {label[:80]!r}")
+    return rate
 
 
 def _version(label: str) -> int | None:

@@ -1,75 +1,29 @@
-"""What tokens cost: versions of the price list, and the arithmetic of one request's bill.
+"""The price list: its versions, and which of them is paid.
 
-Money is whole micro-USD. Prices are micro-USD per million tokens, a class of service pays a whole percentage
-of them, and the cost of a request is rounded up once, to the next micro-USD: the same counts always cost the
-same integer. A request pays the version in effect when it was submitted, however long it runs; its rate
-travels with it as a label, into the ledger. Refuses to know plans and limits: the percentage is given.
+A request pays the version in effect when it was submitted, however long it runs; its rate travels with it as
+a label, into the ledger. Refuses to know plans and limits: the percentage is given.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import redis.asyncio
 from sqlalchemy.exc import IntegrityError
 
-from billing.errors import MalformedEvent, PriceTaken
+from billing.errors import PriceTaken
 from billing.models import Price
+from billing.rates import FREE_RATE, MAX_PRICE, RATE_LABEL, Rate
 from billing.repository import PriceList
 from db.base import new_id
 from db.cache import EVERYTHING, RowCache
 from db.session import EVERY_TENANT, Database
-from engine.protocol import Usage
+
+__all__ = ["RATE_LABEL", "PriceBook", "PriceService", "PriceVersion", "Rate"]
 
 PRICES_CHANNEL = "rootstock:invalidate:prices"
-RATE_LABEL = "rate"
-"""A request's label that says what it pays: `Rate.label`."""
-MAX_PRICE = 10**12
-"""Micro-USD per million tokens: a million dollars for them."""
-_UNIT = 100 * 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """What one request pays."""
-
-    price_id: str
-    """The version of the price list; empty before there is any."""
-    input: int
-    cached_input: int
-    output: int
-    percent: int = 100
-    """Of its class of service."""
-
-    def cost(self, usage: Usage) -> int:
-        """Micro-USD of what was used, rounded up."""
-        uncached = usage.prompt_tokens - usage.cached_tokens
-        tokens = (
-            uncached * self.input
-            + usage.cached_tokens * self.cached_input
-            + usage.completion_tokens * self.output
-        )
-        return -(-tokens * self.percent // _UNIT)
-
-    def worst(self, prompt_tokens: int, completion_tokens: int) -> int:
-        """The most that a request of so many tokens can cost, whatever is found in the prefix cache."""
-        tokens = prompt_tokens * max(self.input, self.cached_input) + completion_tokens * self.output
-        return -(-tokens * self.percent // _UNIT)
-
-    @property
-    def label(self) -> str:
-        """The rate as a request carries it."""
-        return f"{self.price_id}:{self.input}:{self.cached_input}:{self.output}:{self.percent}"
-
-    @classmethod
-    def of_label(cls, label: str) -> Rate:
-        """Raises MalformedEvent for what no `label` is."""
-        price_id, *numbers = label.split(":")
-        if len(numbers) != 4 or not all(number.isascii() and number.isdecimal() for number in numbers):
-            raise MalformedEvent(f"rate is {label[:80]!r}")
-        return cls(price_id, *map(int, numbers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +35,26 @@ class PriceVersion:
     input: int
     cached_input: int
     output: int
+    adapter_surcharge: int = 0
+    """Per million tokens, in and out, of requests on an adapter."""
+    adapter_gb_day: int = 0
+    """Per GB (10**9 bytes) of packed adapters and UTC day."""
+    calibration_job: int = 0
+    """Per job that ended well."""
+
+    def rate(self, percent: int, on_adapter: bool) -> Rate:
+        """What a request of a class that pays `percent` pays under this version."""
+        surcharge = self.adapter_surcharge if on_adapter else 0
+        return Rate(
+            self.id,
+            self.input + surcharge,
+            self.cached_input + surcharge,
+            self.output + surcharge,
+            percent,
+        )
 
 
-FREE = PriceVersion("", datetime.fromtimestamp(0, UTC), 0, 0, 0)
-"""What is paid before the first version comes into effect."""
+AMOUNTS = ("input", "cached_input", "output", "adapter_surcharge", "adapter_gb_day", "calibration_job")
 
 
 class PriceBook:
@@ -104,8 +74,9 @@ class PriceBook:
     async def close(self) -> None:
         await self._cache.close()
 
-    async def rate(self, percent: int, submitted_at: float) -> Rate:
-        """What a request of a class that pays `percent` pays when submitted at that Unix time.
+    async def rate(self, percent: int, submitted_at: float, on_adapter: bool) -> Rate:
+        """What a request of a class that pays `percent` pays when submitted at that Unix time, on an adapter
+        or on the base alone.
 
         Raises DatabaseUnavailable when the list was not read lately and cannot be read now.
         """
@@ -113,8 +84,8 @@ class PriceBook:
         assert versions is not None
         for effective_from, version in versions:  # the latest first
             if effective_from <= submitted_at:
-                return Rate(version.id, version.input, version.cached_input, version.output, percent)
-        return Rate(FREE.id, FREE.input, FREE.cached_input, FREE.output, percent)
+                return version.rate(percent, on_adapter)
+        return replace(FREE_RATE, percent=percent)
 
     async def _load(self, _group: str, _key: str) -> tuple[tuple[float, PriceVersion], ...]:
         async with self._database.read(EVERY_TENANT) as session:
@@ -135,27 +106,36 @@ class PriceService:
             return [_version(row) for row in await PriceList(session).versions()]
 
     async def add(
-        self, *, input: int, cached_input: int, output: int, effective_from: datetime | None = None
+        self,
+        *,
+        input: int,
+        cached_input: int,
+        output: int,
+        adapter_surcharge: int = 0,
+        adapter_gb_day: int = 0,
+        calibration_job: int = 0,
+        effective_from: datetime | None = None,
     ) -> PriceVersion:
         """A new version, in effect from now on or from a later moment; every process hears of it within a
         second.
 
         Raises PriceTaken, ValueError naming the field.
         """
-        for name, amount in (("input", input), ("cached_input", cached_input), ("output", output)):
+        amounts = dict(
+            zip(
+                AMOUNTS,
+                (input, cached_input, output, adapter_surcharge, adapter_gb_day, calibration_job),
+                strict=True,
+            )
+        )
+        for name, amount in amounts.items():
             if not 0 <= amount <= MAX_PRICE:
                 raise ValueError(f"{name} must be from 0 to {MAX_PRICE}, not {amount}")
         now = datetime.fromtimestamp(time.time(), UTC)
         if effective_from is not None and (effective_from.tzinfo is None or effective_from < now):
             raise ValueError("effective_from must not be in the past, and must have a time zone")
         moment = effective_from or now
-        row = Price(
-            id=new_id("prc"),
-            effective_from=moment,
-            input=input,
-            cached_input=cached_input,
-            output=output,
-        )
+        row = Price(id=new_id("prc"), effective_from=moment, **amounts)
         try:
             async with self._database.write(EVERY_TENANT) as session:
                 PriceList(session).add(row)
@@ -171,4 +151,4 @@ async def publish_price_change(redis_client: redis.asyncio.Redis) -> None:
 
 
 def _version(row: Price) -> PriceVersion:
-    return PriceVersion(row.id, row.effective_from, row.input, row.cached_input, row.output)
+    return PriceVersion(row.id, row.effective_from, *(getattr(row, name) for name in AMOUNTS))

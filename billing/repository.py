@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, DateTime, Row, bindparam, func, or_, select, text
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Row,
+    Select,
+    and_,
+    bindparam,
+    cast,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    union_all,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.folding import Measured
-from billing.models import Price, UsageRecord, UsageRollup
+from billing.models import Price, RollupSums, UsageRecord
+from billing.rollups import ROLLUPS, SUMS, Unit, add_sql, hold_ledger, pieces
 from db.repository import TenantRepository
 from tenants.limits.kinds import Limit
 from tenants.models import ApiKey
 
-WRITER_LOCK = 0x4C656467
-"""Advisory lock, "Ledg": whoever writes records holds it, so a record's difference is taken against what is
-stored.
-"""
-
 _SAME = (
     "tenant_id, key_id, model, adapter_id, adapter_version, adapter_digest, endpoint, service_tier, "
-    "num_choices, engine_id"
+    "num_choices, engine_id, project_id, user_id, price_id, input_price, cached_input_price, output_price, "
+    "price_percent"
 )
 _GROWING = (
     "prompt_tokens", "cached_tokens", "completion_tokens", "preemptions", "recorded_at", "finish_reason",
@@ -38,6 +50,11 @@ def _greatest(column: str) -> str:
     return f"{column} = GREATEST(stored.{column}{collation}, excluded.{column}{collation})"
 
 
+# A request's row is written once as a difference to itself before: for the rollups.
+_DIFFERENCES = ", ".join(
+    f"a.{name} - coalesce(b.{name}, 0) AS {name}" for name in SUMS if name != "num_requests"
+)
+_STORED = ", ".join(f"r.{name}" for name in SUMS if name != "num_requests")
 _UPSERT = text(
     f"""
     WITH incoming AS (
@@ -45,12 +62,14 @@ _UPSERT = text(
         FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(
             request_id text, submitted double precision, tenant_id text, key_id text, model text,
             adapter_id text, adapter_version integer, adapter_digest text, endpoint text, service_tier text,
-            num_choices integer, engine_id text, prompt_tokens bigint, cached_tokens bigint,
+            num_choices integer, engine_id text, project_id text, user_id text, price_id text,
+            input_price bigint, cached_input_price bigint, output_price bigint, price_percent integer,
+            prompt_tokens bigint, cached_tokens bigint,
             completion_tokens bigint, preemptions integer, recorded double precision, finish_reason text,
             queue_seconds double precision, first_token_seconds double precision,
             total_seconds double precision)
     ), before AS (
-        SELECT r.submitted_at, r.request_id, r.prompt_tokens, r.cached_tokens, r.completion_tokens
+        SELECT r.submitted_at, r.request_id, {_STORED}
         FROM usage_records r JOIN incoming i USING (submitted_at, request_id)
         WHERE r.submitted_at BETWEEN to_timestamp(:earliest) AND to_timestamp(:latest)
     ), after AS (
@@ -58,21 +77,15 @@ _UPSERT = text(
         SELECT submitted_at, request_id, {_SAME}, {", ".join(_GROWING)} FROM incoming
         ON CONFLICT (submitted_at, request_id) DO UPDATE SET {", ".join(map(_greatest, _GROWING))}
         RETURNING *
-    )
-    INSERT INTO usage_rollups AS sums (tenant_id, minute, key_id, model, service_tier,
-                                       num_requests, prompt_tokens, cached_tokens, completion_tokens)
-    SELECT a.tenant_id, date_trunc('minute', a.submitted_at, 'UTC'), a.key_id, a.model, a.service_tier,
-           count(*) FILTER (WHERE b.request_id IS NULL),
-           sum(a.prompt_tokens - coalesce(b.prompt_tokens, 0)),
-           sum(a.cached_tokens - coalesce(b.cached_tokens, 0)),
-           sum(a.completion_tokens - coalesce(b.completion_tokens, 0))
-    FROM after a LEFT JOIN before b USING (submitted_at, request_id)
-    GROUP BY 1, 2, 3, 4, 5
-    ON CONFLICT (tenant_id, minute, key_id, model, service_tier) DO UPDATE SET
-        num_requests = sums.num_requests + excluded.num_requests,
-        prompt_tokens = sums.prompt_tokens + excluded.prompt_tokens,
-        cached_tokens = sums.cached_tokens + excluded.cached_tokens,
-        completion_tokens = sums.completion_tokens + excluded.completion_tokens
+    ), changes AS (
+        SELECT a.tenant_id, a.submitted_at AS at, a.key_id, a.model, a.service_tier,
+               coalesce(a.project_id, '') AS project_id, coalesce(a.user_id, '') AS user_id,
+               coalesce(a.adapter_id, '') AS adapter_id,
+               CASE WHEN b.request_id IS NULL THEN 1 ELSE 0 END AS num_requests, {_DIFFERENCES}
+        FROM after a LEFT JOIN before b USING (submitted_at, request_id)
+    ), minutes AS ({add_sql("minute", "changes")}
+    ), hours AS ({add_sql("hour", "changes")}
+    ) {add_sql("day", "changes")}
     """
 )
 
@@ -90,7 +103,7 @@ class LedgerWriter:
         One writer at a time. Two that merged the same request at once would both see it absent and count it
         twice in the rollups; a batch takes milliseconds, so waiting costs less than being clever.
         """
-        await self.session.execute(select(func.pg_advisory_xact_lock(WRITER_LOCK)))
+        await hold_ledger(self.session)
         documents = []
         for row in rows:
             document = asdict(row)
@@ -130,6 +143,11 @@ class UsageRepository(TenantRepository):
         )
         return (await self.session.execute(query)).scalars().first()
 
+    async def near(self, request_id: str, submitted_at: datetime) -> UsageRecord | None:
+        """The row of a request that was submitted within a second of that."""
+        second = timedelta(seconds=1)
+        return await self.record(request_id, submitted_at - second, submitted_at + second)
+
     async def records(self, start: datetime, end: datetime, *, limit: int = 1000) -> list[UsageRecord]:
         """Rows submitted from `start` up to but excluding `end`, oldest first."""
         query = (
@@ -145,55 +163,90 @@ class UsageRepository(TenantRepository):
         start: datetime,
         end: datetime,
         *,
-        unit: str,
+        unit: Unit | None,
         group_by: Sequence[str],
-        key_ids: Sequence[str] | None,
-        models: Sequence[str] | None,
+        key_ids: Sequence[str] | None = None,
+        models: Sequence[str] | None = None,
+        project_ids: Sequence[str] | None = None,
+        user_ids: Sequence[str] | None = None,
+        adapter_ids: Sequence[str] | None = None,
+        service_tiers: Sequence[str] | None = None,
     ) -> list[Row[*tuple[object, ...]]]:
-        """Rows (bucket, *group_by, num_requests, prompt_tokens, cached_tokens, completion_tokens) of whole
-        minutes in [start, end), `unit` being what date_trunc calls the bucket's width.
-        """
-        bucket = func.date_trunc(unit, UsageRollup.minute, "UTC", type_=DateTime(timezone=True)).label(
-            "bucket"
-        )
-        groups = [getattr(UsageRollup, name) for name in group_by]
-        totals = [
-            func.sum(column).label(column.key)
-            for column in (
-                UsageRollup.num_requests,
-                UsageRollup.prompt_tokens,
-                UsageRollup.cached_tokens,
-                UsageRollup.completion_tokens,
-            )
-        ]
-        query = self.select_own(UsageRollup, bucket, *groups, *totals).where(
-            UsageRollup.minute >= start, UsageRollup.minute < end
-        )
-        if key_ids:
-            query = query.where(UsageRollup.key_id.in_(bindparam("key_ids", list(key_ids), expanding=True)))
-        if models:
-            query = query.where(UsageRollup.model.in_(bindparam("models", list(models), expanding=True)))
-        return list(
-            (await self.session.execute(query.group_by("bucket", *groups).order_by("bucket", *groups))).all()
-        )
+        """Rows (bucket, *group_by, *SUMS) of whole minutes in [start, end), by bucket and group; filters are
+        what is in them, None: all.
 
-    async def since(self, start: datetime, end: datetime, limit: Limit) -> list[Row[*tuple[object, ...]]]:
-        """Rows (service_tier, num_requests, prompt_tokens, cached_tokens, completion_tokens) of all that was
-        submitted in whole minutes in [start, end) and counts to `limit`.
+        `unit` is the bucket's width, None: one bucket, of `start`. `group_by` names some of
+        `billing.rollups.KEYS`; what a request has none of is empty.
         """
-        rollup = UsageRollup
-        totals = (rollup.num_requests, rollup.prompt_tokens, rollup.cached_tokens, rollup.completion_tokens)
-        query = self.select_own(
-            rollup, rollup.service_tier, *(func.sum(total).label(total.key) for total in totals)
-        ).where(rollup.minute >= start, rollup.minute < end)
-        if limit.scope == "key":
-            query = query.where(rollup.key_id == limit.scope_id)
-        elif limit.scope == "project":
-            keys = self.select_own(ApiKey, ApiKey.id).where(ApiKey.project_id == limit.scope_id)
-            query = query.where(rollup.key_id.in_(keys))
-        if limit.model:
-            query = query.where(_names(rollup.model, limit.model))
-        return list((await self.session.execute(query.group_by(rollup.service_tier))).all())
+        filters = {
+            "key_id": key_ids,
+            "model": models,
+            "project_id": project_ids,
+            "user_id": user_ids,
+            "adapter_id": adapter_ids,
+            "service_tier": service_tiers,
+        }
+
+        def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
+            return [
+                getattr(rollup, name).in_(bindparam(name, list(values), expanding=True, unique=True))
+                for name, values in filters.items()
+                if values
+            ]
+
+        found = self._summed(start, end, unit, group_by, covers)
+        return [] if found is None else list((await self.session.execute(found)).all())
+
+    async def since(self, start: datetime, end: datetime, limit: Limit) -> dict[str, int]:
+        """What was used in whole minutes in [start, end) and counts to `limit`, by the names in SUMS."""
+
+        def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
+            conditions: list[ColumnElement[bool]] = []
+            if limit.scope == "key":
+                conditions.append(rollup.key_id == limit.scope_id)
+            elif limit.scope == "project":
+                # Rows of before the ledger had projects are those of their keys' projects.
+                keys = self.select_own(ApiKey, ApiKey.id).where(ApiKey.project_id == limit.scope_id)
+                unnamed = and_(rollup.project_id == "", rollup.key_id.in_(keys))
+                conditions.append(or_(rollup.project_id == limit.scope_id, unnamed))
+            if limit.model:
+                conditions.append(_names(rollup.model, limit.model))
+            return conditions
+
+        found = self._summed(start, end, None, (), covers)
+        row = None if found is None else (await self.session.execute(found)).first()
+        return dict.fromkeys(SUMS, 0) if row is None else {name: getattr(row, name) for name in SUMS}
+
+    def _summed(
+        self,
+        start: datetime,
+        end: datetime,
+        unit: Unit | None,
+        group_by: Sequence[str],
+        covers: Callable[[type[RollupSums]], list[ColumnElement[bool]]],
+    ) -> Select[Any] | None:
+        """The sums over [start, end) of rows that `covers`, from the coarsest rollups that will do."""
+        parts = []
+        for piece in pieces(start, end, unit or "day"):
+            rollup: Any = ROLLUPS[piece.unit]
+            at = getattr(rollup, piece.unit)
+            bucket = (
+                literal(start, INSTANT) if unit is None else func.date_trunc(unit, at, "UTC", type_=INSTANT)
+            )
+            groups = [getattr(rollup, name) for name in group_by]
+            totals = [func.sum(getattr(rollup, name)).label(name) for name in SUMS]
+            part = self.select_own(rollup, bucket.label("bucket"), *groups, *totals)
+            part = part.where(at >= piece.start, at < piece.end, *covers(rollup))
+            parts.append(part.group_by("bucket", *groups))
+        if not parts:
+            return None
+        rows = union_all(*parts).subquery("rows")
+        keys = [rows.c[name] for name in ("bucket", *group_by)]
+        sums = [cast(func.sum(rows.c[name]), BigInteger).label(name) for name in SUMS]
+        return select(*keys, *sums).group_by(*keys).order_by(*keys)
+
+
+INSTANT = DateTime(timezone=True)
 
 
 def _names(column: Any, model: str) -> ColumnElement[bool]:
@@ -218,3 +271,8 @@ class PriceList:
     async def versions(self) -> list[Price]:
         """By the moment they come into effect."""
         return list((await self.session.execute(select(Price).order_by(Price.effective_from))).scalars())
+
+    async def in_effect(self, moment: datetime) -> Price | None:
+        """The version that is paid at `moment`; None before the first."""
+        query = select(Price).where(Price.effective_from <= moment).order_by(Price.effective_from.desc())
+        return (await self.session.execute(query.limit(1))).scalar_one_or_none()

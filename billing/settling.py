@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 
 from billing.errors import MalformedEvent
-from billing.pricing import RATE_LABEL, Rate
+from billing.rates import RATE_LABEL, Rate
 from engine.protocol import UsageEvent
 from tenants.limits.kinds import Amounts
 from tenants.quotas.journal import JournalSettling, MeteredRequest

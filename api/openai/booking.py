@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from api.errors import InvalidValue
 from api.openai.submission import Draft, Submission
-from billing.pricing import PriceBook, Rate
+from billing.pricing import PriceBook
+from billing.rates import Rate
 from engine.client import Generation
 from engine.protocol import PriorityClass, Usage
 from tenants.context import TenantContext
@@ -91,10 +92,12 @@ async def book(draft: Draft, asked: PriorityClass, quotas: Quotas, prices: Price
     """
     terms = draft.caller.plan.terms
     bound = terms[asked].contracted_tokens_per_minute
-    rate = await prices.rate(terms[asked].price_percent, draft.submitted_at)
+    on_adapter = draft.model.adapter_id is not None
+    rate = await prices.rate(terms[asked].price_percent, draft.submitted_at, on_adapter)
     otherwise = rate
     if bound is not None:
-        otherwise = await prices.rate(terms[PriorityClass.DEFAULT].price_percent, draft.submitted_at)
+        percent = terms[PriorityClass.DEFAULT].price_percent
+        otherwise = await prices.rate(percent, draft.submitted_at, on_adapter)
     worst, expected = _amounts(draft, rate if rate.percent >= otherwise.percent else otherwise)
     reservation = await quotas.reserve(
         draft.id,

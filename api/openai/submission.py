@@ -15,7 +15,7 @@ from typing import cast
 from adapters.resolver import ResolvedModel
 from api.errors import ContextLengthExceeded, InvalidValue
 from api.openai.schemas import MAX_CHOICES, ChatCompletionRequest, CompletionRequest, GenerationFields
-from billing.pricing import RATE_LABEL
+from billing.rates import RATE_LABEL
 from billing.request_ids import new_request_id
 from engine.protocol import EngineInfo, PriorityClass, SamplingParams, Submit
 from tenants.context import TenantContext

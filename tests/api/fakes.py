@@ -12,7 +12,7 @@ from typing import Any
 
 from adapters.errors import ModelNotFound, ModelNotReady
 from adapters.resolver import ModelCard, ResolvedModel
-from billing.pricing import Rate
+from billing.rates import Rate
 from engine.client import EngineGone, Generation, RequestRejected
 from engine.protocol import (
     AdapterRef,

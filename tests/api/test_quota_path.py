@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from billing.pricing import Rate
+from billing.rates import Rate
 from cli.local.redis import start_redis
 from db.session import Database
 from engine.client import EngineClient

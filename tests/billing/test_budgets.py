@@ -9,7 +9,7 @@ import redis.asyncio
 
 from billing.folding import fold, measure
 from billing.metering import JournalMeter
-from billing.pricing import RATE_LABEL, PriceService, Rate
+from billing.rates import RATE_LABEL, Rate
 from billing.repository import LedgerWriter
 from billing.settling import ReservationSettlement, metered
 from billing.window_usage import WindowUsage
@@ -88,40 +88,27 @@ async def test_usage_is_summed_by_what_a_limit_covers(
     assert await tokens("key", "key_nobody") == 0
 
 
-async def test_spend_is_what_the_versions_of_the_price_list_make_it(
-    database: Database, redis_client: redis.asyncio.Redis, tenant: Tenant
+async def test_spend_is_what_the_rates_that_requests_carried_make_it(
+    database: Database, tenant: Tenant
 ) -> None:
-    labels = {"key_id": "k", "model": "sapling"}
+    """To the micro-USD, whatever the price list says by now."""
     spend = Limit("tenant", tenant.id, "", Metric.SPEND_PER_MONTH, 1)
     usage = WindowUsage(database)
-    events = [
+    labels = {"key_id": "k", "model": "sapling"}
+    default = Rate("prc_1", 2_000_001, 1_000_000, 10_000_000)
+    flex = Rate("prc_2", 3, 3, 3, 50)
+    await write(database, event("free", tenant.id, 0, labels, prompt=1000, completion=100))
+    assert await usage(tenant.id, spend, START) == 0
+    await write(
+        database,
         event(
-            "a", tenant.id, 0, labels | {"service_tier": "default"}, prompt=1000, completion=100, cached=400
+            "a", tenant.id, 0, labels | {RATE_LABEL: default.label}, prompt=1000, completion=100, cached=400
         ),
-        event("b", tenant.id, 1, labels | {"service_tier": "flex"}, prompt=0, completion=100),
-    ]
-    await write(database, *events)
-    assert await usage(tenant.id, spend, START) == 0, "there is no price yet"
-    prices = PriceService(database, redis_client)
-    version = await prices.add(input=2_000_000, cached_input=1_000_000, output=10_000_000)
-    assert await usage(tenant.id, spend, START) == 0, "nothing was submitted since there is one"
-    now = (version.effective_from - START).total_seconds() // 60
-    default, flex = (
-        event(
-            name,
-            tenant.id,
-            int(now) + 1,
-            one.labels,
-            prompt=one.usage.prompt_tokens,
-            completion=100,
-            cached=cached,
-        )
-        for name, one, cached in zip("cd", events, (400, 0), strict=True)
+        event("b", tenant.id, 1, labels | {RATE_LABEL: flex.label}, prompt=1, completion=1),
     )
-    await write(database, default, flex)
-    exact = (600 * 2 + 400 + 100 * 10) + 100 * 10 // 2
-    found = await usage(tenant.id, spend, START)
-    assert exact <= found <= exact + 2, "rounded up for each request"
+    exact = default.cost(Usage(1000, 400, 100)) + flex.cost(Usage(1, 0, 1))
+    assert exact == 600 * 2 + 1 + 400 + 100 * 10 + 1
+    assert await usage(tenant.id, spend, START) == exact
 
 
 def test_an_event_is_settled_at_the_rate_it_carries() -> None:

@@ -21,6 +21,7 @@ from db.session import EVERY_TENANT, Database
 from engine.protocol import JOURNAL_STREAM, UsageEvent
 from tests.billing.strategies import histories
 from tests.support.journal import NOW, usage_event
+from tests.support.ledger import assert_rollups_are_the_ledgers, forget_ledger, query
 
 Rows = list[dict[str, Any]]
 
@@ -35,26 +36,8 @@ async def write(client: redis.asyncio.Redis, *events: UsageEvent) -> None:
         await client.xadd(JOURNAL_STREAM, {b"e": msgspec.msgpack.encode(event)})
 
 
-async def query(database: Database, statement: str) -> Rows:
-    async with database.read(EVERY_TENANT) as session:
-        return [dict(row) for row in (await session.execute(text(statement))).mappings()]
-
-
 async def ledger(database: Database) -> Rows:
     return await query(database, "SELECT * FROM usage_records ORDER BY submitted_at, request_id")
-
-
-ROLLUPS_OF_RECORDS = """
-    SELECT tenant_id, date_trunc('minute', submitted_at, 'UTC') AS minute, key_id, model, service_tier,
-           count(*) AS num_requests, sum(prompt_tokens) AS prompt_tokens, sum(cached_tokens) AS cached_tokens,
-           sum(completion_tokens) AS completion_tokens
-    FROM usage_records GROUP BY 1, 2, 3, 4, 5 ORDER BY 1, 2, 3, 4, 5
-"""
-
-
-async def assert_rollups_are_the_ledgers(database: Database) -> None:
-    rollups = await query(database, "SELECT * FROM usage_rollups ORDER BY 1, 2, 3, 4, 5")
-    assert rollups == await query(database, ROLLUPS_OF_RECORDS)
 
 
 def assert_rows_are(rows: Rows, expected: list[Measured]) -> None:
@@ -290,11 +273,13 @@ async def test_a_record_is_found_by_its_request(
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=histories(), random=st.randoms(use_true_random=False))
 async def test_any_order_duplication_and_splitting_gives_the_same_ledger(
-    database: Database, redis_client: redis.asyncio.Redis, events: list[UsageEvent], random: Any
+    database: Database,
+    owner_database: Database,
+    redis_client: redis.asyncio.Redis,
+    events: list[UsageEvent],
+    random: Any,
 ) -> None:
-    async with database.write(EVERY_TENANT) as session:
-        for table in ("usage_records", "usage_rollups"):
-            await session.execute(text(f"DELETE FROM {table}"))
+    await forget_ledger(owner_database)
     await redis_client.flushall()
     journal = events + random.choices(events, k=random.randint(0, len(events)))
     random.shuffle(journal)

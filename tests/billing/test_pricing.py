@@ -14,7 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from billing.errors import MalformedEvent, PriceTaken
-from billing.pricing import PriceBook, PriceService, Rate
+from billing.pricing import PriceBook, PriceService
+from billing.rates import Rate
 from db.session import EVERY_TENANT, Database
 from engine.protocol import Usage
 from tests.support.statements import Statements
@@ -73,19 +74,21 @@ async def test_a_request_pays_the_version_in_effect_when_it_was_submitted(
     await book.start()
     try:
         now = datetime.now(UTC)
-        assert await book.rate(100, now.timestamp()) == Rate("", 0, 0, 0)
+        assert await book.rate(100, now.timestamp(), False) == Rate("", 0, 0, 0)
         today = await service.add(input=150_000, cached_input=75_000, output=600_000)
         later = await service.add(input=1, cached_input=1, output=2, effective_from=now + timedelta(days=1))
 
         async def hears(submitted_at: datetime, price_id: str) -> bool:
-            return (await book.rate(175, submitted_at.timestamp())).price_id == price_id
+            return (await book.rate(175, submitted_at.timestamp(), False)).price_id == price_id
 
         assert await eventually(lambda: hears(now + timedelta(hours=1), today.id)) < 1
         assert await hears(now - timedelta(days=1), "")
         assert await hears(now + timedelta(days=1), later.id)
-        assert await book.rate(175, now.timestamp() + 60) == Rate(today.id, 150_000, 75_000, 600_000, 175)
+        assert await book.rate(175, now.timestamp() + 60, False) == Rate(
+            today.id, 150_000, 75_000, 600_000, 175
+        )
         with Statements(database) as statements:
-            await book.rate(50, now.timestamp() + 60)
+            await book.rate(50, now.timestamp() + 60, True)
         assert not statements.seen
         assert await service.list() == [today, later]
         with pytest.raises(PriceTaken):

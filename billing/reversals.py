@@ -1,0 +1,150 @@
+"""Reversals: one request's record or one charge taken back, whole and at most once, as a new row.
+
+A reversal counts in the minute in which it is made, so that a month that is over stays as it was. Owns what
+is taken back and by whom; refuses to know what becomes of money that was paid.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy import text
+
+from billing.charges import ChargeRepository
+from billing.errors import AlreadyReversed, NothingToReverse, StillRunning
+from billing.models import Charge, Reversal, UsageRecord
+from billing.repository import UsageRepository
+from billing.rollups import KEYS, SUMS, UNITS, add_sql, hold_ledger
+from db.base import new_id
+from db.repository import TenantRepository
+from db.session import Database, WriteSession
+from tenants.actors import Actor
+from tenants.audit.service import AuditLog
+
+_TAKE_BACK = [
+    text(
+        add_sql(
+            unit,
+            f"(SELECT tenant_id, at, {', '.join(KEYS)}, {', '.join(f'-{name} AS {name}' for name in SUMS)} "
+            "FROM reversals WHERE id = :id) AS taken_back",
+        )
+    )
+    for unit in UNITS
+]
+
+
+class ReversalRepository(TenantRepository):
+    """One tenant's reversals."""
+
+    async def of_request(self, submitted_at: datetime, request_id: str) -> Reversal | None:
+        query = self.select_own(Reversal).where(
+            Reversal.submitted_at == submitted_at, Reversal.request_id == request_id
+        )
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def of_charge(self, charge_id: str) -> Reversal | None:
+        query = self.select_own(Reversal).where(Reversal.charge_id == charge_id)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def add(self, reversal: Reversal) -> None:
+        """Write it down, and take what it takes back off the rollups of its minute. Hold the ledger."""
+        self.add_own(reversal)
+        await self.session.flush()
+        if reversal.request_id is not None:
+            for statement in _TAKE_BACK:
+                await self.session.execute(statement, {"id": reversal.id})
+
+
+class ReversalService:
+    """Takes back what was billed in error, for the operator."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def reverse_request(
+        self,
+        tenant_id: str,
+        request_id: str,
+        submitted_at: datetime,
+        *,
+        reason: str,
+        by: Actor,
+        now: datetime | None = None,
+    ) -> Reversal:
+        """Take back all that a request was billed for. `submitted_at` within a second; one prompt of a list
+        is a request of its own.
+
+        What the journal says of it later is billed: its end must have been. Raises NothingToReverse,
+        StillRunning, AlreadyReversed, DatabaseUnavailable.
+        """
+        async with self._database.write(tenant_id) as session:
+            await hold_ledger(session)
+            record = await UsageRepository(session, tenant_id).near(request_id, submitted_at)
+            if record is None:
+                raise NothingToReverse(request_id)
+            if record.finish_reason is None:
+                raise StillRunning(request_id)
+            reversals = ReversalRepository(session, tenant_id)
+            known = await reversals.of_request(record.submitted_at, request_id)
+            if known is not None:
+                raise AlreadyReversed(request_id, known.id)
+            reversal = _of_record(record, reason, by, now or datetime.now(UTC))
+            await reversals.add(reversal)
+            await _note(session, reversal, by, request_id)
+        return reversal
+
+    async def reverse_charge(
+        self, tenant_id: str, charge_id: str, *, reason: str, by: Actor, now: datetime | None = None
+    ) -> Reversal:
+        """Take back a charge. Raises NothingToReverse, AlreadyReversed, DatabaseUnavailable."""
+        async with self._database.write(tenant_id) as session:
+            await hold_ledger(session)
+            charge = await ChargeRepository(session, tenant_id).find(charge_id)
+            if charge is None:
+                raise NothingToReverse(charge_id)
+            reversals = ReversalRepository(session, tenant_id)
+            known = await reversals.of_charge(charge_id)
+            if known is not None:
+                raise AlreadyReversed(charge_id, known.id)
+            reversal = _of_charge(charge, reason, by, now or datetime.now(UTC))
+            await reversals.add(reversal)
+            await _note(session, reversal, by, charge_id)
+        return reversal
+
+
+def _of_record(record: UsageRecord, reason: str, by: Actor, now: datetime) -> Reversal:
+    return Reversal(
+        id=new_id("rev"),
+        tenant_id=record.tenant_id,
+        at=now,
+        submitted_at=record.submitted_at,
+        request_id=record.request_id,
+        **{name: getattr(record, name) or "" for name in KEYS},
+        num_requests=1,
+        **{name: getattr(record, name) for name in SUMS if name != "num_requests"},
+        reason=reason,
+        actor=f"{by.kind}:{by.id}",
+    )
+
+
+def _of_charge(charge: Charge, reason: str, by: Actor, now: datetime) -> Reversal:
+    return Reversal(
+        id=new_id("rev"),
+        tenant_id=charge.tenant_id,
+        at=now,
+        charge_id=charge.id,
+        cost=charge.cost,
+        reason=reason,
+        actor=f"{by.kind}:{by.id}",
+    )
+
+
+async def _note(session: WriteSession, reversal: Reversal, by: Actor, what: str) -> None:
+    await AuditLog.record(
+        session,
+        reversal.tenant_id,
+        by,
+        "usage.reversed",
+        ("reversal", reversal.id),
+        {"of": what, "cost": reversal.cost, "reason": reversal.reason},
+    )

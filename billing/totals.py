@@ -1,0 +1,96 @@
+"""What a tenant's usage costs over a stretch of time, line by line: requests by kind of token, storage,
+calibration. Reversals are taken off, when they were made.
+
+Invoices and reports read this and nothing else, so they cannot differ. The lines' costs add up to the cost of
+each request, which is rounded up once: what rounding adds is with the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+from billing.charges import ChargeRepository
+from billing.repository import UsageRepository
+from billing.rollups import Unit
+from db.repository import TenantRepository
+
+LineKind = Literal["input", "cached_input", "output", "adapter_storage", "calibration"]
+LINE_KINDS: tuple[LineKind, ...] = get_args(LineKind)
+
+
+@dataclass(frozen=True, slots=True)
+class CostLine:
+    """One kind of what was used in one bucket, of one group. Groups not asked for are empty, as are those
+    that what was used has none of.
+    """
+
+    bucket: datetime
+    kind: LineKind
+    quantity: int
+    """Tokens, byte-days or jobs; negative where more was taken back than used."""
+    cost: int
+    """Micro-USD."""
+    model: str = ""
+    service_tier: str = ""
+    project_id: str = ""
+    user_id: str = ""
+    key_id: str = ""
+    adapter_id: str = ""
+
+
+GROUPS = tuple(field.name for field in fields(CostLine))[4:]
+
+
+class LedgerTotals(TenantRepository):
+    """One tenant's costs."""
+
+    async def costs(
+        self,
+        start: datetime,
+        end: datetime,
+        *,
+        unit: Unit | None = None,
+        group_by: Sequence[str] = ("model", "service_tier"),
+        project_ids: Sequence[str] | None = None,
+        key_ids: Sequence[str] | None = None,
+    ) -> list[CostLine]:
+        """Lines of [start, end), whole minutes, by bucket, group and kind; one that is nothing is left out.
+
+        `unit` is the bucket's width, None: one bucket, of `start`. `group_by` names some of GROUPS. With a
+        filter there are no charges: they are no project's and no key's.
+        """
+        usage = await UsageRepository(self.session, self.tenant_id).sums(
+            start, end, unit=unit, group_by=group_by, key_ids=key_ids, project_ids=project_ids
+        )
+        lines = [line for row in usage for line in _usage_lines(row, group_by)]
+        if not (project_ids or key_ids):
+            lines += await self._charges(start, end, unit, "adapter_id" in group_by)
+        lines = [line for line in lines if line.quantity or line.cost]
+        return sorted(lines, key=lambda line: (line.bucket, *(getattr(line, name) for name in GROUPS)))
+
+    async def _charges(
+        self, start: datetime, end: datetime, unit: Unit | None, by_adapter: bool
+    ) -> list[CostLine]:
+        sums: dict[tuple[datetime, LineKind, str], tuple[int, int]] = {}
+        for row in await ChargeRepository(self.session, self.tenant_id).sums(start, end, unit):
+            stored = by_adapter and row.kind == "adapter_storage"
+            key = (row.bucket, row.kind, row.reference.partition("@")[0] if stored else "")
+            quantity, cost = sums.get(key, (0, 0))
+            sums[key] = (quantity + row.quantity, cost + row.cost)
+        return [
+            CostLine(bucket, kind, quantity, cost, adapter_id=adapter_id)
+            for (bucket, kind, adapter_id), (quantity, cost) in sums.items()
+        ]
+
+
+def _usage_lines(row: Any, group_by: Sequence[str]) -> list[CostLine]:
+    groups = {name: getattr(row, name) for name in group_by}
+    of_kinds: tuple[tuple[LineKind, int, int], ...] = (
+        ("input", row.prompt_tokens - row.cached_tokens, row.cost - row.cached_cost - row.output_cost),
+        ("cached_input", row.cached_tokens, row.cached_cost),
+        ("output", row.completion_tokens, row.output_cost),
+    )
+    return [CostLine(row.bucket, kind, quantity, cost, **groups) for kind, quantity, cost in of_kinds]
