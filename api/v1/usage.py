@@ -10,16 +10,13 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from api.deps import READ_USAGE, authenticate, services_of
-from api.errors import UnsupportedParameter
 from api.openapi import ERROR_RESPONSES
+from api.v1.report_query import Repeated, ReportQuery
 
 router = APIRouter(prefix="/v1/organization/usage", responses=ERROR_RESPONSES, tags=["Usage"])
 
 _SINGLE = ("start_time", "end_time", "bucket_width", "limit", "batch", "page")
-_REPEATED = ("group_by", "api_key_ids", "models", "project_ids", "user_ids")
-_KNOWN = frozenset(_SINGLE) | frozenset(_REPEATED) | frozenset(f"{name}[]" for name in _REPEATED)
-
-Repeated = list[str] | None
+_REPEATED = ("group_by", "api_key_ids", "models", "project_ids", "user_ids", "adapter_ids")
 
 
 @router.get("/completions", operation_id="usageCompletions")
@@ -36,19 +33,11 @@ async def completions(
     models: Annotated[Repeated, Query(alias="models[]")] = None,
     project_ids: Annotated[Repeated, Query(alias="project_ids[]")] = None,
     user_ids: Annotated[Repeated, Query(alias="user_ids[]")] = None,
+    adapter_ids: Annotated[Repeated, Query(alias="adapter_ids[]")] = None,
 ) -> dict[str, Any]:
-    """A page of time buckets. Repeated parameters are taken with and without the brackets of the stock
-    client.
-    """
+    """A page of time buckets."""
     caller = await authenticate(request, READ_USAGE)
-    query = request.query_params
-    for name in query:
-        if name not in _KNOWN:
-            raise UnsupportedParameter(f"Unsupported parameter: '{name[:200]}'.", name[:200])
-
-    def repeated(name: str, bracketed: Repeated) -> Repeated:
-        return ([*(bracketed or ()), *query.getlist(name)]) or None
-
+    query = ReportQuery(request, _SINGLE, _REPEATED)
     return await services_of(request).usage.completions(
         caller.tenant_id,
         start_time=start_time,
@@ -57,9 +46,10 @@ async def completions(
         limit=limit,
         batch=batch,
         page=page,
-        group_by=repeated("group_by", group_by) or (),
-        api_key_ids=repeated("api_key_ids", api_key_ids),
-        models=repeated("models", models),
-        project_ids=repeated("project_ids", project_ids),
-        user_ids=repeated("user_ids", user_ids),
+        group_by=query.values("group_by", group_by) or (),
+        api_key_ids=query.values("api_key_ids", api_key_ids),
+        models=query.values("models", models),
+        project_ids=query.values("project_ids", project_ids),
+        user_ids=query.values("user_ids", user_ids),
+        adapter_ids=query.values("adapter_ids", adapter_ids),
     )

@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from billing.errors import InvalidReportQuery
+from billing.rollups import Unit
 
-BucketWidth = Literal["1m", "1h", "1d"]
 MAX_TIME = 4_102_444_800
 """Unix time of 2100-01-01."""
 _MAX_FILTER = 1000
@@ -28,8 +28,7 @@ class Width:
     """Of a bucket, and how many a page may have."""
 
     seconds: int
-    unit: str
-    """In the words of PostgreSQL's date_trunc."""
+    unit: Unit
     default_limit: int
     max_limit: int
 
@@ -39,7 +38,7 @@ USAGE_WIDTHS: dict[str, Width] = {
     "1h": Width(3600, "hour", 24, 168),
     "1d": Width(86400, "day", 7, 31),
 }
-COST_WIDTHS: dict[str, Width] = {"1d": Width(86400, "day", 7, 180)}
+COST_WIDTHS: dict[str, Width] = USAGE_WIDTHS | {"1d": Width(86400, "day", 7, 180)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ def used(
     key: str = "key_1",
     model: str = "sapling",
     tier: str = "default",
+    **labels: str,
 ) -> Any:
-    labels = {"key_id": key, "model": model, "service_tier": tier}
+    labels |= {"key_id": key, "model": model, "service_tier": tier}
     return usage_event(
         f"req-{serial}",
         100,
@@ -45,8 +46,8 @@ def used(
 async def reports(database: Database) -> UsageReports:
     events = [
         used(0, START),
-        used(1, START + 59, key="key_2"),
-        used(2, START + 60, model="sapling:pirate@1"),
+        used(1, START + 59, key="key_2", project_id="proj_2", user_id="user_1"),
+        used(2, START + 60, model="sapling:pirate@1", project_id="proj_2", adapter_id="adp_p"),
         used(3, START + 3600, tier="flex"),
         used(4, START + 2 * DAY),
         used(5, START, tenant="tnt_b"),
@@ -113,9 +114,16 @@ async def test_grouping_splits_and_names(reports: UsageReports) -> None:
         end_time=START + DAY,
         group_by=["project_id", "user_id", "batch", "api_source"],
     )
-    assert results(page, "project_id", "user_id", "batch", "api_source") == [
-        [(None, None, False, "unlabeled")]
+    fields = ("project_id", "user_id", "batch", "api_source", "num_model_requests")
+    assert results(page, *fields) == [
+        [
+            (None, None, False, "unlabeled", 2),
+            ("proj_2", None, False, "unlabeled", 1),
+            ("proj_2", "user_1", False, "unlabeled", 1),
+        ]
     ]
+    page = await reports.completions("tnt_a", start_time=START, end_time=START + DAY, group_by=["adapter_id"])
+    assert results(page, "adapter_id", "num_model_requests") == [[(None, 3), ("adp_p", 1)]]
 
 
 FILTERS: list[tuple[dict[str, Any], int]] = [
@@ -125,7 +133,10 @@ FILTERS: list[tuple[dict[str, Any], int]] = [
     ({"models": ["sapling:pirate@1"]}, 1),
     ({"models": ["sapling"], "api_key_ids": ["key_1"]}, 2),
     ({"project_ids": ["proj_x"]}, 0),
+    ({"project_ids": ["proj_2"]}, 2),
     ({"user_ids": ["user_x"]}, 0),
+    ({"user_ids": ["user_1"], "project_ids": ["proj_2", "proj_3"]}, 1),
+    ({"adapter_ids": ["adp_p"]}, 1),
     ({"batch": True}, 0),
     ({"batch": False}, 4),
     ({"api_key_ids": []}, 4),
@@ -209,6 +220,7 @@ async def test_limits_are_openais(reports: UsageReports, width: str, default: in
         ({"page": "page_MTc5NA"}, "page"),
         ({"models": ["a\x00"]}, "models"),
         ({"api_key_ids": ["k"] * 1001}, "api_key_ids"),
+        ({"adapter_ids": ["a" * 513]}, "adapter_ids"),
     ],
 )
 async def test_a_wrong_question_names_its_field(
@@ -227,7 +239,7 @@ async def test_the_ledger_itself_is_not_read(reports: UsageReports, database: Da
 
     event.listen(database.engine.sync_engine, "before_cursor_execute", note)
     await reports.completions("tnt_a", start_time=START, end_time=START + DAY)
-    assert any("usage_rollups" in statement for statement in statements)
+    assert any("usage_rollup" in statement for statement in statements)
     assert not any("usage_records" in statement for statement in statements)
 
 

@@ -1,0 +1,49 @@
+"""`GET /v1/organization/costs`: what a tenant's usage costs, for whoever holds its admin key.
+
+Owns reading the query string. What costs what is `billing.reports.costs`'.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from api.deps import READ_USAGE, authenticate, services_of
+from api.openapi import ERROR_RESPONSES
+from api.v1.report_query import Repeated, ReportQuery
+
+router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Usage"])
+
+_SINGLE = ("start_time", "end_time", "bucket_width", "limit", "page")
+_REPEATED = ("group_by", "api_key_ids", "project_ids", "line_items")
+
+
+@router.get("/costs", operation_id="costs")
+async def costs(
+    request: Request,
+    start_time: int,
+    end_time: int | None = None,
+    bucket_width: str = "1d",
+    limit: int | None = None,
+    page: str | None = None,
+    group_by: Annotated[Repeated, Query(alias="group_by[]")] = None,
+    api_key_ids: Annotated[Repeated, Query(alias="api_key_ids[]")] = None,
+    project_ids: Annotated[Repeated, Query(alias="project_ids[]")] = None,
+    line_items: Annotated[Repeated, Query(alias="line_items[]")] = None,
+) -> dict[str, Any]:
+    """A page of days."""
+    caller = await authenticate(request, READ_USAGE)
+    query = ReportQuery(request, _SINGLE, _REPEATED)
+    return await services_of(request).usage.costs.page(
+        caller.tenant_id,
+        start_time=start_time,
+        end_time=end_time,
+        bucket_width=bucket_width,
+        limit=limit,
+        page=page,
+        group_by=query.values("group_by", group_by) or (),
+        api_key_ids=query.values("api_key_ids", api_key_ids),
+        project_ids=query.values("project_ids", project_ids),
+        line_items=query.values("line_items", line_items),
+    )

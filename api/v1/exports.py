@@ -1,0 +1,65 @@
+"""`GET /v1/organization/usage/export`: a tenant's ledger as a file, for whoever holds its admin key.
+
+Owns reading the query string and the answer's headers. What is in the file is `billing.reports`' to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from api.deps import READ_USAGE, authenticate, services_of
+from api.openapi import ERROR_RESPONSES
+from api.v1.report_query import Repeated, ReportQuery
+
+router = APIRouter(prefix="/v1/organization/usage", responses=ERROR_RESPONSES, tags=["Usage"])
+
+_SINGLE = ("format", "start_time", "end_time", "bucket_width")
+_REPEATED = ("group_by",)
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_FILES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/csv": _BINARY, "application/vnd.apache.parquet": _BINARY}}
+}
+
+
+@router.get("/export", operation_id="usageExport", response_class=Response, responses=_FILES)
+async def export(
+    request: Request,
+    start_time: int,
+    end_time: int | None = None,
+    format: str = "csv",
+    bucket_width: str | None = None,
+    group_by: Annotated[Repeated, Query(alias="group_by[]")] = None,
+) -> Response:
+    """Every row of the ledger, or with `group_by` or `bucket_width` their sums. What fails in the middle
+    breaks the connection off before the file's end.
+    """
+    caller = await authenticate(request, READ_USAGE)
+    query = ReportQuery(request, _SINGLE, _REPEATED)
+    export = await services_of(request).usage.exports.open(
+        caller.tenant_id,
+        format=format,
+        start_time=start_time,
+        end_time=end_time,
+        bucket_width=bucket_width,
+        group_by=query.values("group_by", group_by) or (),
+    )
+    first = await anext(export.pieces)  # a database that is away is told before the 200
+    return StreamingResponse(
+        _beginning_with(first, export.pieces),
+        media_type=export.media_type,
+        headers={
+            "content-disposition": f'attachment; filename="{export.filename}"',
+            "x-content-type-options": "nosniff",
+            "cache-control": "no-store",
+        },
+    )
+
+
+async def _beginning_with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece

@@ -1,0 +1,117 @@
+"""Reports on costs, in the shape of OpenAI's organization costs API.
+
+Owns line items: what is told apart of a cost, and what it is called. All money is the ledger's, in whole
+micro-USD: `amount_micro_usd` is exact, `amount` is the same in dollars, as the stock client reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from billing.reports.buckets import COST_WIDTHS, check_filters, check_groups, page_of, width_of
+from billing.reports.grouping import COLUMNS, columns_of, filters, named
+from billing.totals import CostLine, LedgerTotals, LineKind
+from db.session import Database
+
+GROUP_BYS = (*COLUMNS, "line_item", "api_source")
+_SHOWN = ("project_id", "user_id", "api_key_id")
+"""Of what is grouped by, what every result has a field of."""
+_TOKENS: dict[LineKind, str] = {
+    "input": "input_tokens",
+    "cached_input": "cached_input_tokens",
+    "output": "output_tokens",
+}
+_BYTE_DAYS_PER_GIBIBYTE_HOUR = 2**30 / 24
+
+
+class CostReports:
+    """One tenant's costs at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def page(
+        self,
+        tenant_id: str,
+        *,
+        start_time: int,
+        end_time: int | None = None,
+        bucket_width: str = "1d",
+        limit: int | None = None,
+        group_by: Sequence[str] = (),
+        api_key_ids: Sequence[str] | None = None,
+        project_ids: Sequence[str] | None = None,
+        line_items: Sequence[str] | None = None,
+        page: str | None = None,
+    ) -> dict[str, Any]:
+        """A page of buckets with what the tenant's usage in each costs, its charges among it; times are as
+        usage reports have them. What was reversed counts negative when it was reversed. Charges are of no
+        project and no key: who asks for some is shown none.
+
+        Raises InvalidReportQuery, DatabaseUnavailable.
+        """
+        width = width_of(bucket_width, COST_WIDTHS)
+        check_groups(group_by, GROUP_BYS)
+        check_filters(line_items=line_items)
+        wanted = filters(api_key_ids=api_key_ids, project_ids=project_ids)
+        asked = page_of(width, start_time, end_time, limit, page)
+        by_item = "line_item" in group_by or bool(line_items)
+        groups = {*group_by, *(("model", "service_tier") if by_item else ())}
+        found: Iterable[CostLine] = ()
+        if asked.spans:
+            async with self._database.read(tenant_id) as session:
+                found = await LedgerTotals(session, tenant_id).costs(
+                    asked.start, asked.end, unit=width.unit, group_by=columns_of(groups), **wanted
+                )
+        if line_items:
+            found = (line for line in found if item_of(line) in line_items)
+        return asked.filled(_results(found, group_by))
+
+
+def item_of(line: CostLine) -> str:
+    """What a line is called: a kind of tokens after its model, and after its class if that is not `default`;
+    or a kind of charge.
+    """
+    if line.kind not in _TOKENS:
+        return line.kind
+    tier = "" if line.service_tier in ("", "default") else f"{line.service_tier}, "
+    return f"{line.model or 'unknown'}, {tier}{_TOKENS[line.kind]}"
+
+
+def _results(lines: Iterable[CostLine], group_by: Sequence[str]) -> Iterator[tuple[datetime, dict[str, Any]]]:
+    """The lines of each bucket and group, added up."""
+    sums: dict[tuple[datetime, tuple[str | None, ...], str], list[CostLine]] = {}
+    for line in lines:
+        names = tuple(named(line, group_by).values())
+        item = item_of(line) if "line_item" in group_by else ""
+        sums.setdefault((line.bucket, names, item), []).append(line)
+    for (bucket, _, item), alike in sums.items():
+        yield bucket, _result(item or None, alike, group_by)
+
+
+def _result(item: str | None, lines: Sequence[CostLine], group_by: Sequence[str]) -> dict[str, Any]:
+    names = named(lines[0], group_by)
+    cost = sum(line.cost for line in lines)
+    quantity, unit = _measured(lines) if item is not None else (None, None)
+    return {
+        "object": "organization.costs.result",
+        "amount": {"value": cost / 1_000_000, "currency": "usd"},
+        "amount_micro_usd": cost,
+        "line_item": item,
+        "quantity": quantity,
+        "quantity_unit": unit,
+        **{name: names.get(name) for name in _SHOWN},
+        "api_source": "unlabeled" if "api_source" in group_by else None,
+        **{name: value for name, value in names.items() if name not in _SHOWN},
+    }
+
+
+def _measured(lines: Sequence[CostLine]) -> tuple[float, str | None]:
+    """How much of one item, in a unit that OpenAI's list has, where it has one."""
+    quantity = sum(line.quantity for line in lines)
+    kind = lines[0].kind
+    if kind == "adapter_storage":
+        return quantity / _BYTE_DAYS_PER_GIBIBYTE_HOUR, "gibibyte_hours"
+    return quantity, "tokens" if kind in _TOKENS else None

@@ -1,0 +1,150 @@
+"""The receipt of one request: what it used, at which prices, what that costs, and how it was served.
+
+Owns the receipt's form. It is read from the ledger, where a request stands about a second after it was
+written down; while it runs, its receipt grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from billing.errors import GenerationNotFound
+from billing.models import Reversal, UsageRecord
+from billing.reports.repository import LedgerRows
+from billing.request_ids import submitted_at_of
+from db.session import Database
+
+_CLOCK = timedelta(milliseconds=1)
+"""The name has whole microseconds; so has the row, rounded by somebody else."""
+
+OfKey = tuple[str | None, str]
+"""The project of the key that asks, and the key: what it may see."""
+
+
+class Receipts:
+    """Of one tenant's requests at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def of(self, tenant_id: str, request_id: str, of_key: OfKey | None = None) -> dict[str, Any]:
+        """The receipt of the request whose answer had that id; of a list of prompts, of all of them together,
+        or of one by the id with its place appended.
+
+        Raises GenerationNotFound: there is none, it is another tenant's, or not of the project or key that
+        `of_key` names; DatabaseUnavailable.
+        """
+        at = submitted_at_of(request_id)
+        records: Sequence[UsageRecord] = ()
+        reversals: Sequence[Reversal] = ()
+        if at is not None:
+            async with self._database.read(tenant_id) as session:
+                rows = LedgerRows(session, tenant_id)
+                records = await rows.of_request(request_id, at - _CLOCK, at + _CLOCK)
+                records = [record for record in records if of_key is None or _shows(record, of_key)]
+                if records:
+                    reversals = await rows.reversals_of(records)
+        if not records:
+            raise GenerationNotFound(request_id)
+        return _receipt(request_id, records, reversals)
+
+
+def _shows(record: UsageRecord, of_key: OfKey) -> bool:
+    project_id, key_id = of_key
+    return record.key_id == key_id or (project_id is not None and record.project_id == project_id)
+
+
+def _receipt(
+    request_id: str, records: Sequence[UsageRecord], reversals: Sequence[Reversal]
+) -> dict[str, Any]:
+    first = records[0]
+    records = sorted(records, key=lambda record: _place(record.request_id))
+    prompt = sum(record.prompt_tokens for record in records)
+    completion = sum(record.completion_tokens for record in records)
+    cost = sum(record.cost for record in records)
+    reversed_cost = sum(reversal.cost for reversal in reversals)
+    return {
+        "id": request_id,
+        "object": "generation",
+        "created": int(first.submitted_at.timestamp()),
+        "submitted_at": _moment(first.submitted_at),
+        "status": "completed" if all(record.finish_reason for record in records) else "in_progress",
+        "finish_reason": _joined(records),
+        "endpoint": first.endpoint or None,
+        "model": first.model or None,
+        "adapter": None
+        if first.adapter_id is None
+        else {
+            "id": first.adapter_id,
+            "version": first.adapter_version,
+            "digest": first.adapter_digest,
+        },
+        "service_tier": first.service_tier or None,
+        "project_id": first.project_id,
+        "user_id": first.user_id,
+        "api_key_id": first.key_id or None,
+        "requests": [record.request_id for record in records],
+        "num_choices": sum(record.num_choices for record in records),
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(record.cached_tokens for record in records)},
+        },
+        "price": None
+        if not first.price_id
+        else {
+            "id": first.price_id,
+            "input": first.input_price,
+            "cached_input": first.cached_input_price,
+            "output": first.output_price,
+            "percent": first.price_percent,
+        },
+        "cost_micro_usd": cost,
+        "cost_details": {
+            "input": sum(record.cost - record.cached_cost - record.output_cost for record in records),
+            "cached_input": sum(record.cached_cost for record in records),
+            "output": sum(record.output_cost for record in records),
+        },
+        "reversals": [
+            {
+                "id": reversal.id,
+                "at": _moment(reversal.at),
+                "request": reversal.request_id,
+                "reason": reversal.reason,
+                "cost_micro_usd": -reversal.cost,
+            }
+            for reversal in sorted(reversals, key=lambda reversal: (reversal.at, reversal.id))
+        ],
+        "billed_micro_usd": cost - reversed_cost,
+        "timings": {
+            "queue_seconds": _longest(record.queue_seconds for record in records),
+            "first_token_seconds": _longest(record.first_token_seconds for record in records),
+            "total_seconds": _longest(record.total_seconds for record in records),
+        },
+        "preemptions": sum(record.preemptions for record in records),
+    }
+
+
+def _joined(records: Sequence[UsageRecord]) -> str | None:
+    """The reasons of the prompts in order, one where all are the same; None while any of them runs."""
+    reasons = [record.finish_reason for record in records]
+    if None in reasons:
+        return None
+    return str(reasons[0]) if len(set(reasons)) == 1 else ",".join(map(str, reasons))
+
+
+def _longest(durations: Any) -> float | None:
+    known = [duration for duration in durations if duration is not None]
+    return max(known) if known else None
+
+
+def _place(request_id: str) -> tuple[int, str]:
+    """Prompts in the order of their list, the tenth after the ninth."""
+    return (len(request_id), request_id)
+
+
+def _moment(moment: datetime) -> str:
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -1,0 +1,57 @@
+"""A tenant's ledger as a file: which table it is, and what the file is called."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from billing.reports.buckets import USAGE_WIDTHS, check_groups, instant, whole_minutes, width_of
+from billing.reports.exports import Exports
+from billing.reports.grouping import COLUMNS
+from billing.reports.ledger_table import COLUMNS as LEDGER_COLUMNS
+from billing.reports.ledger_table import ledger_pages
+from billing.reports.usage_table import usage_columns, usage_pages
+from db.session import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """A file that is made as its pieces are taken."""
+
+    filename: str
+    media_type: str
+    pieces: AsyncIterator[bytes]
+    """Raises DatabaseUnavailable: what was taken by then is no whole file."""
+
+
+class UsageExports:
+    """Of one tenant at a time, however many ask."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._exports = Exports()
+
+    async def open(
+        self,
+        tenant_id: str,
+        *,
+        format: str,
+        start_time: int,
+        end_time: int | None = None,
+        bucket_width: str | None = None,
+        group_by: Sequence[str] = (),
+    ) -> Export:
+        """Every row of the ledger in [start_time, end_time), as usage reports take these; with `group_by` or
+        `bucket_width` (`1d` when only grouped) their sums. Raises InvalidReportQuery.
+        """
+        check_groups(group_by, tuple(COLUMNS))
+        start, end = whole_minutes(start_time, end_time)
+        if bucket_width is None and not group_by:
+            pages = ledger_pages(self._database, tenant_id, instant(start), instant(end))
+            form, pieces = await self._exports.written(format, LEDGER_COLUMNS, pages)
+        else:
+            width = width_of(bucket_width or "1d", USAGE_WIDTHS)
+            sums = usage_pages(self._database, tenant_id, start, end, width, group_by)
+            form, pieces = await self._exports.written(format, usage_columns(group_by), sums)
+        name = f"usage-{instant(start):%Y%m%dT%H%MZ}-{instant(end):%Y%m%dT%H%MZ}.{form.ending}"
+        return Export(name, form.media_type, pieces)

@@ -1,0 +1,73 @@
+"""Usage in buckets as a table: a row for every bucket and group, and one for each kind of charge in it.
+
+Owns the columns, and that they add up to the usage and cost reports over the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from billing.charges import CALIBRATION, STORAGE
+from billing.reports.buckets import Page, Width, instant, page_of
+from billing.reports.grouping import COLUMNS, columns_of, named
+from billing.reports.tables import Cell, Column, Row
+from billing.repository import UsageRepository
+from billing.totals import LedgerTotals
+from db.session import Database
+
+PAGE_ROWS = 1000
+CHARGES = (STORAGE, CALIBRATION)
+_MEASURES = ("num_requests", "input_tokens", "input_cached_tokens", "output_tokens", "cost_micro_usd")
+
+
+def usage_columns(group_by: Sequence[str]) -> tuple[Column, ...]:
+    """Of the table of usage grouped by these."""
+    return (
+        Column("start_time", "moment", repeats=True),
+        Column("end_time", "moment", repeats=True),
+        Column("kind", "text", repeats=True),
+        *(Column(name, "text", repeats=True) for name in COLUMNS if name in group_by),
+        *(Column(name, "count") for name in _MEASURES),
+    )
+
+
+async def usage_pages(
+    database: Database, tenant_id: str, start: int, end: int, width: Width, group_by: Sequence[str]
+) -> AsyncIterator[Sequence[Row]]:
+    """The table's rows of [start, end), Unix seconds of whole minutes. No transaction is open between two
+    pages. Raises DatabaseUnavailable.
+    """
+    while start < end:
+        page = page_of(width, start, end)
+        rows = await _rows(database, tenant_id, page, group_by)
+        for first in range(0, len(rows), PAGE_ROWS):
+            yield rows[first : first + PAGE_ROWS]
+        start = page.spans[-1][1]
+
+
+async def _rows(database: Database, tenant_id: str, page: Page, group_by: Sequence[str]) -> list[Row]:
+    columns = columns_of(group_by)
+    async with database.read(tenant_id) as session:
+        used = await UsageRepository(session, tenant_id).sums(
+            page.start, page.end, unit=page.width.unit, group_by=columns
+        )
+        costs = await LedgerTotals(session, tenant_id).costs(
+            page.start, page.end, unit=page.width.unit, group_by=columns
+        )
+    spans = {start - start % page.width.seconds: (instant(start), instant(end)) for start, end in page.spans}
+
+    def row(kind: str, one: Any, *measures: int) -> Row:
+        cells: list[Cell] = [*spans[int(one.bucket.timestamp())], kind]
+        return [*cells, *named(one, group_by).values(), *measures]
+
+    rows = [
+        row(
+            "request",
+            one,
+            *(one.num_requests, one.prompt_tokens, one.cached_tokens, one.completion_tokens, one.cost),
+        )
+        for one in used
+    ]
+    rows += [row(line.kind, line, 0, 0, 0, 0, line.cost) for line in costs if line.kind in CHARGES]
+    return sorted(rows, key=lambda cells: str(cells[0]))
