@@ -34,7 +34,10 @@ from api.organization import bodies as organization_bodies
 from api.organization import routes as organization_routes
 from api.v1 import adapter_bodies, job_bodies
 from api.v1 import adapters as adapter_routes
+from api.v1 import costs as cost_routes
+from api.v1 import exports as export_routes
 from api.v1 import files as file_routes
+from api.v1 import generations as generation_routes
 from api.v1 import jobs as job_routes
 from api.v1 import sla as sla_routes
 from api.v1 import uploads as upload_routes
@@ -67,6 +70,9 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     app.include_router(adapter_routes.router)
     app.include_router(job_routes.router)
     app.include_router(usage_routes.router)
+    app.include_router(cost_routes.router)
+    app.include_router(export_routes.router)
+    app.include_router(generation_routes.router)
     app.include_router(sla_routes.router)
     app.include_router(organization_routes.router)
     if console is not None:

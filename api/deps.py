@@ -53,6 +53,7 @@ READ_FILES = Permission("inference", "files.read")
 WRITE_FILES = Permission("inference", "files.write")
 READ_ADAPTERS = Permission("inference", "adapters.read")
 WRITE_ADAPTERS = Permission("inference", "adapters.write")
+READ_GENERATIONS = Permission("inference", "generations.read")
 READ_SLA = Permission("admin", "sla.read")
 READ_USAGE = Permission("admin", "usage.read")
 READ_MEMBERS = Permission("admin", "organization.members.read")
@@ -122,8 +123,8 @@ def onboarding_of(request: Request) -> Onboarding:
     return onboarding
 
 
-async def authenticate(request: Request, needed: Permission) -> TenantContext:
-    """Who is calling, if the key may do what is `needed`.
+async def authenticate(request: Request, *needed: Permission) -> TenantContext:
+    """Who is calling, if the key may do what is `needed`: at most one permission for each kind of key.
 
     Raises:
         MissingApiKey, tenants' InvalidApiKey: 401, the same body for every reason.
@@ -137,10 +138,13 @@ async def authenticate(request: Request, needed: Permission) -> TenantContext:
     caller = await services_of(request).keys.resolve(plaintext, address_of(request))
     request.state.log = {"tenant": caller.tenant_id, "key_id": caller.key_id}
     _check_names(request, caller)
-    if caller.kind != needed.kind:
-        raise InsufficientPermissions(f"This needs an {needed.kind} API key; yours is an {caller.kind} key.")
-    if caller.scopes and needed.scope not in caller.scopes:
-        raise InsufficientPermissions(f"This API key lacks the scope '{needed.scope}'.")
+    scope = next((permission.scope for permission in needed if permission.kind == caller.kind), None)
+    if scope is None:
+        raise InsufficientPermissions(
+            f"This needs an {needed[0].kind} API key; yours is an {caller.kind} key."
+        )
+    if caller.scopes and scope not in caller.scopes:
+        raise InsufficientPermissions(f"This API key lacks the scope '{scope}'.")
     return caller
 
 
