@@ -20,7 +20,7 @@ from api.app import create_app
 from api.organization.limits import limit_id
 from billing.service import UsageReports
 from db.session import Database
-from engine.protocol import AdapterRef
+from engine.protocol import AdapterRef, Usage
 from sla.service import SlaReports
 from tenants.actors import OPERATOR
 from tenants.limits.kinds import Limit, Metric
@@ -28,6 +28,7 @@ from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
 from tests.api.conftest import build
+from tests.support import booked
 from tests.support.onboarding import SECRET, Scene, scene
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
@@ -179,6 +180,8 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     budget = Limit("project", project.id, "", Metric.TOKENS_PER_MONTH, 10**9)
     await accounts.limits.set(tenant, OPERATOR, budget)
     of_project = await accounts.keys.create(tenant, "of project", OPERATOR, project_id=project.id)
+    asked = booked.request(tenant, booked.START, usage=Usage(10, 5, 5), key=inference.id)
+    await booked.write(place.database, [asked])
     assert pending.job_id is not None
     assert owner.tenant_id == tenant
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -200,6 +203,7 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "api_key_id": of_project.id,
         "service_account_id": account.id,
         "limit_id": limit_id(budget),
+        "generation_id": asked.request_id,
     }
     return Having(
         tenant,

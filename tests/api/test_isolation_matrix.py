@@ -128,6 +128,7 @@ QUERY_IDS = {
     "after": None,  # of whatever the list shows
     "before": None,
     "adapter_id": "adapter",
+    "adapter_ids[]": "adapter",
     "api_key_ids[]": "api_key_id",
     "project_ids[]": "project_id",
     "user_ids[]": "user_id",

@@ -18,6 +18,7 @@ from openai._base_client import AsyncPaginator
 from openai.pagination import AsyncPage
 
 from api.deps import Services
+from billing.service import UsageReports
 from db.session import Database
 from tenants.actors import OPERATOR
 from tenants.models import Tenant
@@ -53,6 +54,7 @@ class Party:
 class Site:
     url: str
     accounts: AccountServices
+    database: Database
     loop: asyncio.AbstractEventLoop
     http: httpx.Client
 
@@ -100,7 +102,10 @@ def serving_accounts(codec: TextCodec, database_url: str, redis_url: str) -> Ite
     accounts = account_services(database, cache, SECRET)
     world = build(codec)
     quotas = Quotas(redis_url, "organization-test")
-    services: Services = replace(world.services, keys=keys, accounts=accounts, quotas=quotas)
+    usage = UsageReports(database)
+    services: Services = replace(
+        world.services, keys=keys, accounts=accounts, quotas=quotas, usage=usage
+    )
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def start() -> None:
@@ -117,7 +122,7 @@ def serving_accounts(codec: TextCodec, database_url: str, redis_url: str) -> Ite
     with serving(replace(world, services=services), close, start) as served:
         until(lambda: keys.listening and not quotas.away)
         with httpx.Client(base_url=served.url, timeout=30) as http:
-            yield Site(served.url, accounts, loops[0], http)
+            yield Site(served.url, accounts, database, loops[0], http)
 
 
 class Blocking:

@@ -12,6 +12,8 @@ from tests.api.organization.site import Party, Site
 
 ACCOUNT = "/v1/organization"
 VALUES = {"version": "1", "role_id": "role-viewer", "rate_limit_id": "rl-*"}
+OF_USAGE = {"usageCompletions", "costs", "usageExport"}
+"""What the scope `usage.read` is for."""
 
 
 def operations(site: Site) -> list[Operation]:
@@ -41,7 +43,7 @@ def test_every_route_asks_for_an_admin_key_with_its_scope(site: Site, ours: Part
     for operation in asked:
         for key, status in ((None, 401), ("rs_admin_made_up", 401), (ours.key, 403), (made, 403)):
             answer = site.ask(operation.verb.upper(), url(operation), key, {})
-            if operation.name == "usageCompletions" and key == made:
+            if operation.name in OF_USAGE and key == made:
                 assert answer.status_code == 200
                 continue
             assert answer.status_code == status, (operation.name, answer.text)
