@@ -145,6 +145,9 @@ class StripeGateway:
         )
         return SubscriptionView(str(made.id), customer_id, str(made.status))
 
+    async def subscription_status(self, subscription_id: str) -> str:
+        return str((await _ask(self._stripe.v1.subscriptions.retrieve_async(subscription_id))).status)
+
     async def cancel_subscription(self, subscription_id: str) -> None:
         await _ask(
             self._stripe.v1.subscriptions.cancel_async(
@@ -316,7 +319,8 @@ def _translated() -> Iterator[None]:
         yield
     except (stripe.APIConnectionError, stripe.APIError) as error:
         raise ProviderUnavailable(_said(error)) from error
-    except stripe.RateLimitError as error:
+    except (stripe.RateLimitError, stripe.AuthenticationError, stripe.PermissionError) as error:
+        # A wrong key is ours to mend: nothing that was to be sent is at fault.
         raise ProviderUnavailable(_said(error), maybe_done=False) from error
     except stripe.StripeError as error:
         if error.http_status == 409:  # the same is being done for another request

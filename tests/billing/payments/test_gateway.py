@@ -95,10 +95,11 @@ async def test_an_answer_too_late_is_unavailability(settings: StripeSettings, do
     await gateway.close()
 
 
-async def test_a_wrong_key_is_refused(settings: StripeSettings) -> None:
+async def test_a_wrong_key_is_no_fault_of_what_was_to_be_sent(settings: StripeSettings) -> None:
     gateway = StripeGateway(StripeSettings(api_key="sk_test_wrong", api_base=settings.api_base))
-    with pytest.raises(ProviderRefused):
+    with pytest.raises(ProviderUnavailable) as raised:
         await gateway.find_customer("ten_a")
+    assert not raised.value.maybe_done
     await gateway.close()
 
 

@@ -1,0 +1,85 @@
+"""Tenants as customers at the payment provider: one customer and one subscription each.
+
+Before anything is made, the provider is asked whether it is there: who died between making and writing down
+makes no second one.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+from billing.payments.gateway import PaymentGateway
+from billing.payments.models import Subscription
+from billing.payments.repository import PaymentRecords
+from db.session import EVERY_TENANT, Database
+
+logger = logging.getLogger(__name__)
+
+_FOUR_DAYS = timedelta(days=4)
+
+
+class Customers:
+    """Everybody's."""
+
+    def __init__(self, database: Database, gateway: PaymentGateway) -> None:
+        self._database = database
+        self._gateway = gateway
+
+    async def ensure(self, tenant_id: str) -> str:
+        """The tenant's customer, made if there is none. Raises PaymentError, DatabaseUnavailable."""
+        async with self._database.write(EVERY_TENANT) as session:
+            records = PaymentRecords(session)
+            account, tenant = await records.account(tenant_id), await records.tenant(tenant_id)
+        if account.stripe_customer_id is not None:
+            return account.stripe_customer_id
+        name, email = account.name or tenant.name, account.email
+        customer = await self._gateway.find_customer(tenant_id)
+        if customer is None:
+            customer = await self._gateway.create_customer(tenant_id, name, email)
+        async with self._database.write(EVERY_TENANT) as session:
+            account = await PaymentRecords(session).account(tenant_id)
+            account.stripe_customer_id = account.stripe_customer_id or customer
+            return account.stripe_customer_id
+
+    async def subscribe(self, tenant_id: str, now: datetime) -> Subscription:
+        """Have the tenant billed by the meter from this month on. Months end as ours, at 00:00 UTC of the
+        first. Raises PaymentError, DatabaseUnavailable.
+        """
+        customer = await self.ensure(tenant_id)
+        catalogue = await self._gateway.catalogue()
+        found = await self._gateway.find_subscription(customer)
+        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        if found is None:
+            anchor = (month.replace(day=28) + _FOUR_DAYS).replace(day=1)
+            key = f"subscription:{customer}:{now:%Y-%m-%d}"
+            found = await self._gateway.create_subscription(
+                tenant_id, customer, catalogue.price_id, anchor, key
+            )
+        async with self._database.write(EVERY_TENANT) as session:
+            records = PaymentRecords(session)
+            account = await records.account(tenant_id)
+            known = await records.subscription(tenant_id)
+            if known is not None and known.id == found.id:
+                account.stripe_subscription_id = found.id
+                return known
+            made = Subscription(
+                id=found.id,
+                tenant_id=tenant_id,
+                customer_id=customer,
+                status=found.status,
+                metered_from=month,
+                started_at=now,
+            )
+            session.add(made)
+            account.stripe_subscription_id = found.id
+        logger.info("%s is billed by the meter: %s", tenant_id, found.id)
+        return made
+
+    async def subscribe_all(self, now: datetime, *, limit: int = 100) -> int:
+        """Subscribe tenants that are billed afterwards and are not subscribed; how many."""
+        async with self._database.read(EVERY_TENANT) as session:
+            waiting = await PaymentRecords(session).unsubscribed(limit)
+        for tenant_id in waiting:
+            await self.subscribe(tenant_id, now)
+        return len(waiting)

@@ -1,0 +1,300 @@
+"""Queries on what goes to the payment provider and what came from it, of all tenants: the workers' side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from sqlalchemy import Date, Row, cast, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.invoices.models import BillingAccount, Invoice, InvoicePayment
+from billing.payments.gateway import InvoiceView
+from billing.payments.models import (
+    Credit,
+    MeterEvent,
+    ProviderEvent,
+    ProviderInvoice,
+    Subscription,
+)
+from tenants.models import Tenant
+
+S = TypeVar("S", MeterEvent, Credit)
+
+_RANKS = ("draft", "open", "uncollectible", "void", "paid")
+"""An invoice of the provider's only moves to the right."""
+
+
+class SendingQueue:
+    """What waits to be sent."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    async def due_events(self, now: datetime, limit: int) -> Sequence[Row[MeterEvent, str]]:
+        """Of each tenant the earliest pending event, if it is due, with the customer's id; held against other
+        senders. The next of a tenant waits until this one is settled: two open at once could not be told
+        apart in a sum.
+        """
+        first = (
+            select(MeterEvent.tenant_id, MeterEvent.hour, MeterEvent.number)
+            .where(MeterEvent.state == "pending")
+            .distinct(MeterEvent.tenant_id)
+            .order_by(MeterEvent.tenant_id, MeterEvent.hour, MeterEvent.number)
+            .subquery()
+        )
+        query = (
+            select(MeterEvent, BillingAccount.stripe_customer_id)
+            .join(
+                first,
+                (MeterEvent.tenant_id == first.c.tenant_id)
+                & (MeterEvent.hour == first.c.hour)
+                & (MeterEvent.number == first.c.number),
+            )
+            .join(BillingAccount, BillingAccount.tenant_id == MeterEvent.tenant_id)
+            .where(
+                MeterEvent.state == "pending",
+                MeterEvent.next_attempt_at <= now,
+                BillingAccount.stripe_customer_id.is_not(None),
+            )
+            .order_by(MeterEvent.next_attempt_at, MeterEvent.tenant_id)
+            .limit(limit)
+            .with_for_update(of=MeterEvent, skip_locked=True)
+        )
+        return (await self.session.execute(query)).all()  # type: ignore[return-value]
+
+    async def due_credits(self, now: datetime, limit: int) -> Sequence[Row[Credit, str]]:
+        """With their customers' ids, held against other senders."""
+        query = (
+            select(Credit, BillingAccount.stripe_customer_id)
+            .join(BillingAccount, BillingAccount.tenant_id == Credit.tenant_id)
+            .where(
+                Credit.state == "pending",
+                Credit.next_attempt_at <= now,
+                BillingAccount.stripe_customer_id.is_not(None),
+            )
+            .order_by(Credit.next_attempt_at, Credit.id)
+            .limit(limit)
+            .with_for_update(of=Credit, skip_locked=True)
+        )
+        return (await self.session.execute(query)).all()  # type: ignore[return-value]
+
+    async def started_at(self, tenant_id: str) -> datetime | None:
+        """When the subscription that bills the tenant now began."""
+        query = select(func.max(Subscription.started_at)).where(Subscription.tenant_id == tenant_id)
+        return (await self.session.execute(query)).scalar_one()
+
+    async def lock(self, model: type[S], key: Any) -> S:
+        """The row, held against other writers."""
+        found = await self.session.get(model, key, with_for_update=True)
+        assert found is not None, "rows are never deleted"
+        return found
+
+    async def arrived(self, tenant_id: str, start: datetime) -> int:
+        """The sum of events known to have arrived with times in the hour from `start`."""
+        query = select(func.coalesce(func.sum(MeterEvent.value), 0)).where(
+            MeterEvent.tenant_id == tenant_id,
+            MeterEvent.state == "sent",
+            MeterEvent.timestamp >= start,
+            MeterEvent.timestamp < start + timedelta(hours=1),
+        )
+        return int((await self.session.execute(query)).scalar_one())
+
+    async def in_state(self, model: type[S], state: str, limit: int = 1000) -> list[S]:
+        query = select(model).where(model.state == state).order_by(model.created_at).limit(limit)
+        return list((await self.session.execute(query)).scalars())
+
+    async def find_event(self, identifier: str) -> MeterEvent | None:
+        query = select(MeterEvent).where(MeterEvent.identifier == identifier).with_for_update()
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def count(self, state: str) -> int:
+        """Events and credits together."""
+        counts = [
+            (
+                await self.session.execute(
+                    select(func.count()).select_from(model).where(model.state == state)
+                )
+            ).scalar_one()
+            for model in (MeterEvent, Credit)
+        ]
+        return sum(counts)
+
+    async def metered(self, tenant_id: str, start: datetime, end: datetime) -> dict[datetime, int]:
+        """What arrived, by the hour it was metered with."""
+        hour = func.date_trunc("hour", MeterEvent.timestamp, "UTC")
+        query = (
+            select(hour, func.sum(MeterEvent.value))
+            .where(
+                MeterEvent.tenant_id == tenant_id,
+                MeterEvent.state == "sent",
+                MeterEvent.timestamp >= start,
+                MeterEvent.timestamp < end,
+            )
+            .group_by(hour)
+        )
+        return {row[0]: int(row[1]) for row in await self.session.execute(query)}
+
+
+class PaymentRecords:
+    """Accounts, subscriptions and the provider's invoices and events."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    async def account(self, tenant_id: str) -> BillingAccount:
+        """The tenant's, made if it has none; held until the transaction ends."""
+        await self.session.execute(
+            insert(BillingAccount).values(tenant_id=tenant_id).on_conflict_do_nothing()
+        )
+        query = (
+            select(BillingAccount)
+            .where(BillingAccount.tenant_id == tenant_id)
+            .with_for_update()
+            .execution_options(populate_existing=True)
+        )
+        return (await self.session.execute(query)).scalar_one()
+
+    async def tenant_of(self, customer_id: str) -> str | None:
+        query = select(BillingAccount.tenant_id).where(BillingAccount.stripe_customer_id == customer_id)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def tenant(self, tenant_id: str) -> Tenant:
+        return (
+            await self.session.execute(
+                select(Tenant).where(Tenant.id == tenant_id).with_for_update(key_share=True)
+            )
+        ).scalar_one()
+
+    async def unsubscribed(self, limit: int) -> list[str]:
+        """Tenants that are billed afterwards and have no subscription yet, those without an account too."""
+        query = (
+            select(Tenant.id)
+            .outerjoin(BillingAccount, BillingAccount.tenant_id == Tenant.id)
+            .where(
+                Tenant.disabled_at.is_(None),
+                func.coalesce(BillingAccount.mode, "postpaid") == "postpaid",
+                BillingAccount.stripe_subscription_id.is_(None),
+            )
+            .order_by(Tenant.id)
+            .limit(limit)
+        )
+        return list((await self.session.execute(query)).scalars())
+
+    async def owing(self) -> list[tuple[str, str]]:
+        """Tenants that are not in good standing, with their customers' ids."""
+        query = select(BillingAccount.tenant_id, BillingAccount.stripe_customer_id).where(
+            BillingAccount.state != "active", BillingAccount.stripe_customer_id.is_not(None)
+        )
+        return [(row[0], str(row[1])) for row in await self.session.execute(query)]
+
+    async def customers(self) -> list[str]:
+        """Ids of all customers."""
+        query = select(BillingAccount.stripe_customer_id).where(
+            BillingAccount.stripe_customer_id.is_not(None)
+        )
+        return [
+            str(one)
+            for one in (await self.session.execute(query.order_by(BillingAccount.tenant_id))).scalars()
+        ]
+
+    async def subscription_by_id(self, subscription_id: str) -> Subscription | None:
+        return await self.session.get(Subscription, subscription_id, with_for_update=True)
+
+    async def subscription(self, tenant_id: str) -> Subscription | None:
+        """The latest."""
+        query = (
+            select(Subscription)
+            .where(Subscription.tenant_id == tenant_id)
+            .order_by(Subscription.created_at.desc())
+            .limit(1)
+        )
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    # Invoices ----------------------------------------------------------------------------------------------
+
+    async def keep_invoice(self, tenant_id: str, seen: InvoiceView, now: datetime) -> None:
+        """What was seen of an invoice, unless we know it further along already: whatever is heard in
+        whatever order ends the same.
+        """
+        stored = await self.session.get(ProviderInvoice, seen.id, with_for_update=True)
+        if stored is None:
+            row = ProviderInvoice(id=seen.id, tenant_id=tenant_id)
+            self.session.add(row)
+        elif _progress(seen.status, seen.attempt_count) < _progress(stored.status, stored.attempt_count):
+            return
+        else:
+            row = stored
+        row.status, row.attempt_count = seen.status, seen.attempt_count
+        row.amount_due, row.amount_paid = seen.amount_due, seen.amount_paid
+        row.amount_remaining = seen.amount_remaining
+        row.period_start, row.period_end = seen.period_start, seen.period_end
+        if seen.failed and row.failing_since is None:
+            row.failing_since = now
+        await self.session.flush()
+
+    async def failing_since(self, tenant_id: str) -> datetime | None:
+        """When the first failed of the payments that are still owed."""
+        query = select(func.min(ProviderInvoice.failing_since)).where(
+            ProviderInvoice.tenant_id == tenant_id,
+            ProviderInvoice.status.in_(("open", "uncollectible")),
+            ProviderInvoice.amount_remaining > 0,
+        )
+        return (await self.session.execute(query)).scalar_one()
+
+    async def unmatched(self, limit: int) -> list[tuple[ProviderInvoice, str]]:
+        """The provider's invoices that were paid, with ours of the month, where that has no such payment."""
+        paid = ProviderInvoice
+        month = cast(func.date_trunc("month", paid.period_end - timedelta(seconds=1), "UTC"), Date)
+        query = (
+            select(paid, Invoice.id)
+            .join(Invoice, (Invoice.tenant_id == paid.tenant_id) & (Invoice.month == month))
+            .outerjoin(
+                InvoicePayment,
+                (InvoicePayment.tenant_id == paid.tenant_id)
+                & (InvoicePayment.kind == "payment")
+                & (InvoicePayment.reference == paid.id),
+            )
+            .where(paid.status == "paid", paid.amount_paid > 0, InvoicePayment.id.is_(None))
+            .order_by(paid.id)
+            .limit(limit)
+        )
+        return [(row[0], row[1]) for row in await self.session.execute(query)]
+
+    async def owed_invoices(self, tenant_id: str) -> list[ProviderInvoice]:
+        query = (
+            select(ProviderInvoice)
+            .where(
+                ProviderInvoice.tenant_id == tenant_id,
+                ProviderInvoice.status.in_(("open", "uncollectible")),
+            )
+            .order_by(ProviderInvoice.period_start)
+        )
+        return list((await self.session.execute(query)).scalars())
+
+    # Events ------------------------------------------------------------------------------------------------
+
+    async def add_event(self, event: dict[str, Any]) -> bool:
+        """Whether it is new."""
+        added = insert(ProviderEvent).values(**event).on_conflict_do_nothing().returning(ProviderEvent.id)
+        return (await self.session.execute(added)).scalar_one_or_none() is not None
+
+    async def lock_event(self, event_id: str) -> ProviderEvent | None:
+        """If nobody else has it."""
+        query = select(ProviderEvent).where(ProviderEvent.id == event_id).with_for_update(skip_locked=True)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def due_events(self, now: datetime, limit: int) -> list[str]:
+        query = (
+            select(ProviderEvent.id)
+            .where(ProviderEvent.state == "received", ProviderEvent.next_attempt_at <= now)
+            .order_by(ProviderEvent.next_attempt_at)
+            .limit(limit)
+        )
+        return list((await self.session.execute(query)).scalars())
+
+
+def _progress(status: str, attempts: int) -> tuple[int, int]:
+    return _RANKS.index(status), attempts

@@ -1,0 +1,247 @@
+"""What the provider tells us: taken down once, then acted on.
+
+Taking an event down is one row by its id: told twice, it is there once. Acting on it asks the provider for
+the object as it is now, so that neither the order of events nor their contents matter, and commits the effect
+with the mark that it is done. What fails is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import redis.asyncio
+
+from billing.invoices.credits import record_credit
+from billing.payments.errors import BadSignature, ProviderRefused, ProviderUnavailable
+from billing.payments.gateway import PaymentGateway
+from billing.payments.repository import PaymentRecords
+from billing.payments.settings import StripeSettings
+from billing.payments.signatures import verify
+from billing.payments.standing import Standings
+from db.outbox import Outbox
+from db.session import EVERY_TENANT, Database, WriteSession
+from tenants.actors import SYSTEM
+
+logger = logging.getLogger(__name__)
+
+FOLLOW_UP = "billing.follow_up_webhook"
+"""The task that acts on one event."""
+MICRO_USD_PER_CENT = 10_000
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=10), timedelta(hours=1)
+MAX_ATTEMPTS = 100
+"""About four days of trying."""
+
+ABOUT = {
+    "invoice.created": "invoice",
+    "invoice.finalized": "invoice",
+    "invoice.paid": "invoice",
+    "invoice.payment_failed": "invoice",
+    "invoice.payment_succeeded": "invoice",
+    "invoice.updated": "invoice",
+    "invoice.marked_uncollectible": "invoice",
+    "invoice.voided": "invoice",
+    "checkout.session.completed": "checkout",
+    "checkout.session.async_payment_succeeded": "checkout",
+    "customer.subscription.created": "subscription",
+    "customer.subscription.updated": "subscription",
+    "customer.subscription.deleted": "subscription",
+    "refund.created": "refund",
+    "refund.updated": "refund",
+}
+"""Types that are acted on, and what they are about. Others are taken down and left."""
+
+Effect = Callable[[WriteSession], Awaitable[None]]
+
+
+class _Object(msgspec.Struct):
+    id: str
+
+
+class _Data(msgspec.Struct):
+    object: _Object
+
+
+class _Event(msgspec.Struct):
+    id: str
+    type: str
+    created: int
+    data: _Data
+
+
+_decoder = msgspec.json.Decoder(_Event)
+
+
+class WebhookReceiver:
+    """Takes events down: in the processes that serve."""
+
+    def __init__(
+        self,
+        database: Database,
+        outbox: Outbox | None,
+        settings: StripeSettings,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """Without an outbox, events wait for the next sweep."""
+        self._database = database
+        self._outbox = outbox
+        self._clock = clock
+        self._tolerance = settings.webhook_tolerance
+        given = (settings.webhook_secret, settings.previous_webhook_secret)
+        self._secrets = [secret.get_secret_value() for secret in given if secret is not None]
+
+    async def receive(self, header: str | None, body: bytes) -> bool:
+        """Once this returns, the event is committed; whether it is new. Raises BadSignature, also for what is
+        no event, and DatabaseUnavailable.
+        """
+        verify(header, body, self._secrets, now=self._clock().timestamp(), tolerance=self._tolerance)
+        try:
+            event = _decoder.decode(body)
+        except msgspec.DecodeError as error:
+            raise BadSignature(f"no event: {error}") from error
+        known = event.type in ABOUT
+        async with self._database.write(EVERY_TENANT) as session:
+            row: dict[str, Any] = {
+                "id": event.id,
+                "type": event.type,
+                "object_id": event.data.object.id,
+                "occurred_at": datetime.fromtimestamp(event.created, UTC),
+                "state": "received" if known else "ignored",
+                "next_attempt_at": self._clock(),
+            }
+            new = await PaymentRecords(session).add_event(row)
+            if new and known and self._outbox is not None:
+                self._outbox.add(session, FOLLOW_UP, {"event_id": event.id})
+        if not known:
+            logger.info("an event %s of type %s is left alone", event.id, event.type)
+        return new
+
+
+class FollowUps:
+    """Acts on events: in the workers."""
+
+    def __init__(
+        self,
+        database: Database,
+        redis_client: redis.asyncio.Redis,
+        gateway: PaymentGateway,
+        standings: Standings,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._database = database
+        self._redis = redis_client
+        self._gateway = gateway
+        self._standings = standings
+        self._clock = clock
+
+    async def sweep(self, *, limit: int = 100) -> int:
+        """Act on what is due; on how many events. Raises DatabaseUnavailable."""
+        async with self._database.read(EVERY_TENANT) as session:
+            due = await PaymentRecords(session).due_events(self._clock(), limit)
+        done = 0
+        for event_id in due:
+            done += await self.follow_up(event_id)
+        return done
+
+    async def follow_up(self, event_id: str) -> bool:
+        """Act on one event; whether that was done now. Raises DatabaseUnavailable."""
+        async with self._database.write(EVERY_TENANT) as session:
+            event = await PaymentRecords(session).lock_event(event_id)
+            if event is None or event.state != "received":
+                return False
+            # Ours for a while: it is left to the next if we die.
+            event.attempts += 1
+            pause = min(FIRST_PAUSE * 2 ** min(event.attempts - 1, 12), LONGEST_PAUSE)
+            event.next_attempt_at = self._clock() + pause
+            kind, object_id, attempts = ABOUT[event.type], event.object_id, event.attempts
+        try:
+            effect = await self._effect(kind, object_id)
+        except (ProviderUnavailable, ProviderRefused) as error:
+            gone = isinstance(error, ProviderRefused) or attempts >= MAX_ATTEMPTS
+            await self._failed(event_id, str(error), gone)
+            return False
+        async with self._database.write(EVERY_TENANT) as session:
+            event = await PaymentRecords(session).lock_event(event_id)
+            if event is None or event.state != "received":
+                return False
+            event.state, event.error = "done", ""
+            await effect(session)
+        return True
+
+    async def _failed(self, event_id: str, error: str, gone: bool) -> None:
+        (logger.error if gone else logger.warning)("event %s not acted on: %s", event_id, error)
+        async with self._database.write(EVERY_TENANT) as session:
+            event = await PaymentRecords(session).lock_event(event_id)
+            if event is not None and event.state == "received":
+                event.error, event.state = error, "failed" if gone else "received"
+
+    async def _effect(self, kind: str, object_id: str) -> Effect:
+        """Ask what has become of it, and say what is to be done about that."""
+        if kind == "invoice":
+            return await self._of_invoice(object_id)
+        if kind == "checkout":
+            return await self._of_checkout(object_id)
+        if kind == "refund":
+            return await self._of_refund(object_id)
+        return await self._of_subscription(object_id)
+
+    async def _of_invoice(self, invoice_id: str) -> Effect:
+        seen = await self._gateway.invoice(invoice_id)
+
+        async def effect(session: WriteSession) -> None:
+            await self._standings.take_in(session, seen, self._clock())
+
+        return effect
+
+    async def _of_checkout(self, session_id: str) -> Effect:
+        """A top-up that was paid is a credit, once, by the payment's id."""
+        seen = await self._gateway.checkout_session(session_id)
+
+        async def effect(session: WriteSession) -> None:
+            tenant_id = await PaymentRecords(session).tenant_of(seen.customer_id)
+            if tenant_id is None or seen.metadata.get("purpose") != "top_up" or not seen.paid:
+                return
+            amount = seen.amount * MICRO_USD_PER_CENT
+            reference = seen.payment_id or seen.id
+            await record_credit(
+                session, self._redis, tenant_id, "top_up", amount, reference, SYSTEM, at=self._clock()
+            )
+
+        return effect
+
+    async def _of_refund(self, refund_id: str) -> Effect:
+        """What was paid back of a top-up leaves the balance, once."""
+        seen = await self._gateway.refund_view(refund_id)
+
+        async def effect(session: WriteSession) -> None:
+            tenant_id = seen.metadata.get("tenant_id")
+            if seen.metadata.get("purpose") != "top_up" or tenant_id is None or not seen.succeeded:
+                return
+            amount = -seen.amount * MICRO_USD_PER_CENT
+            await record_credit(
+                session, self._redis, tenant_id, "refund", amount, seen.id, SYSTEM, at=self._clock()
+            )
+
+        return effect
+
+    async def _of_subscription(self, subscription_id: str) -> Effect:
+        """Cancelled at the provider's, the tenant is subscribed again by the next round, if it is to be."""
+        status = await self._gateway.subscription_status(subscription_id)
+
+        async def effect(session: WriteSession) -> None:
+            records = PaymentRecords(session)
+            known = await records.subscription_by_id(subscription_id)
+            if known is None:
+                return
+            known.status = status
+            if status in ("canceled", "incomplete_expired"):
+                account = await records.account(known.tenant_id)
+                if account.stripe_subscription_id == subscription_id:
+                    account.stripe_subscription_id = None
+
+        return effect
