@@ -32,7 +32,7 @@ from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from api.organization import bodies as organization_bodies
 from api.organization import routes as organization_routes
-from api.v1 import adapter_bodies, job_bodies
+from api.v1 import adapter_bodies, job_bodies, notification_bodies
 from api.v1 import adapters as adapter_routes
 from api.v1 import costs as cost_routes
 from api.v1 import exports as export_routes
@@ -40,8 +40,10 @@ from api.v1 import files as file_routes
 from api.v1 import generations as generation_routes
 from api.v1 import jobs as job_routes
 from api.v1 import sla as sla_routes
+from api.v1 import spend_alerts as spend_alert_routes
 from api.v1 import uploads as upload_routes
 from api.v1 import usage as usage_routes
+from api.v1 import webhook_endpoints as webhook_endpoint_routes
 
 VERSION = "0.1.0"
 BODIES = (ChatCompletionRequest, CompletionRequest)
@@ -75,11 +77,14 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     app.include_router(generation_routes.router)
     app.include_router(sla_routes.router)
     app.include_router(organization_routes.router)
+    app.include_router(spend_alert_routes.router)
+    app.include_router(webhook_endpoint_routes.router)
     if console is not None:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)
     bodies = (*upload_routes.BODIES, *adapter_bodies.BODIES, *job_bodies.BODIES, *organization_bodies.BODIES)
-    openapi.install(app, (ChatCompletionRequest, CompletionRequest, *bodies))
+    known = (ChatCompletionRequest, CompletionRequest, *bodies, *notification_bodies.BODIES)
+    openapi.install(app, known)
     for error_class in FACES:
         app.add_exception_handler(error_class, _show)
     app.add_exception_handler(HTTPException, _show_http)

@@ -23,8 +23,10 @@ from api.errors import (
     UnsupportedMediaType,
 )
 from api.onboarding import Onboarding
+from billing.notifications.service import WebhookService
 from billing.pricing import PriceBook
 from billing.service import UsageReports
+from billing.spend.alerts import SpendAlertService
 from engine.client import EngineClient
 from engine.protocol import EngineInfo
 from sla.recorder import SlaRecorder
@@ -65,6 +67,8 @@ WRITE_KEYS = Permission("admin", "organization.keys.write")
 READ_LIMITS = Permission("admin", "organization.limits.read")
 WRITE_LIMITS = Permission("admin", "organization.limits.write")
 READ_AUDIT = Permission("admin", "organization.audit.read")
+READ_WEBHOOKS = Permission("admin", "organization.webhooks.read")
+WRITE_WEBHOOKS = Permission("admin", "organization.webhooks.write")
 
 Check = Callable[[], Awaitable[None]]
 """Returns when what it checks is ready, raises when it is not."""
@@ -108,6 +112,9 @@ class Services:
     """None in a process that only answers requests on adapters that are there."""
     accounts: AccountServices | None = None
     """None in one that lets nobody run their account."""
+    webhooks: WebhookService | None = None
+    spend_alerts: SpendAlertService | None = None
+    """None in one that tells nobody."""
 
 
 def services_of(request: Request) -> Services:

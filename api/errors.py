@@ -66,6 +66,15 @@ from billing.errors import (
     StillRunning,
 )
 from billing.invoices.errors import CreditNotAllowed, InvalidBillingMonth, InvoiceNotFound
+from billing.notifications.errors import (
+    DeliveryNotFound,
+    EndpointUnreachable,
+    MailNotSent,
+    NotificationError,
+    TooManyEndpoints,
+    WebhookEndpointNotFound,
+)
+from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
@@ -310,6 +319,14 @@ FACES: dict[type[Exception], Face] = {
     NothingToReverse: INTERNAL,
     StillRunning: INTERNAL,
     AlreadyReversed: INTERNAL,
+    NotificationError: INTERNAL,
+    WebhookEndpointNotFound: NOT_FOUND,
+    DeliveryNotFound: NOT_FOUND,
+    SpendAlertNotFound: NOT_FOUND,
+    TooManyEndpoints: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
+    TooManyAlerts: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
+    EndpointUnreachable: Face(422, INVALID, "endpoint_unreachable", retry=False, param="url"),
+    MailNotSent: INTERNAL,
     ModelNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="model"),
     AdapterNotFound: NOT_FOUND,
     VersionNotFound: NOT_FOUND,

@@ -34,8 +34,12 @@ from api.deps import Limits, Services
 from api.edge import AsgiApp
 from api.onboarding import open_onboarding
 from api.settings import ApiSettings
+from billing.notifications.sending import WebhookSender
+from billing.notifications.service import WebhookService
+from billing.notifications.settings import NotificationSettings
 from billing.pricing import PriceBook
 from billing.service import UsageReports
+from billing.spend.alerts import SpendAlertService
 from billing.window_usage import WindowUsage
 from db.schema import assert_fit_to_serve
 from db.session import Database
@@ -176,11 +180,21 @@ async def open_services(
             ),
             onboarding=onboarding,
             accounts=accounts,
+            webhooks=WebhookService(rows, _webhook_sender(NotificationSettings())),
+            spend_alerts=SpendAlertService(rows),
         )
         yield (
             services,
             console_over(cache, UserAccounts(rows), overview, files, uploads, onboarding, engine),
         )
+
+
+def _webhook_sender(settings: NotificationSettings) -> WebhookSender:
+    return WebhookSender(
+        http_allowed=settings.webhooks_http,
+        private_allowed=settings.webhooks_private,
+        timeout=settings.timeout,
+    )
 
 
 async def _start_ahead(sandbox: Sandbox) -> None:

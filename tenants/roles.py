@@ -25,6 +25,8 @@ Right = Literal[
     "limits.write",
     "billing.read",
     "billing.write",
+    "webhooks.read",
+    "webhooks.write",
     "audit.read",
 ]
 RIGHTS: frozenset[Right] = frozenset(get_args(Right))
@@ -40,7 +42,10 @@ RIGHTS_OF: Mapping[Role, frozenset[Right]] = MappingProxyType(
         "admin": RIGHTS - {"billing.write"},
         "developer": _LOOK | {"adapters.write"},
         "billing": frozenset(
-            {"members.read", "projects.read", "limits.read", "billing.read", "billing.write"}
+            {
+                *("members.read", "projects.read", "limits.read", "webhooks.read"),
+                *("billing.read", "billing.write"),
+            }
         ),
         "viewer": _LOOK,
     }

@@ -6,7 +6,7 @@ Owns which kinds of ids there are and how to get one of each. What is tested of 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,12 @@ import redis.asyncio
 from adapters.resolver import ModelResolver
 from api.app import create_app
 from api.organization.limits import limit_id
+from billing.notifications.events import INVOICE_FINALIZED
+from billing.notifications.sending import WebhookSender
+from billing.notifications.service import WebhookService
+from billing.notifications.telling import tell
 from billing.service import UsageReports
+from billing.spend.alerts import SpendAlertService, Threshold
 from db.session import Database
 from engine.protocol import AdapterRef, Usage
 from sla.service import SlaReports
@@ -35,7 +40,17 @@ from tokenization.codec import TextCodec
 
 MUTATING = frozenset({"post", "put", "patch", "delete"})
 _TAIL = 10
-_OF_ACCOUNT = ("/v1/organization", "/v1/sla")
+_OF_ACCOUNT = ("/v1/organization", "/v1/sla", "/v1/webhook_")
+
+
+class _Silent(WebhookSender):
+    """Endpoints that take everything, without anybody being asked."""
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> int:
+        return 200
+
+
+SILENT = _Silent()
 
 
 @dataclass
@@ -146,6 +161,8 @@ async def everything(
             accounts=accounts,
             quotas=quotas,
             sla_reports=SlaReports(database),
+            webhooks=WebhookService(database, SILENT),
+            spend_alerts=SpendAlertService(database),
         )
         app = create_app(services)
         ours, theirs = [await _having(place, accounts, app, number) for number in (0, 1)]
@@ -182,6 +199,16 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     of_project = await accounts.keys.create(tenant, "of project", OPERATOR, project_id=project.id)
     asked = booked.request(tenant, booked.START, usage=Usage(10, 5, 5), key=inference.id)
     await booked.write(place.database, [asked])
+    webhooks = WebhookService(place.database, SILENT)
+    endpoint, _ = await webhooks.create(
+        tenant, OPERATOR, name="hook", url=f"https://{name}.example/", event_types=[INVOICE_FINALIZED]
+    )
+    async with place.database.write(tenant) as session:
+        await tell(session, tenant, INVOICE_FINALIZED, {}, key="first", recipients=())
+    deliveries = await webhooks.deliveries(tenant, endpoint.id, after=None, limit=1, newest_first=True)
+    alert = await SpendAlertService(place.database).create(
+        tenant, project.id, OPERATOR, Threshold(10**6, None)
+    )
     assert pending.job_id is not None
     assert owner.tenant_id == tenant
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -203,6 +230,9 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "api_key_id": of_project.id,
         "service_account_id": account.id,
         "limit_id": limit_id(budget),
+        "webhook_endpoint_id": endpoint.id,
+        "delivery_id": deliveries[0][0].id,
+        "alert_id": alert.id,
         "generation_id": asked.request_id,
     }
     return Having(

@@ -44,6 +44,7 @@ FIELDS_NOT_IDS = {
     "part_ids",  # of the upload in the path
 }
 
+ALERT = {"currency": "USD", "interval": "month", "threshold_amount": 100}
 BODIES: dict[str, dict[str, Any]] = {
     "updateAdapter": {"description": "mine"},
     "completeUpload": {"part_ids": ["part_1"]},
@@ -63,6 +64,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "updateProjectSpendLimit": {"currency": "USD", "interval": "month", "threshold_amount": 100},
     "updateAdminKey": {"name": "mine"},
     "rotateAdminKey": {},
+    "updateWebhookEndpoint": {"name": "mine"},
+    "rotateWebhookSecret": {},
+    "testWebhookEndpoint": {"event_type": "invoice.finalized"},
+    "updateSpendAlert": ALERT,
+    "createProjectSpendAlert": ALERT,
+    "updateProjectSpendAlert": ALERT,
 }
 """What is sent to routes whose path has an id, by their operation."""
 
@@ -149,6 +156,10 @@ LISTED = {
     "listUsers": "user_id",
     "listInvites": "invite_id",
     "listLimits": "limit_id",
+    "listWebhookEndpoints": "webhook_endpoint_id",
+    "listWebhookDeliveries": "delivery_id",
+    "listSpendAlerts": "alert_id",
+    "listProjectSpendAlerts": "alert_id",
     "listRateLimits": "api_key_id",
 }
 """Of which kind the ids of a list are; of others they are nothing that a path takes."""
@@ -160,6 +171,7 @@ NOT_THERE = {
     "retrieveSpendLimit",  # none is set
     "retrieveProjectSpendLimit",
     "retrieveModelPermissions",
+    "retrieveSpendAlert",  # ours is a project's
 }
 """Of routes without another's id in them, those that have nothing of ours to show."""
 

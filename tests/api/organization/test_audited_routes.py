@@ -88,7 +88,7 @@ class Caller:
             if name != "acceptInvite":  # by its token, with no key
                 assert (entry.actor["type"], entry.actor["id"]) == ("api_key", key_id), name
             written = json.dumps([entry.details, entry.actor])
-            for secret in (shown.get("value"), shown.get("token"), PASSWORD):
+            for secret in (shown.get("value"), shown.get("token"), shown.get("signing_secret"), PASSWORD):
                 assert secret is None or secret not in written, name
 
 
@@ -192,6 +192,23 @@ async def limits(call: Caller) -> None:
     await call("deleteProjectSpendLimit")
 
 
+async def told(call: Caller) -> None:
+    hook = {"name": "made", "url": "https://ours.example/made", "event_types": ["invoice.finalized"]}
+    made = await call("createWebhookEndpoint", hook)
+    await call("updateWebhookEndpoint", {"name": "changed"}, webhook_endpoint_id=made["id"])
+    await call("rotateWebhookSecret", {}, webhook_endpoint_id=made["id"])
+    await call("testWebhookEndpoint", {"event_type": "adapter.ready"}, webhook_endpoint_id=made["id"])
+    await call("retryWebhookDelivery")
+    await call("deleteWebhookEndpoint", webhook_endpoint_id=made["id"])
+    alert = {"currency": "USD", "interval": "month", "threshold_percent": 80}
+    made = await call("createSpendAlert", alert)
+    await call("updateSpendAlert", alert, alert_id=made["id"])
+    await call("deleteSpendAlert", alert_id=made["id"])
+    made = await call("createProjectSpendAlert", alert)
+    await call("updateProjectSpendAlert", alert, alert_id=made["id"])
+    await call("deleteProjectSpendAlert", alert_id=made["id"])
+
+
 PARTS: tuple[Callable[[Caller], Awaitable[None]], ...] = (
     files,
     adapters,
@@ -199,6 +216,7 @@ PARTS: tuple[Callable[[Caller], Awaitable[None]], ...] = (
     people,
     keys,
     limits,
+    told,
     projects,
 )
 

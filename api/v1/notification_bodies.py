@@ -1,0 +1,78 @@
+"""What the routes of webhooks and spend alerts take, as JSON: the stock client's fields, and ours beside."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from fastapi import Request
+from msgspec import Meta, Struct
+
+from api.deps import read_json
+from api.json_bodies import decode
+
+Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Url = Annotated[str, Meta(min_length=1, max_length=2000)]
+EventName = Annotated[str, Meta(pattern=r"^[a-z_.]{1,64}$")]
+Email = Annotated[str, Meta(max_length=254, pattern=r"^[!-?A-~]{1,64}@[!-?A-~]{1,189}$")]
+
+
+class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Fields that it does not name are refused."""
+
+
+class CreateWebhookEndpointRequest(_Body, frozen=True, kw_only=True):
+    name: Name
+    url: Url
+    event_types: Annotated[list[EventName], Meta(min_length=1, max_length=64)]
+
+
+class UpdateWebhookEndpointRequest(_Body, frozen=True, kw_only=True):
+    name: Name | None = None
+    url: Url | None = None
+    event_types: Annotated[list[EventName], Meta(min_length=1, max_length=64)] | None = None
+
+
+class RotateWebhookSecretRequest(_Body, frozen=True, kw_only=True):
+    keep_old_secret_active_for_24_hours: bool = False
+
+
+class SampleEventRequest(_Body, frozen=True, kw_only=True):
+    event_type: EventName
+
+
+class NotificationChannel(_Body, frozen=True, kw_only=True):
+    recipients: Annotated[list[Email], Meta(max_length=20)]
+    """Empty: the account's billing address and those who settle what is paid."""
+    type: Literal["email"] = "email"
+    subject_prefix: Annotated[str, Meta(max_length=60, pattern=r"^[^\x00-\x1f\x7f]*$")] | None = None
+
+
+class SpendAlertRequest(_Body, frozen=True, kw_only=True):
+    """One threshold: an amount, or a percentage of the hard limit."""
+
+    currency: Literal["USD"]
+    interval: Literal["month"]
+    notification_channel: NotificationChannel = NotificationChannel(recipients=[])
+    threshold_amount: Annotated[int, Meta(ge=1, le=10**10)] | None = None
+    """In cents."""
+    threshold_micro_usd: Annotated[int, Meta(ge=1, le=10**14)] | None = None
+    threshold_percent: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    """Of the month's hard limit of the same scope. There is none: the alert is not raised."""
+
+
+BODIES = (
+    CreateWebhookEndpointRequest,
+    UpdateWebhookEndpointRequest,
+    RotateWebhookSecretRequest,
+    SampleEventRequest,
+    SpendAlertRequest,
+)
+_decoders = {body: msgspec.json.Decoder(body) for body in BODIES}
+BodyT = TypeVar("BodyT", bound=Struct)
+
+
+async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
+    """Raises InvalidValue, UnsupportedParameter."""
+    decoder: msgspec.json.Decoder[BodyT] = _decoders[kind]  # type: ignore[index,assignment]
+    return decode(decoder, await read_json(request))

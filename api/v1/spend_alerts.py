@@ -1,0 +1,181 @@
+"""`/v1/organization/spend_alerts`, and a project's: told when a month's spend reaches a threshold.
+
+In the shapes of the stock client, whose thresholds are cents; micro-USD and percentages of the hard limit are
+ours. Soft: to refuse requests, set a spend limit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from api.deps import READ_LIMITS, WRITE_LIMITS, Permission, actor_of, authenticate, services_of
+from api.errors import InvalidValue, NotServing
+from api.json_bodies import unix
+from api.openapi import ERROR_RESPONSES, json_body
+from api.organization.requests import naming_fields
+from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
+from api.v1.notification_bodies import SpendAlertRequest, read_body
+from billing.spend.alerts import SpendAlertService, Threshold
+from billing.spend.models import SpendAlert
+from tenants.actors import Actor
+
+router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Limits"])
+
+MICRO_USD_PER_CENT = 10_000
+_BODY = json_body("SpendAlertRequest")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    tenant_id: str
+    actor: Actor
+    alerts: SpendAlertService
+
+
+async def _asking(request: Request, needed: Permission) -> _Asking:
+    caller = await authenticate(request, needed)
+    alerts = services_of(request).spend_alerts
+    if alerts is None:
+        raise NotServing("Spend alerts are not served here.")
+    return _Asking(caller.tenant_id, actor_of(request, caller), alerts)
+
+
+@router.get("/spend_alerts", operation_id="listSpendAlerts")
+async def list_alerts(request: Request, query: Paged) -> dict[str, Any]:
+    return await _list(request, None, query)
+
+
+@router.post("/spend_alerts", operation_id="createSpendAlert", openapi_extra=_BODY)
+async def create_alert(request: Request) -> dict[str, Any]:
+    return await _create(request, None)
+
+
+@router.get("/spend_alerts/{alert_id}", operation_id="retrieveSpendAlert")
+async def retrieve_alert(request: Request, alert_id: str) -> dict[str, Any]:
+    return await _retrieve(request, None, alert_id)
+
+
+@router.post("/spend_alerts/{alert_id}", operation_id="updateSpendAlert", openapi_extra=_BODY)
+async def update_alert(request: Request, alert_id: str) -> dict[str, Any]:
+    """Replace it whole. With another threshold it may be raised again in the same month."""
+    return await _update(request, None, alert_id)
+
+
+@router.delete("/spend_alerts/{alert_id}", operation_id="deleteSpendAlert")
+async def delete_alert(request: Request, alert_id: str) -> dict[str, Any]:
+    return await _delete(request, None, alert_id)
+
+
+@router.get("/projects/{project_id}/spend_alerts", operation_id="listProjectSpendAlerts")
+async def list_project_alerts(request: Request, project_id: str, query: Paged) -> dict[str, Any]:
+    return await _list(request, project_id, query)
+
+
+@router.post(
+    "/projects/{project_id}/spend_alerts", operation_id="createProjectSpendAlert", openapi_extra=_BODY
+)
+async def create_project_alert(request: Request, project_id: str) -> dict[str, Any]:
+    return await _create(request, project_id)
+
+
+@router.get("/projects/{project_id}/spend_alerts/{alert_id}", operation_id="retrieveProjectSpendAlert")
+async def retrieve_project_alert(request: Request, project_id: str, alert_id: str) -> dict[str, Any]:
+    return await _retrieve(request, project_id, alert_id)
+
+
+@router.post(
+    "/projects/{project_id}/spend_alerts/{alert_id}",
+    operation_id="updateProjectSpendAlert",
+    openapi_extra=_BODY,
+)
+async def update_project_alert(request: Request, project_id: str, alert_id: str) -> dict[str, Any]:
+    """Replace it whole. With another threshold it may be raised again in the same month."""
+    return await _update(request, project_id, alert_id)
+
+
+@router.delete("/projects/{project_id}/spend_alerts/{alert_id}", operation_id="deleteProjectSpendAlert")
+async def delete_project_alert(request: Request, project_id: str, alert_id: str) -> dict[str, Any]:
+    return await _delete(request, project_id, alert_id)
+
+
+async def _list(request: Request, project_id: str | None, query: Paged) -> dict[str, Any]:
+    who = await _asking(request, READ_LIMITS)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS)
+    found = await who.alerts.list(
+        who.tenant_id,
+        project_id,
+        after=query.after,
+        limit=query.limit + 1,
+        newest_first=query.newest_first,
+    )
+    return page([alert_object(alert) for alert in found], query.limit)
+
+
+async def _create(request: Request, project_id: str | None) -> dict[str, Any]:
+    who = await _asking(request, WRITE_LIMITS)
+    threshold = await _read(request)
+    with naming_fields():
+        return alert_object(await who.alerts.create(who.tenant_id, project_id, who.actor, threshold))
+
+
+async def _retrieve(request: Request, project_id: str | None, alert_id: str) -> dict[str, Any]:
+    who = await _asking(request, READ_LIMITS)
+    return alert_object(await who.alerts.get(who.tenant_id, project_id, alert_id))
+
+
+async def _update(request: Request, project_id: str | None, alert_id: str) -> dict[str, Any]:
+    who = await _asking(request, WRITE_LIMITS)
+    threshold = await _read(request)
+    with naming_fields():
+        return alert_object(
+            await who.alerts.update(who.tenant_id, project_id, alert_id, who.actor, threshold)
+        )
+
+
+async def _delete(request: Request, project_id: str | None, alert_id: str) -> dict[str, Any]:
+    who = await _asking(request, WRITE_LIMITS)
+    await who.alerts.delete(who.tenant_id, project_id, alert_id, who.actor)
+    return {"id": alert_id, "object": f"{_object_of(project_id)}.deleted", "deleted": True}
+
+
+async def _read(request: Request) -> Threshold:
+    body = await read_body(request, SpendAlertRequest)
+    given = (body.threshold_amount, body.threshold_micro_usd, body.threshold_percent)
+    if sum(one is not None for one in given) != 1:
+        raise InvalidValue(
+            "Give one of 'threshold_amount', 'threshold_micro_usd' and 'threshold_percent'.",
+            "threshold_amount",
+        )
+    amount = body.threshold_micro_usd
+    if body.threshold_amount is not None:
+        amount = body.threshold_amount * MICRO_USD_PER_CENT
+    channel = body.notification_channel
+    return Threshold(amount, body.threshold_percent, channel.recipients, channel.subject_prefix)
+
+
+def alert_object(alert: SpendAlert) -> dict[str, Any]:
+    channel = {
+        "type": "email",
+        "recipients": list(alert.recipients),
+        "subject_prefix": alert.subject_prefix,
+    }
+    return {
+        "id": alert.id,
+        "object": _object_of(alert.project_id),
+        "project_id": alert.project_id,
+        "currency": "USD",
+        "interval": "month",
+        "notification_channel": channel,
+        "threshold_amount": None if alert.amount is None else alert.amount // MICRO_USD_PER_CENT,
+        "threshold_micro_usd": alert.amount,
+        "threshold_percent": alert.percent,
+        "created_at": unix(alert.created_at),
+        "updated_at": unix(alert.updated_at),
+    }
+
+
+def _object_of(project_id: str | None) -> str:
+    return "organization.spend_alert" if project_id is None else "project.spend_alert"

@@ -1,0 +1,120 @@
+"""Which addresses a tenant's URL may lead to: public ones, in whatever form they are written.
+
+Owns reading the URL and resolving its host, once: what was looked at is what is connected to. Refuses to know
+HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from urllib.parse import urlsplit
+
+from billing.notifications.errors import EndpointUnreachable
+
+MAX_URL = 2_000
+_CARRYING = (
+    # Where in an IPv6 address an IPv4 one is, by what gateways make of it: NAT64 (two prefixes), 6to4.
+    (IPv6Network("64:ff9b::/96"), 0),
+    (IPv6Network("64:ff9b:1::/48"), 0),
+    (IPv6Network("2002::/16"), 80),
+    (IPv6Network("::/96"), 0),
+)
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+"""(host, port) -> addresses. Raises OSError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URL, taken apart once."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    """With its query."""
+
+    @property
+    def authority(self) -> str:
+        """As the Host header has it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == {"https": 443, "http": 80}[self.scheme] else f"{host}:{self.port}"
+
+
+def read_url(url: str, *, http_allowed: bool = False) -> Target:
+    """Raises ValueError naming the field."""
+    if (
+        len(url) > MAX_URL
+        or not url.isascii()
+        or not url.isprintable()
+        or any(c in url for c in ' "<>\\^`{|}')
+    ):
+        raise ValueError(f"url must be at most {MAX_URL} printable characters of ASCII, without spaces")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"url cannot be read: {error}") from error
+    if parts.scheme != "https" and not (http_allowed and parts.scheme == "http"):
+        raise ValueError("url must begin with https://")
+    if not parts.hostname or "@" in parts.netloc:
+        raise ValueError("url must name a host, and no user")
+    if parts.fragment or url.endswith("#"):
+        raise ValueError("url must have no fragment")
+    if port == 0 or "%" in parts.hostname:
+        raise ValueError("url must name a host and a port that can be connected to")
+    path = parts.path or "/"
+    return Target(
+        parts.scheme,
+        parts.hostname,
+        port or {"https": 443, "http": 80}[parts.scheme],
+        f"{path}?{parts.query}" if parts.query else path,
+    )
+
+
+def is_public(address: str) -> bool:
+    """Whether this is an address of the internet at large, and carries none that is not."""
+    found = ip_address(address)
+    if not found.is_global or found.is_multicast or found.is_reserved or found.is_unspecified:
+        return False
+    return all(map(_is_public_v4, _carried(found))) if isinstance(found, IPv6Address) else True
+
+
+def _is_public_v4(address: IPv4Address) -> bool:
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+def _carried(address: IPv6Address) -> list[IPv4Address]:
+    found = [IPv4Address((int(address) >> shift) & 0xFFFFFFFF) for net, shift in _CARRYING if address in net]
+    if address.ipv4_mapped is not None:
+        found.append(address.ipv4_mapped)
+    if address.teredo is not None:
+        found += address.teredo
+    return found
+
+
+async def system_resolve(host: str, port: int) -> list[str]:
+    """What the system's resolver says, which reads `127.1` and `0x7f000001` as addresses too."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+async def pinned_address(target: Target, resolve: Resolve, *, private_allowed: bool = False) -> str:
+    """The address to connect to. A name that leads to a private one among others is refused whole: which of
+    them is meant would be the caller's choice.
+
+    Raises EndpointUnreachable.
+    """
+    try:
+        addresses = await resolve(target.host, target.port)
+    except (OSError, UnicodeError) as error:
+        raise EndpointUnreachable("its host cannot be resolved") from error
+    if not addresses:
+        raise EndpointUnreachable("its host cannot be resolved")
+    if not private_allowed and not all(map(is_public, addresses)):
+        raise EndpointUnreachable("its host is no public address")
+    return addresses[0]

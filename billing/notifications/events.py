@@ -1,0 +1,90 @@
+"""What tenants can be told of: the types of events, and an example of each.
+
+Owns names and fields: they are part of the public contract. What is mailed says `mail`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class EventType:
+    name: str
+    description: str
+    mailed: bool
+    """Also to the account's billing address and to those who settle what is paid."""
+    sample: Mapping[str, Any]
+    """What `data` has."""
+
+
+SPEND_ALERT = "spend.alert"
+INVOICE_FINALIZED = "invoice.finalized"
+PAYMENT_FAILED = "payment.failed"
+PAYMENT_SUCCEEDED = "payment.succeeded"
+ACCOUNT_GRACE = "account.grace"
+ACCOUNT_SUSPENDED = "account.suspended"
+ACCOUNT_RESTORED = "account.restored"
+ADAPTER_READY = "adapter.ready"
+ADAPTER_FAILED = "adapter.failed"
+ENDPOINT_DISABLED = "webhook_endpoint.disabled"
+
+_PAYMENT = {"invoice_id": "inv_sample", "amount_micro_usd": 12_340_000}
+_ADAPTER = {"adapter_id": "adp_sample", "name": "pirate", "version": 1, "model": "base:pirate@1"}
+
+EVENTS: Mapping[str, EventType] = {
+    event.name: event
+    for event in (
+        EventType(
+            SPEND_ALERT,
+            "What was spent this month has reached the threshold of a spend alert.",
+            True,
+            {
+                "alert_id": "alert_sample",
+                "project_id": None,
+                "month": "2026-11",
+                "threshold_micro_usd": 80_000_000,
+                "threshold_percent": 80,
+                "spent_micro_usd": 80_120_345,
+            },
+        ),
+        EventType(
+            INVOICE_FINALIZED,
+            "A month's invoice is final.",
+            True,
+            {"invoice_id": "inv_sample", "number": 1, "month": "2026-10", "total_cents": 1234},
+        ),
+        EventType(PAYMENT_FAILED, "A payment was refused.", True, _PAYMENT),
+        EventType(PAYMENT_SUCCEEDED, "A payment has come.", False, _PAYMENT),
+        EventType(
+            ACCOUNT_GRACE,
+            "A payment is overdue: the account is suspended unless it comes in time.",
+            True,
+            {"grace_until": 1_795_000_000},
+        ),
+        EventType(ACCOUNT_SUSPENDED, "Requests are refused until what is owed is paid.", True, {}),
+        EventType(ACCOUNT_RESTORED, "Requests are served again.", True, {}),
+        EventType(ADAPTER_READY, "A version of an adapter can be used.", False, _ADAPTER),
+        EventType(ADAPTER_FAILED, "A version of an adapter cannot be used.", False, _ADAPTER),
+        EventType(
+            ENDPOINT_DISABLED,
+            "A webhook endpoint took nothing for days and is told nothing any more.",
+            True,
+            {"webhook_endpoint_id": "whep_sample", "url": "https://example.com/hook"},
+        ),
+    )
+}
+
+
+def payload(notification_id: str, type: str, at: datetime, data: Mapping[str, Any]) -> dict[str, Any]:
+    """An event as webhooks have it."""
+    return {
+        "id": notification_id,
+        "object": "event",
+        "type": type,
+        "created_at": int(at.timestamp()),
+        "data": dict(data),
+    }

@@ -1,0 +1,94 @@
+"""Mail through an SMTP server: one message to one person at a time.
+
+Owns the form of messages and what the server's answers mean. Refuses to know what they say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+import ssl
+from email.message import EmailMessage
+from email.utils import formatdate, make_msgid, parseaddr
+from typing import Literal
+
+from billing.notifications.errors import MailNotSent
+from billing.notifications.messages import Message
+
+Security = Literal["starttls", "tls", "none"]
+
+
+class Mailer:
+    """`trusted`: by whose certificates the server is known; the system's when None."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        sender: str,
+        security: Security = "starttls",
+        user: str = "",
+        password: str = "",
+        timeout: float = 10.0,
+        trusted: ssl.SSLContext | None = None,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._sender = sender
+        self._security = security
+        self._user = user
+        self._password = password
+        self._timeout = timeout
+        self._trusted = trusted
+
+    async def send(self, recipient: str, message: Message, reference: str) -> None:
+        """`reference` is the same whenever this is sent, so that two of it are known to be one.
+
+        Raises MailNotSent.
+        """
+        domain = parseaddr(self._sender)[1].rpartition("@")[2] or "localhost"
+        mail = EmailMessage()
+        try:
+            mail["From"] = self._sender
+            mail["To"] = recipient
+            mail["Subject"] = message.subject
+        except ValueError as error:
+            raise MailNotSent("the address cannot be written to", for_good=True) from error
+        mail["Date"] = formatdate()
+        mail["Message-ID"] = f"<{reference}@{domain}>" if reference else make_msgid(domain=domain)
+        mail["Auto-Submitted"] = "auto-generated"
+        mail.set_content(message.text)
+        mail.add_alternative(message.html, subtype="html")
+        try:
+            await asyncio.to_thread(self._send, mail)
+        except smtplib.SMTPRecipientsRefused as error:
+            code, said = next(iter(error.recipients.values()))
+            raise MailNotSent(_said(code, said), for_good=code >= 500) from error
+        except smtplib.SMTPNotSupportedError as error:
+            raise MailNotSent(str(error)[:200], for_good=False) from error
+        except smtplib.SMTPResponseException as error:
+            for_good = error.smtp_code >= 500 and not isinstance(error, smtplib.SMTPAuthenticationError)
+            raise MailNotSent(_said(error.smtp_code, error.smtp_error), for_good) from error
+        except (smtplib.SMTPException, OSError) as error:
+            raise MailNotSent("the mail server cannot be reached", for_good=False) from error
+
+    def _send(self, mail: EmailMessage) -> None:
+        if self._security == "tls":
+            context = self._trusted or ssl.create_default_context()
+            server: smtplib.SMTP = smtplib.SMTP_SSL(
+                self._host, self._port, timeout=self._timeout, context=context
+            )
+        else:
+            server = smtplib.SMTP(self._host, self._port, timeout=self._timeout)
+        with server:
+            if self._security == "starttls":
+                server.starttls(context=self._trusted or ssl.create_default_context())
+            if self._user:
+                server.login(self._user, self._password)
+            server.send_message(mail)
+
+
+def _said(code: int, said: bytes | str) -> str:
+    words = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+    return f"the mail server said {code} {words}"[:200]

@@ -1,0 +1,123 @@
+"""Events in words, for people: a subject, and the same text plain and as HTML.
+
+Owns the words. Everything that a tenant could have written is escaped, and no header takes a line break.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from billing.notifications import events
+
+Data = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    subject: str
+    text: str
+    html: str
+
+
+def message(event_type: str, tenant_name: str, data: Data) -> Message:
+    """What is mailed of an event."""
+    subject, lines = _WORDS[event_type](data)
+    prefix = str(data.get("subject_prefix") or "")
+    subject = _one_line(f"{prefix} {subject}".strip())
+    lines = [f"Organization: {tenant_name}", *lines]
+    paragraphs = "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+    return Message(
+        subject,
+        "\n\n".join(lines) + "\n",
+        f"<!doctype html><html><body><h1>{html.escape(subject)}</h1>{paragraphs}</body></html>",
+    )
+
+
+def dollars(micro_usd: int) -> str:
+    """Exact, with at least two digits of cents."""
+    sign, micro_usd = ("-" if micro_usd < 0 else ""), abs(micro_usd)
+    digits = f"{micro_usd % 1_000_000:06d}".rstrip("0").ljust(2, "0")
+    return f"{sign}${micro_usd // 1_000_000:,}.{digits}"
+
+
+def _spend_alert(data: Data) -> tuple[str, list[str]]:
+    whose = "the project " + str(data["project_id"]) if data.get("project_id") else "your organization"
+    threshold = dollars(data["threshold_micro_usd"])
+    if data.get("threshold_percent"):
+        threshold += f" ({data['threshold_percent']} % of its limit)"
+    return f"Spend alert: {threshold} reached", [
+        f"In {data['month']} {whose} has spent {dollars(data['spent_micro_usd'])}, "
+        f"which reaches the alert's threshold of {threshold}.",
+        "Requests go on being served; a hard limit would refuse them.",
+    ]
+
+
+def _invoice(data: Data) -> tuple[str, list[str]]:
+    total = dollars(data["total_cents"] * 10_000)
+    return f"Invoice {data['number']} for {data['month']}: {total}", [
+        f"Invoice {data['number']} for {data['month']} is final. Its total is {total}."
+    ]
+
+
+def _payment_failed(data: Data) -> tuple[str, list[str]]:
+    return "A payment failed", [
+        f"A payment of {dollars(data['amount_micro_usd'])} was refused. Please look at your payment method: "
+        "it will be tried again."
+    ]
+
+
+def _payment_succeeded(data: Data) -> tuple[str, list[str]]:
+    return "A payment has come", [f"Thank you for your payment of {dollars(data['amount_micro_usd'])}."]
+
+
+def _grace(data: Data) -> tuple[str, list[str]]:
+    until = datetime.fromtimestamp(data["grace_until"], UTC)
+    return "A payment is overdue", [
+        f"Unless what is owed is paid by {until:%Y-%m-%d %H:%M} UTC, requests will be refused from then on."
+    ]
+
+
+def _suspended(_: Data) -> tuple[str, list[str]]:
+    return "Your account is suspended", [
+        "Requests are refused until what is owed is paid. You can pay in the console."
+    ]
+
+
+def _restored(_: Data) -> tuple[str, list[str]]:
+    return "Your account is restored", ["Requests are served again. Thank you."]
+
+
+def _adapter(what: str) -> Callable[[Data], tuple[str, list[str]]]:
+    def words(data: Data) -> tuple[str, list[str]]:
+        return f"{data['model']} {what}", [f"Version {data['version']} of {data['name']} {what}."]
+
+    return words
+
+
+def _disabled(data: Data) -> tuple[str, list[str]]:
+    return "A webhook endpoint was disabled", [
+        f"The endpoint {data['url']} took nothing for days, so it is told nothing any more.",
+        "Once it works again, test it or change it to enable it.",
+    ]
+
+
+_WORDS: Mapping[str, Callable[[Data], tuple[str, list[str]]]] = {
+    events.SPEND_ALERT: _spend_alert,
+    events.INVOICE_FINALIZED: _invoice,
+    events.PAYMENT_FAILED: _payment_failed,
+    events.PAYMENT_SUCCEEDED: _payment_succeeded,
+    events.ACCOUNT_GRACE: _grace,
+    events.ACCOUNT_SUSPENDED: _suspended,
+    events.ACCOUNT_RESTORED: _restored,
+    events.ADAPTER_READY: _adapter("is ready"),
+    events.ADAPTER_FAILED: _adapter("cannot be used"),
+    events.ENDPOINT_DISABLED: _disabled,
+}
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:200]

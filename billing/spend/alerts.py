@@ -1,0 +1,222 @@
+"""Spend alerts: told when what was spent in a calendar month (UTC) reaches a threshold, once for each.
+
+Owns the alerts and when one is raised. What was spent is what budgets count, from the ledger. Soft: nothing
+is refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from billing.notifications.events import SPEND_ALERT
+from billing.notifications.telling import tell
+from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
+from billing.spend.models import SpendAlert
+from billing.spend.repository import AllSpendAlerts, SpendAlertRepository
+from db.base import new_id
+from db.session import EVERY_TENANT, Database, WriteSession
+from tenants.actors import Actor
+from tenants.audit.service import AuditLog
+from tenants.errors import ProjectNotFound
+from tenants.limits.kinds import MAX_AMOUNT, Limit, Metric, Scope
+from tenants.limits.repository import LimitRepository, compiled
+from tenants.projects.repository import ProjectRepository
+from tenants.quotas import Seed
+from tenants.repository import TenantDirectory
+
+MAX_ALERTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """An amount in micro-USD, or a percentage of the hard limit, and who is mailed when it is reached."""
+
+    amount: int | None
+    percent: int | None
+    recipients: Sequence[str] = ()
+    subject_prefix: str | None = None
+
+    def check(self) -> None:
+        """Raises ValueError naming the field."""
+        if (self.amount is None) == (self.percent is None):
+            raise ValueError("threshold_amount: give one threshold, an amount or a percentage")
+        if self.amount is not None and not 0 < self.amount <= MAX_AMOUNT:
+            raise ValueError(f"threshold_amount must be from 1 to {MAX_AMOUNT} micro-USD")
+        if self.percent is not None and not 0 < self.percent <= 1000:
+            raise ValueError("threshold_percent must be from 1 to 1000")
+
+    def put_into(self, alert: SpendAlert) -> None:
+        alert.amount, alert.percent = self.amount, self.percent
+        alert.recipients, alert.subject_prefix = list(self.recipients), self.subject_prefix
+
+
+class SpendAlertService:
+    """Alerts of every tenant. `project_id` None: of the tenant as a whole."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def create(
+        self, tenant_id: str, project_id: str | None, actor: Actor, threshold: Threshold
+    ) -> SpendAlert:
+        """Raises ProjectNotFound, TooManyAlerts, ValueError naming the field."""
+        threshold.check()
+        now = datetime.now(UTC)
+        alert = SpendAlert(
+            id=new_id("alert"), tenant_id=tenant_id, project_id=project_id, created_at=now, updated_at=now
+        )
+        threshold.put_into(alert)
+        async with self._database.write(tenant_id) as session:
+            if (
+                project_id is not None
+                and await ProjectRepository(session, tenant_id).hold(project_id) is None
+            ):
+                raise ProjectNotFound(project_id)
+            alerts = SpendAlertRepository(session, tenant_id)
+            await alerts.hold_tenant("spend alerts")
+            if await alerts.count() >= MAX_ALERTS:
+                raise TooManyAlerts(MAX_ALERTS)
+            alerts.add_own(alert)
+            await _audit(session, alert, actor, "created")
+        return alert
+
+    async def list(
+        self, tenant_id: str, project_id: str | None, *, after: str | None, limit: int, newest_first: bool
+    ) -> Sequence[SpendAlert]:
+        """Raises ProjectNotFound."""
+        async with self._database.read(tenant_id) as session:
+            if (
+                project_id is not None
+                and await ProjectRepository(session, tenant_id).find(project_id) is None
+            ):
+                raise ProjectNotFound(project_id)
+            alerts = SpendAlertRepository(session, tenant_id)
+            return await alerts.page(project_id, after=after, limit=limit, newest_first=newest_first)
+
+    async def get(self, tenant_id: str, project_id: str | None, alert_id: str) -> SpendAlert:
+        """Raises SpendAlertNotFound."""
+        async with self._database.read(tenant_id) as session:
+            found = await SpendAlertRepository(session, tenant_id).find(alert_id, project_id)
+        if found is None:
+            raise SpendAlertNotFound(alert_id)
+        return found
+
+    async def update(
+        self, tenant_id: str, project_id: str | None, alert_id: str, actor: Actor, threshold: Threshold
+    ) -> SpendAlert:
+        """Another threshold may be reached again in the same month. Raises SpendAlertNotFound, ValueError."""
+        threshold.check()
+        async with self._database.write(tenant_id) as session:
+            alert = await _locked(session, tenant_id, project_id, alert_id)
+            threshold.put_into(alert)
+            alert.updated_at = datetime.now(UTC)
+            await _audit(session, alert, actor, "updated")
+        return alert
+
+    async def delete(self, tenant_id: str, project_id: str | None, alert_id: str, actor: Actor) -> None:
+        """Raises SpendAlertNotFound."""
+        async with self._database.write(tenant_id) as session:
+            alert = await _locked(session, tenant_id, project_id, alert_id)
+            await session.delete(alert)
+            await _audit(session, alert, actor, "deleted")
+
+
+class SpendWatch:
+    """Raises alerts. `spent` says what budgets count: see `tenants.quotas.Seed`."""
+
+    def __init__(self, database: Database, spent: Seed) -> None:
+        self._database = database
+        self._spent = spent
+
+    async def look(self, now: datetime) -> int:
+        """Raise what is reached; how many. Raises DatabaseUnavailable."""
+        start = now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        async with self._database.read(EVERY_TENANT) as session:
+            waiting = await AllSpendAlerts(session).waiting(start.date())
+        spent: dict[Limit, int] = {}
+        limits: dict[str, Sequence[Limit]] = {}
+        raised = 0
+        for alert in waiting:
+            if alert.tenant_id not in limits:
+                limits[alert.tenant_id] = await self._hard_limits(alert.tenant_id)
+            threshold = _amount(alert, limits[alert.tenant_id])
+            if threshold is None:
+                continue
+            whole = _budget(alert)
+            if whole not in spent:
+                spent[whole] = await self._spent(alert.tenant_id, whole, start)
+            if spent[whole] >= threshold:
+                raised += await self._raise(alert, threshold, spent[whole], start, now)
+        return raised
+
+    async def _hard_limits(self, tenant_id: str) -> Sequence[Limit]:
+        async with self._database.read(tenant_id) as session:
+            plan = await TenantDirectory(session).plan_of(tenant_id)
+            rows = await LimitRepository(session, tenant_id).all()
+        fields = [(row.scope, row.scope_id, row.model, row.metric, row.amount) for row in rows]
+        found = compiled(tenant_id, {} if plan is None else plan.limits, fields)
+        return [one for one in found if one.metric == Metric.SPEND_PER_MONTH and not one.model]
+
+    async def _raise(
+        self, alert: SpendAlert, threshold: int, spent: int, start: datetime, now: datetime
+    ) -> bool:
+        facts = {
+            "alert_id": alert.id,
+            "project_id": alert.project_id,
+            "month": f"{start:%Y-%m}",
+            "threshold_micro_usd": threshold,
+            "threshold_percent": alert.percent,
+            "spent_micro_usd": spent,
+            "subject_prefix": alert.subject_prefix,
+        }
+        async with self._database.write(alert.tenant_id) as session:
+            alerts = SpendAlertRepository(session, alert.tenant_id)
+            if await alerts.find(alert.id, alert.project_id, lock=True) is None:
+                return False  # deleted meanwhile
+            if not await alerts.note_raised(alert.id, start.date(), threshold, now):
+                return False
+            key = f"{SPEND_ALERT}:{alert.id}:{start:%Y-%m}:{threshold}"
+            recipients = list(alert.recipients) or None
+            return await tell(
+                session, alert.tenant_id, SPEND_ALERT, facts, key=key, now=now, recipients=recipients
+            )
+
+
+def _budget(alert: SpendAlert) -> Limit:
+    """All that counts to the alert, in the words of limits."""
+    scope: Scope = "tenant" if alert.project_id is None else "project"
+    return Limit(scope, alert.project_id or alert.tenant_id, "", Metric.SPEND_PER_MONTH, 0)
+
+
+def _amount(alert: SpendAlert, limits: Sequence[Limit]) -> int | None:
+    """Micro-USD; None where it is a percentage of a limit that nobody set."""
+    if alert.amount is not None:
+        return alert.amount
+    assert alert.percent is not None
+    whole = _budget(alert)
+    for limit in limits:
+        if (limit.scope, limit.scope_id) == (whole.scope, whole.scope_id):
+            return max(1, -(-limit.amount * alert.percent // 100))
+    return None
+
+
+async def _locked(session: WriteSession, tenant_id: str, project_id: str | None, alert_id: str) -> SpendAlert:
+    alert = await SpendAlertRepository(session, tenant_id).find(alert_id, project_id, lock=True)
+    if alert is None:
+        raise SpendAlertNotFound(alert_id)
+    return alert
+
+
+async def _audit(session: WriteSession, alert: SpendAlert, actor: Actor, what: str) -> None:
+    threshold = {"amount": alert.amount} if alert.percent is None else {"percent": alert.percent}
+    await AuditLog.record(
+        session,
+        alert.tenant_id,
+        actor,
+        f"spend_alert.{what}",
+        ("spend_alert", alert.id),
+        threshold,
+        project_id=alert.project_id,
+    )
