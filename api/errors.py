@@ -65,7 +65,7 @@ from billing.errors import (
     PriceTaken,
     StillRunning,
 )
-from billing.invoices.errors import CreditNotAllowed, InvalidBillingMonth, InvoiceNotFound
+from billing.invoices.errors import CreditNotAllowed, InvalidBillingMonth, InvoiceNotFound, MonthSettled
 from billing.notifications.errors import (
     DeliveryNotFound,
     EndpointUnreachable,
@@ -311,6 +311,7 @@ FACES: dict[type[Exception], Face] = {
     GenerationNotFound: NOT_FOUND,
     InvalidMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
     InvalidBillingMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
+    MonthSettled: Face(404, INVALID, "not_found", retry=False, param="month"),
     InvoiceNotFound: NOT_FOUND,
     CreditNotAllowed: Face(400, INVALID, "invalid_value", retry=False),
     # The worker's, and the operator's: they never cross HTTP.

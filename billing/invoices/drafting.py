@@ -11,10 +11,10 @@ from datetime import date
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.invoices.credits import balance_of
-from billing.invoices.errors import InvalidBillingMonth
+from billing.invoices.errors import InvalidBillingMonth, MonthSettled
 from billing.invoices.ledger import MonthLedger
 from billing.invoices.lines import Bill, MonthBooks, bill, ledger_line
-from billing.invoices.models import Invoice, InvoiceLine
+from billing.invoices.models import InvoiceLine
 from billing.invoices.months import begin, between, following
 from billing.invoices.repository import (
     LEDGER_KINDS,
@@ -43,18 +43,21 @@ async def draft(
     Months before it that wait for their own invoices are billed first, `in_thought`: what they leave to be
     carried, and take from the balance, is not there any more.
 
-    Raises InvalidBillingMonth when a later month has its invoice, as what is new of this one comes after
-    that; and unless `in_thought`, when an earlier month waits for its own.
+    Raises MonthSettled; unless `in_thought`, InvalidBillingMonth when an earlier month waits for its own.
     """
     books = Books(session, tenant.id)
     plan = await TenantDirectory(session).plan_of(tenant.id)
     latest = await InvoiceRepository(session, tenant.id).latest()
-    if latest is not None and latest.month >= month:
-        raise InvalidBillingMonth(f"month {month:%Y-%m} has no invoice: what it came to is on later ones")
+    settled = await _settled(session, tenant.id)
+    if settled is not None and settled >= month:
+        raise MonthSettled(month)
     carried = latest.carried_out if latest is not None else 0
     balance = (await balance_of(session, tenant.id)).amount
     unsettled = await books.unsettled(month)
-    open_since = await _open_since(session, latest, month, [*unsettled, month])
+    waiting = [one for one in (*unsettled, month) if settled is None or one > settled]
+    if settled is not None and plan is not None and plan.monthly_fee:
+        waiting.append(following(settled))  # asked for whether or not anything was used
+    open_since = min(waiting)
     if open_since < month and not in_thought:
         raise InvalidBillingMonth(f"month {open_since:%Y-%m} is to be invoiced before {month:%Y-%m}")
     late = [await books.of(one) for one in unsettled if one < open_since]
@@ -77,13 +80,11 @@ async def draft(
     return Draft(made, await customer_of(session, tenant))
 
 
-async def _open_since(
-    session: ReadSession | WriteSession, latest: Invoice | None, month: date, unsettled: list[date]
-) -> date:
-    """The first month up to `month` that is to have an invoice of its own still."""
-    closed = await MonthRepository(session).last_closed()
-    settled = [one for one in (closed, latest.month if latest is not None else None) if one is not None]
-    return min(month, following(max(settled)) if settled else min(unsettled))
+async def _settled(session: ReadSession | WriteSession, tenant_id: str) -> date | None:
+    """The last month up to which the tenant gets no invoice any more: it has, or there was nothing."""
+    latest = await InvoiceRepository(session, tenant_id).latest()
+    months = [await MonthRepository(session).last_closed(), latest.month if latest is not None else None]
+    return max((month for month in months if month is not None), default=None)
 
 
 class Books:

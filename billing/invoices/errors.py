@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import date
+
 
 class InvalidBillingMonth(ValueError):
     """Not a month there can be an invoice of. The message begins with the field."""
+
+
+class MonthSettled(InvalidBillingMonth):
+    """The month gets no invoice any more: what it came to since is for later ones."""
+
+    def __init__(self, month: date) -> None:
+        super().__init__(f"month {month:%Y-%m} has no invoice: what it came to is on later ones")
+        self.month = month
 
 
 class InvoiceNotFound(LookupError):

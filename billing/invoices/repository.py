@@ -19,7 +19,9 @@ from billing.invoices.models import (
     InvoicePayment,
     PrepaidPeriod,
 )
+from billing.models import Charge, UsageRollupDay
 from db.repository import TenantRepository
+from tenants.models import Tenant
 from tenants.repository import is_id, keyset
 
 LEDGER_KINDS = ("usage", "storage", "calibration")
@@ -159,6 +161,16 @@ class MonthRepository:
 
     async def last_closed(self) -> date | None:
         return (await self.session.execute(select(func.max(ClosedMonth.month)))).scalar_one_or_none()
+
+    async def earliest(self) -> datetime | None:
+        """When the first tenant came, or the first thing was used."""
+        moments = (
+            select(func.min(Tenant.created_at)),
+            select(func.min(UsageRollupDay.day)),
+            select(func.min(Charge.at)),
+        )
+        found = [(await self.session.execute(query)).scalar_one_or_none() for query in moments]
+        return min((moment for moment in found if moment is not None), default=None)
 
     async def close(self, month: date, closed_at: datetime, num_invoices: int) -> None:
         """Again changes nothing."""

@@ -16,7 +16,7 @@ import redis.asyncio
 
 from billing.invoices.credits import CreditKind, record_credit
 from billing.invoices.drafting import Draft, draft
-from billing.invoices.errors import InvalidBillingMonth, InvoiceNotFound
+from billing.invoices.errors import InvalidBillingMonth, InvoiceNotFound, MonthSettled
 from billing.invoices.models import Invoice, InvoiceLine, InvoicePayment
 from billing.invoices.months import begin, following, month_of
 from billing.invoices.repository import AccountRepository, InvoiceRepository, MonthRepository
@@ -97,8 +97,8 @@ class InvoiceService:
         )  # fmt: skip
 
     async def finalize(self, tenant_id: str, month: date, *, now: datetime) -> Invoice | None:
-        """Make the invoice of a month that is over; None when there is nothing to invoice. Again, the one
-        there is. Raises InvalidBillingMonth, TenantNotFound.
+        """Make the invoice of a month that is over; None when there is nothing to invoice, or the month is
+        closed already. Again, the one there is. Raises InvalidBillingMonth, TenantNotFound.
         """
         if month >= month_of(now):
             raise InvalidBillingMonth(f"month must be over, {month:%Y-%m} is not")
@@ -110,7 +110,10 @@ class InvoiceService:
                 return known
             await hold_ledger(session)  # all queries below see one state of it
             tenant = await _tenant(session, tenant_id)
-            made = await draft(session, tenant, month, in_thought=False)
+            try:
+                made = await draft(session, tenant, month, in_thought=False)
+            except MonthSettled:
+                return None
             if made.bill.owed_nothing:
                 return None
             invoice = await self._write(repository, made, month, now)

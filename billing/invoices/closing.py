@@ -1,0 +1,103 @@
+"""Closing months: once a month is over and all of it is in the ledger, every tenant gets its invoice.
+
+A month is closed on a day of the next (ROOTSTOCK_INVOICE_CLOSE_DAY), as soon as the engines' journal holds
+nothing written before the month's end; what waits in a spool somewhere longer than that is recorded late, and
+is on the next invoice. Every tenant's is a transaction of its own: closing goes on where it was killed, and
+closing again changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+import redis.asyncio
+
+from billing.invoices.months import begin, following, month_of
+from billing.invoices.repository import MonthRepository
+from billing.invoices.service import InvoiceService
+from db.session import EVERY_TENANT, Database
+from engine.protocol import JOURNAL_STREAM
+from tenants.repository import TenantDirectory
+
+logger = logging.getLogger(__name__)
+
+OldestEntry = Callable[[], Awaitable[datetime | None]]
+"""When the oldest of what is not in the ledger yet was written; None: nothing waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """What one look came to."""
+
+    months: tuple[date, ...] = ()
+    waiting_for: datetime | None = None
+    """A journal entry of a month that was due: it is closed once that is in the ledger."""
+
+
+class JournalAge:
+    """Call it as an `OldestEntry`: of the journal's stream, whose ids begin with Unix milliseconds."""
+
+    def __init__(self, redis_client: redis.asyncio.Redis, stream: str = JOURNAL_STREAM) -> None:
+        self._redis = redis_client
+        self._stream = stream
+
+    async def __call__(self) -> datetime | None:
+        """Raises RedisError."""
+        entries: list[tuple[bytes, object]] = await self._redis.xrange(self._stream, count=1)  # type: ignore[assignment]
+        if not entries:
+            return None
+        milliseconds = int(entries[0][0].partition(b"-")[0])
+        return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+class MonthClose:
+    """For whoever looks now and then whether there is a month to close."""
+
+    def __init__(self, database: Database, invoices: InvoiceService, oldest_entry: OldestEntry) -> None:
+        self._database = database
+        self._invoices = invoices
+        self._oldest_entry = oldest_entry
+
+    async def close_due(self, now: datetime) -> Closed:
+        """Close every month whose time has come, the earliest first.
+
+        Raises DatabaseUnavailable, RedisError.
+        """
+        closed: list[date] = []
+        month = await self._next()
+        while month is not None and self._due(month) <= now:
+            oldest = await self._oldest_entry()
+            if oldest is not None and oldest < begin(following(month)):
+                return Closed(tuple(closed), oldest)
+            count = await self._close(month, now)
+            logger.info("%s is closed: %d invoices", f"{month:%Y-%m}", count)
+            closed.append(month)
+            month = following(month)
+        return Closed(tuple(closed))
+
+    def _due(self, month: date) -> datetime:
+        return begin(following(month)) + timedelta(days=self._invoices.settings.close_day - 1)
+
+    async def _next(self) -> date | None:
+        """The first month that is not closed; None while there is nobody to invoice."""
+        async with self._database.read(EVERY_TENANT) as session:
+            months = MonthRepository(session)
+            last = await months.last_closed()
+            if last is not None:
+                return following(last)
+            earliest = await months.earliest()
+        return None if earliest is None else month_of(earliest)
+
+    async def _close(self, month: date, now: datetime) -> int:
+        async with self._database.read(EVERY_TENANT) as session:
+            tenants = [tenant.id for tenant in await TenantDirectory(session).tenants()]
+        for tenant_id in tenants:
+            await self._invoices.finalize(tenant_id, month, now=now)
+        async with self._database.write(EVERY_TENANT) as session:
+            months = MonthRepository(session)
+            count = await months.num_invoices(month)
+            await months.close(month, now, count)
+        return count

@@ -1,0 +1,83 @@
+"""The arithmetic of bills."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from billing.invoices.lines import LedgerLine, MonthBooks, added, bill, in_cents, ledger_line
+
+OCTOBER, NOVEMBER = date(2026, 10, 1), date(2026, 11, 1)
+AMOUNTS = st.integers(-(10**9), 10**12)
+
+
+def usage(amount: int, model: str = "sapling", item: str = "input", quantity: int = 1) -> LedgerLine:
+    return LedgerLine("usage", item, model, "default", quantity, amount)
+
+
+@given(st.integers(0, 10**15))
+def test_a_total_is_rounded_half_a_cent_up_and_the_rest_is_known(total: int) -> None:
+    cents, rest = in_cents(total)
+    assert cents * 10_000 + rest == total
+    assert -5_000 <= rest < 5_000
+
+
+def test_half_a_cent_is_asked_for() -> None:
+    assert in_cents(15_000) == (2, -5_000)
+    assert in_cents(14_999) == (1, 4_999)
+
+
+@given(
+    own=st.lists(AMOUNTS, max_size=4),
+    late=st.lists(AMOUNTS, max_size=4),
+    carried=st.integers(-5_000, 4_999),
+    fee=st.integers(0, 10**9),
+    included=st.integers(0, 10**9),
+    balance=st.integers(-(10**9), 10**12),
+    covered=st.integers(0, 10**9),
+)
+def test_lines_add_up_to_a_total_that_is_never_below_zero(
+    own: list[int], late: list[int], carried: int, fee: int, included: int, balance: int, covered: int
+) -> None:
+    current = MonthBooks(NOVEMBER, [usage(amount, f"m{i}") for i, amount in enumerate(own)], covered)
+    before = MonthBooks(OCTOBER, [usage(amount, f"m{i}") for i, amount in enumerate(late)])
+    made = bill(current, [before], carried_in=carried, fee=fee, included=included, balance=balance)
+    assert sum(line.amount for line in made.lines) == made.total >= 0
+    assert made.total == made.total_cents * 10_000 + made.carried_out
+    assert made.of("usage") == sum(own) + sum(late)
+    assert 0 <= -made.of("credit") <= max(0, balance)
+    assert 0 <= -made.of("allowance") <= included
+    if made.of("kept"):
+        assert made.total == 0
+        assert not made.of("credit"), "nothing is taken where something is put in"
+
+
+@given(
+    then=st.lists(st.tuples(st.sampled_from("abc"), AMOUNTS), max_size=5),
+    since=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 10**6)), max_size=5),
+)
+def test_what_was_invoiced_and_what_came_late_is_the_ledger_by_key(
+    then: list[tuple[str, int]], since: list[tuple[str, int]]
+) -> None:
+    first = bill(MonthBooks(OCTOBER, [usage(amount, model) for model, amount in then]))
+    ledger = [usage(amount, model) for model, amount in (*then, *since)]
+    invoiced = [ledger_line(line.kind, line.details, line.amount) for line in first.lines if line.details]
+    second = bill(MonthBooks(NOVEMBER, []), [MonthBooks(OCTOBER, ledger, 0, invoiced)])
+    late = [ledger_line(line.kind, line.details, line.amount) for line in second.lines if line.details]
+    amounts = {key: amount for key, (_, amount) in added([*invoiced, *late]).items() if amount}
+    assert amounts == {key: amount for key, (_, amount) in added(ledger).items() if amount}
+    assert all(line.month == OCTOBER for line in second.lines if line.kind == "usage")
+
+
+def test_a_bill_of_nothing_but_what_rounding_left_can_wait() -> None:
+    assert bill(MonthBooks(NOVEMBER, []), carried_in=-3_000).owed_nothing
+    assert bill(MonthBooks(NOVEMBER, [usage(0)])).owed_nothing
+    assert not bill(MonthBooks(NOVEMBER, [usage(1)], covered=1)).owed_nothing, "a statement is wanted of it"
+    assert not bill(MonthBooks(NOVEMBER, []), fee=1).owed_nothing
+
+
+def test_the_allowance_covers_what_the_balance_has_not_paid() -> None:
+    made = bill(MonthBooks(NOVEMBER, [usage(100)], covered=70), fee=500, included=50, plan="team")
+    assert (made.of("fee"), made.of("prepaid"), made.of("allowance"), made.total) == (500, -70, -30, 500)
