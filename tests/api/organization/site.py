@@ -103,9 +103,7 @@ def serving_accounts(codec: TextCodec, database_url: str, redis_url: str) -> Ite
     world = build(codec)
     quotas = Quotas(redis_url, "organization-test")
     usage = UsageReports(database)
-    services: Services = replace(
-        world.services, keys=keys, accounts=accounts, quotas=quotas, usage=usage
-    )
+    services: Services = replace(world.services, keys=keys, accounts=accounts, quotas=quotas, usage=usage)
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def start() -> None:
