@@ -18,13 +18,18 @@ from starlette.routing import Route
 
 from adapters.names import ADAPTER_ID
 from admin import snippets
-from admin.frame import Changing, Frame, Serving, Visitor
+from admin.frame import Changing, Frame, Serving, Visitor, origin_of
 from admin.pages.adapters import AdaptersPage
 from admin.pages.calibration import VersionPage
 from admin.services import ConsoleServices
 
 _EVENT_ID = re.compile(r"[a-z]{3}_[0-9a-z]{20,40}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_STEERED = {
+    "pause": "Paused. It goes on from here when you resume it.",
+    "resume": "Resumed.",
+    "cancel": "It is being cancelled, and will not serve.",
+}
 # Charts and tables of a large model are long. Safe beside a token, since nothing of the request is in them:
 # whoever sees the length of the answer cannot try out what makes it shorter.
 _COMPRESSED = (Middleware(GZipMiddleware, minimum_size=4096),)
@@ -60,7 +65,9 @@ class AdapterRoutes:
         ]
 
     def _page(self, path: str, serve: Serving, middleware: Sequence[Middleware] = ()) -> Route:
-        return Route(path, self._frame.serving(serve), methods=["GET"], middleware=middleware)
+        return Route(
+            path, self._frame.serving(serve, "adapters.read"), methods=["GET"], middleware=middleware
+        )
 
     def _action(self, path: str, change: Changing) -> Route:
         return Route(path, self._frame.changing(change), methods=["POST"])
@@ -79,7 +86,7 @@ class AdapterRoutes:
             section="adapters",
             page=shown,
             is_first=after is None,
-            snippets=snippets.bring(_origin(request), shown.base),
+            snippets=snippets.bring(origin_of(request), shown.base),
         )
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
@@ -101,7 +108,7 @@ class AdapterRoutes:
             section="adapters",
             page=shown,
             is_first=before is None,
-            snippets=snippets.ask(_origin(request), shown.model),
+            snippets=snippets.ask(origin_of(request), shown.model),
         )
 
     async def show_version(self, request: Request, visitor: Visitor) -> Response:
@@ -125,19 +132,23 @@ class AdapterRoutes:
         await self._services.adapters.rollback(
             visitor.tenant_id, request.path_params["adapter"], by=visitor.acting(request)
         )
-        return self._back(request)
+        return await self._back(
+            request, visitor, "Rolled back. New requests get the version that served before."
+        )
 
     async def disable(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         await self._services.adapters.set_disabled(
             visitor.tenant_id, request.path_params["adapter"], True, by=visitor.acting(request)
         )
-        return self._back(request)
+        return await self._back(
+            request, visitor, "Disabled. New requests are refused until you enable it again."
+        )
 
     async def enable(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         await self._services.adapters.set_disabled(
             visitor.tenant_id, request.path_params["adapter"], False, by=visitor.acting(request)
         )
-        return self._back(request)
+        return await self._back(request, visitor, "Enabled. New requests are served again.")
 
     async def delete(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         """For good, so the name has to be typed."""
@@ -146,13 +157,15 @@ class AdapterRoutes:
         if form.get("name", "").strip() != shown.adapter.name:
             raise HTTPException(400, "The name you typed is not this adapter's. Nothing was deleted.")
         await self._services.deletion.delete(visitor.tenant_id, shown.adapter.id, by=visitor.acting(request))
-        return self._frame.to(request, "/adapters")
+        return await self._frame.done(request, visitor, "/adapters", f"{shown.adapter.name} is deleted.")
 
     async def activate(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         await self._services.adapters.activate(
             visitor.tenant_id, *_version_of(request), by=visitor.acting(request)
         )
-        return self._back(request)
+        return await self._back(
+            request, visitor, f"Version {_version_of(request)[1]} is active: new requests get it."
+        )
 
     async def disable_version(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         return await self._set_version(request, visitor, disabled=True)
@@ -165,7 +178,8 @@ class AdapterRoutes:
         await self._services.adapters.set_version_disabled(
             visitor.tenant_id, adapter, number, disabled, by=visitor.acting(request)
         )
-        return self._frame.to(request, f"/adapters/{adapter}/versions/{number}")
+        said = f"Version {number} is {'disabled' if disabled else 'enabled'}."
+        return await self._frame.done(request, visitor, f"/adapters/{adapter}/versions/{number}", said)
 
     async def steer(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         """Pause, resume or cancel a job."""
@@ -178,14 +192,12 @@ class AdapterRoutes:
         if verb is None:
             raise HTTPException(404, "There is no such action.")
         await verb(visitor.tenant_id, request.path_params["job"], by=visitor.acting(request))
-        return self._back(request)
+        return await self._back(request, visitor, _STEERED[request.path_params["verb"]])
 
-    def _back(self, request: Request) -> Response:
-        return self._frame.to(request, f"/adapters/{request.path_params['adapter']}")
-
-
-def _origin(request: Request) -> str:
-    return f"{request.url.scheme}://{request.url.netloc}"
+    async def _back(self, request: Request, visitor: Visitor, message: str) -> Response:
+        return await self._frame.done(
+            request, visitor, f"/adapters/{request.path_params['adapter']}", message
+        )
 
 
 def _version_of(request: Request) -> tuple[str, int]:

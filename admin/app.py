@@ -18,6 +18,7 @@ from admin import security
 from admin.adapter_routes import AdapterRoutes
 from admin.forms import read_form
 from admin.frame import EXPIRED, FOREIGN, HERE, Frame, Visitor
+from admin.key_routes import KeyRoutes
 from admin.lockout import Lockout
 from admin.services import AdapterServices, ConsoleServices, Explanations
 from admin.sessions import Opened
@@ -40,6 +41,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             Route("/sign-out", console.sign_out, methods=["POST"]),
             *UploadRoutes(frame, services).routes(),
             *AdapterRoutes(frame, services).routes(),
+            *KeyRoutes(frame, services).routes(),
             Mount("/static", _Static(frame.version)),
         ],
         exception_handlers={HTTPException: frame.refused},

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 MAX_FORM_BYTES = 8192
+MAX_FIELDS = 40
 
 
 async def read_form(request: Request) -> dict[str, str]:
@@ -22,7 +23,9 @@ async def read_form(request: Request) -> dict[str, str]:
     body = await read_body(request, MAX_FORM_BYTES)
     try:
         return dict(
-            parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=20, errors="strict")
+            parse_qsl(
+                body.decode("utf-8"), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict"
+            )
         )
     except ValueError:
         raise HTTPException(400, "This form could not be read.") from None

@@ -1,8 +1,8 @@
 """What every page of the console shares: its templates, who is looking, and how changes are let in.
 
-Owns the order of checks on a request: private connection, session, account, and for a change same origin and
-CSRF token. Owns too what a visitor is told when something is refused: a page, or JSON where a script asks.
-Refuses to know what the pages show.
+Owns the order of checks on a request: private connection, session, account, right, and for a change same
+origin and CSRF token. Owns too what a visitor is told when something is refused: a page, or JSON where a
+script asks. Refuses to know what the pages show.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from admin import security, words
 from admin.forms import read_form
+from admin.navigation import sections_for
 from admin.services import ConsoleServices, Explanations
 from admin.sessions import Opened, Session, SessionStore
 from tenants.accounts import Account
@@ -42,7 +43,11 @@ class Visitor:
     """A signed-in user."""
 
     account: Account
-    session: Session
+    opened: Opened
+
+    @property
+    def session(self) -> Session:
+        return self.opened.session
 
     @property
     def csrf_token(self) -> str:
@@ -58,9 +63,12 @@ class Visitor:
         address = None if request.client is None else request.client.host
         return self.account.actor(address, request.scope.get("state", {}).get("request_id"))
 
+    def may(self, right: Right) -> bool:
+        return self.account.may(right)
+
     @property
     def is_admin(self) -> bool:
-        return self.account.may("members.write")
+        return self.may("members.write")
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -91,10 +99,22 @@ class Frame:
     # Answers ----------------------------------------------------------------------------------------------
 
     def page(self, request: Request, template: str, status: int = 200, **context: object) -> HTMLResponse:
+        """`visitor` in the context: whoever is signed in, for pages within the frame."""
+        visitor = context.get("visitor")
+        if isinstance(visitor, Visitor):
+            context |= {
+                "navigation": sections_for(visitor.may),
+                "take_said": lambda: _take_said(request, visitor),
+            }
         root = request.scope.get("root_path", "")
         return HTMLResponse(
             self._templates.get_template(template).render(root=root, **context), status_code=status
         )
+
+    async def done(self, request: Request, visitor: Visitor, path: str, message: str) -> Response:
+        """Go on to another page, which tells what was done."""
+        await self.sessions.say(visitor.opened, message)
+        return self.to(request, path)
 
     @staticmethod
     def to(request: Request, path: str) -> RedirectResponse:
@@ -118,8 +138,10 @@ class Frame:
 
     # Who asks ---------------------------------------------------------------------------------------------
 
-    def serving(self, serve: Serving) -> Endpoint:
-        """A route for signed-in users: others are sent to sign in."""
+    def serving(self, serve: Serving, right: Right | None = None) -> Endpoint:
+        """A route for signed-in users, whose role has `right` if one is asked for: others are sent to sign
+        in.
+        """
 
         async def endpoint(request: Request) -> Response:
             self.require_private(request)
@@ -131,11 +153,15 @@ class Frame:
                     return JSONResponse({"error": told}, status_code=401)
                 return self.to(request, "/sign-in")
             try:
+                if right is not None:
+                    self.require_right(visitor, right)
                 response = await serve(request, visitor)
             except ClientDisconnect:
                 response = Response(status_code=499)
             except self._refusals as error:
                 response = await self.refused(request, error)
+            if getattr(request.state, "has_told", False):
+                await self.sessions.say(opened, "")
             if opened.fresh:  # however it ended: the old id dies in seconds
                 security.set_session(request, response, opened.id)
             return response
@@ -185,7 +211,11 @@ class Frame:
     @staticmethod
     def require_right(visitor: Visitor, right: Right) -> None:
         if not visitor.account.may(right):
-            raise HTTPException(403, f"Your role ({visitor.account.role}) does not let you do this.")
+            raise HTTPException(
+                403,
+                f"Your role ({visitor.account.role}) does not let you do this. An admin of your organisation "
+                "can change your role, or do it for you.",
+            )
 
     @staticmethod
     def require_admin(visitor: Visitor) -> None:
@@ -200,7 +230,18 @@ class Frame:
         if account is None:  # removed since: the session must not outlive its user
             await self.sessions.end(opened.id)
             return None
-        return Visitor(account, session)
+        return Visitor(account, opened)
+
+
+def origin_of(request: Request) -> str:
+    """Of this server, as the visitor sees it."""
+    return f"{request.url.scheme}://{request.url.netloc}"
+
+
+def _take_said(request: Request, visitor: Visitor) -> str:
+    """What a page is to tell, once: whoever serves the request forgets it then."""
+    request.state.has_told = bool(visitor.session.said)
+    return visitor.session.said
 
 
 def _by_script(request: Request) -> bool:

@@ -5,7 +5,7 @@ Owns the list and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,8 @@ from adapters.service import AdapterService
 from adapters.submission import AdapterSubmission
 from admin.pages.overview import OverviewPage
 from tenants.accounts import UserAccounts
+from tenants.context import KeyKind
+from tenants.service import AccountServices
 
 
 class AdapterServices(Protocol):
@@ -56,6 +58,9 @@ class ConsoleServices:
 
     redis: Redis
     accounts: UserAccounts
+    account: AccountServices
+    scopes: Mapping[KeyKind, frozenset[str]]
+    """What keys can be restricted to."""
     overview: OverviewPage
     files: FileService
     uploads: UploadService

@@ -34,6 +34,8 @@ class Session(msgspec.Struct, frozen=True):
     tenant_id: str | None = None
     superseded: bool = False
     """Rotated away: serves the requests that were on their way, is never extended nor rotated again."""
+    said: str = ""
+    """What the next page is to tell: that what was asked for is done."""
 
     def accepts(self, csrf_token: str) -> bool:
         """Whether a form came from a page of this session."""
@@ -90,6 +92,11 @@ class SessionStore:
             return rotated
         await self._redis.expire(_key(session_id), IDLE_S)
         return Opened(session_id, session, fresh=False)
+
+    async def say(self, opened: Opened, message: str) -> None:
+        """Have the next page of this session tell it; with "", have it told."""
+        session = msgspec.structs.replace(opened.session, said=message)
+        await self._redis.set(_key(opened.id), msgspec.msgpack.encode(session), keepttl=True, xx=True)
 
     async def end(self, session_id: str) -> None:
         """Forget a session, at once and everywhere."""

@@ -87,15 +87,15 @@ class UploadRoutes:
         upload = "/adapters/uploads/{upload}"
         return [
             Route("/adapters/uploads", scripted(self.begin), methods=["POST"]),
-            Route(upload, serving(self.state), methods=["GET"]),
+            Route(upload, serving(self.state, "adapters.write"), methods=["GET"]),
             Route(f"{upload}/parts", scripted(self.add_part), methods=["POST"]),
             Route(f"{upload}/complete", scripted(self.complete), methods=["POST"]),
             Route(f"{upload}/cancel", scripted(self.cancel), methods=["POST"]),
-            Route("/adapters/new", serving(self.form), methods=["GET"]),
-            Route("/adapters/new", serving(self.sent), methods=["POST"]),
+            Route("/adapters/new", serving(self.form, "adapters.write"), methods=["GET"]),
+            Route("/adapters/new", serving(self.sent, "adapters.write"), methods=["POST"]),
             Route("/adapters/submit", scripted(self.submit), methods=["POST"]),
-            Route("/adapters/{adapter}/versions/new", serving(self.form), methods=["GET"]),
-            Route("/adapters/{adapter}/versions/new", serving(self.sent), methods=["POST"]),
+            Route("/adapters/{adapter}/versions/new", serving(self.form, "adapters.write"), methods=["GET"]),
+            Route("/adapters/{adapter}/versions/new", serving(self.sent, "adapters.write"), methods=["POST"]),
             Route("/adapters/{adapter}/submit", scripted(self.submit), methods=["POST"]),
         ]
 

@@ -13,15 +13,16 @@ from admin.pages.overview import OverviewPage
 from api.edge import AsgiApp
 from api.errors import FACES, NotServing, envelope, face_of
 from api.onboarding import Onboarding
+from api.organization.scopes import SCOPES
 from engine.client import EngineClient
-from tenants.accounts import UserAccounts
+from tenants.service import AccountServices
 
 EXPLANATIONS = Explanations(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
 
 
 def console_over(
     cache: redis.asyncio.Redis,
-    accounts: UserAccounts,
+    account: AccountServices,
     overview: OverviewPage,
     files: FileService,
     uploads: UploadService,
@@ -38,7 +39,9 @@ def console_over(
     return create_console(
         ConsoleServices(
             redis=cache,
-            accounts=accounts,
+            accounts=account.users,
+            account=account,
+            scopes=SCOPES,
             overview=overview,
             files=files,
             uploads=uploads,

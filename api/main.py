@@ -48,7 +48,6 @@ from engine.client import EngineClient
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry import logs
-from tenants.accounts import UserAccounts
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import account_services
@@ -185,7 +184,7 @@ async def open_services(
         )
         yield (
             services,
-            console_over(cache, UserAccounts(rows), overview, files, uploads, onboarding, engine),
+            console_over(cache, accounts, overview, files, uploads, onboarding, engine),
         )
 
 

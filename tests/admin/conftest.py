@@ -17,15 +17,17 @@ from adapters.service import AdapterService, ModelResolver
 from admin.app import ConsoleServices, create_console
 from admin.pages.overview import OverviewPage
 from api.console import EXPLANATIONS
+from api.organization.scopes import SCOPES
 from billing.service import UsageReports
 from db.session import Database
 from tenants.accounts import UserAccounts
 from tenants.key_service import KeyService
-from tenants.service import TenantService
+from tenants.service import AccountServices, TenantService, account_services
 from tests.support.onboarding import BASE_DIGEST, Scene, scene
 
 EMAIL = "ada@acme.example"
 PASSWORD = "correct horse battery"
+SECRET = "s" * 32
 
 
 @dataclass
@@ -36,6 +38,7 @@ class Site:
     tenants: TenantService
     keys: KeyService
     accounts: UserAccounts
+    account: AccountServices
     adapters: AdapterService
     redis: redis.asyncio.Redis
     tenant_id: str
@@ -64,9 +67,8 @@ async def sign_in(visitor: httpx.AsyncClient, email: str = EMAIL, password: str 
 async def site(
     database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
 ) -> AsyncIterator[Site]:
-    tenants = TenantService(database, redis_client)
-    keys = KeyService(database, redis_client, "s" * 32)
-    accounts = UserAccounts(database)
+    account = account_services(database, redis_client, SECRET)
+    tenants, keys, accounts = account.tenants, account.keys, account.users
     async with scene(database, redis_client, redis_url, tmp_path) as place:
         tenant_id = place.tenants[0]
         await accounts.create(tenant_id, EMAIL, PASSWORD)
@@ -75,6 +77,8 @@ async def site(
             ConsoleServices(
                 redis=redis_client,
                 accounts=accounts,
+                account=account,
+                scopes=SCOPES,
                 overview=OverviewPage(keys, models, UsageReports(database)),
                 files=place.files,
                 uploads=place.uploads,
@@ -84,7 +88,9 @@ async def site(
             )
         )
         app = Starlette(routes=[Mount("/console", console)])
-        yield Site(app, tenants, keys, accounts, place.onboarding.adapters, redis_client, tenant_id, place)
+        yield Site(
+            app, tenants, keys, accounts, account, place.onboarding.adapters, redis_client, tenant_id, place
+        )
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ async def test_models_and_keys_of_the_tenant_and_nobody_else(site: Site, visitor
     assert "laptop" in page
     assert mine.prefix in page
     assert mine.plaintext not in page
-    assert re.search(r'class="revoked">\s*<td>old robot', page)
+    assert re.search(r'class="revoked">\s*<th scope="row">old robot', page)
     assert "sapling:secret" not in page
     assert "theirs" not in page
 

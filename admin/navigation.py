@@ -1,0 +1,40 @@
+"""The sections of the console, and who sees which. Knows no pages.
+
+A section that a role may not read is not offered; its pages ask for the same right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import groupby
+
+from tenants.roles import Right
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    id: str
+    """Also the name of its picture."""
+    path: str
+    title: str
+    group: str = ""
+    right: Right | None = None
+    """What its pages ask for; None: of nobody who is signed in."""
+
+
+OVERVIEW = Section("overview", "/", "Overview")
+ADAPTERS = Section("adapters", "/adapters", "Adapters", "Models", "adapters.read")
+PLAYGROUND = Section("playground", "/playground", "Playground", "Models", "adapters.write")
+KEYS = Section("keys", "/keys", "API keys", "Access", "keys.read")
+MEMBERS = Section("members", "/members", "Members", "Access", "members.read")
+AUDIT = Section("audit", "/audit", "Audit log", "Records", "audit.read")
+SLA = Section("sla", "/sla", "Service levels", "Records", "limits.read")
+
+SECTIONS = (OVERVIEW, ADAPTERS, PLAYGROUND, KEYS, MEMBERS, AUDIT, SLA)
+
+
+def sections_for(may: Callable[[Right], bool]) -> list[tuple[str, list[Section]]]:
+    """(group, its sections), of whoever may do what `may` says."""
+    seen = [section for section in SECTIONS if section.right is None or may(section.right)]
+    return [(group, [*sections]) for group, sections in groupby(seen, key=lambda section: section.group)]

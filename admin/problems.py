@@ -1,0 +1,67 @@
+"""What is wrong with a form, beside the field that it is about.
+
+Services refuse a value with a ValueError that begins with the field's name, or with an error of the table
+that the API has; either becomes words here. Refuses to know fields and pages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from admin.services import Explanations
+
+FORM = "form"
+"""Where what is about no field in particular is told."""
+_NAMED = re.compile(r"([a-z_]+)(:? )")
+
+
+class Refused(Exception):
+    """What a page itself has against a field."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.message = message
+
+
+class Problems(dict[str, str]):
+    """Words by field; "" where there is nothing to say."""
+
+    def __missing__(self, field: str) -> str:
+        return ""
+
+
+NONE = Problems()
+
+
+def refusals(explanations: Explanations) -> tuple[type[Exception], ...]:
+    """What a form's page answers with the form: anything else is the frame's to tell."""
+    return (Refused, ValueError, *explanations.known)
+
+
+def explain(error: Exception, fields: Collection[str], explanations: Explanations) -> tuple[int, Problems]:
+    """Status, and the words beside the one of `fields` they are about. Faults of ours are raised again."""
+    if isinstance(error, Refused):
+        return 422, _beside(error.field, error.message, fields)
+    if isinstance(error, explanations.known):
+        status, envelope = explanations.tell(error)
+        if status >= 500:
+            raise error
+        told = envelope["error"]
+        return status, _beside(told.get("param"), str(told["message"]), fields)
+    found = _NAMED.match(str(error))
+    if found is None or found[1] not in fields:
+        return 422, _beside(None, _sentence(str(error)), fields)
+    rest = str(error)[found.end() :]
+    message = rest if found[2] == ": " else f"This {rest}"
+    return 422, _beside(found[1], _sentence(message), fields)
+
+
+def _beside(field: str | None, message: str, fields: Collection[str]) -> Problems:
+    return Problems({field if field is not None and field in fields else FORM: message})
+
+
+def _sentence(text: str) -> str:
+    text = text[:1].upper() + text[1:]
+    return text if text.endswith(".") else f"{text}."

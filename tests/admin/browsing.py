@@ -1,0 +1,106 @@
+"""Chromium on the console's pages, over a real server on the loopback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
+from starlette.types import ASGIApp
+
+from tests.support.waiting import eventually
+
+CHROMIUM = "/usr/bin/chromium"
+_FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+AXE = Path(__file__).parent / "vendor" / "axe.min.js"
+
+
+@asynccontextmanager
+async def served(app: ASGIApp) -> AsyncIterator[str]:
+    """The address of `app` behind a server on this very event loop."""
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,
+        http="httptools",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=2,
+    )
+    server = uvicorn.Server(config)
+    running = asyncio.create_task(server.serve())
+    await eventually(lambda: server.started, seconds=20)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await running
+
+
+@asynccontextmanager
+async def chromium() -> AsyncIterator[Browser]:
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*_FLAGS])
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@dataclass
+class Visit:
+    """A window, and what its pages complained of."""
+
+    page: Page
+    console: str
+    complaints: list[str] = field(default_factory=list)
+
+    async def go(self, path: str) -> None:
+        await self.page.goto(self.console + path)
+
+    async def sign_in(self, email: str, password: str) -> None:
+        await self.go("/sign-in")
+        await self.page.fill("#email", email)
+        await self.page.fill("#password", password)
+        await self.page.click("button[type=submit]")
+        await self.page.wait_for_url(f"{self.console}/")
+
+    async def serious(self) -> list[str]:
+        """What axe finds serious or worse on the page as it is."""
+        if not await self.page.evaluate("'axe' in window"):
+            await self.page.evaluate(AXE.read_text())
+        found: dict[str, Any] = await self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        return [
+            f"{one['id']}: {node['target']} {node['failureSummary']}"
+            for one in found["violations"]
+            if one["impact"] in ("serious", "critical")
+            for node in one["nodes"]
+        ]
+
+
+async def visit(context: BrowserContext, origin: str) -> Visit:
+    """A new window. Scripts' errors and refusals of the content security policy are complaints."""
+    page = await context.new_page()
+    opened = Visit(page, f"{origin}/console")
+
+    def heard(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            opened.complaints.append(message.text)
+
+    page.on("console", heard)
+    page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+    return opened
