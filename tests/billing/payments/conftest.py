@@ -1,14 +1,30 @@
-"""The double of Stripe, the real SDK on it, and a tenant with usage."""
+"""The double of Stripe, the real SDK on it, and a tenant that is billed by the meter; time stands where the
+double's clock was set.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import pytest
+import redis.asyncio
+from sqlalchemy import text
 
+from billing.payments.customers import Customers
+from billing.payments.planning import MeterPlanning
+from billing.payments.sending import Sending
 from billing.payments.settings import StripeSettings
+from billing.payments.standing import Standings
+from billing.payments.webhooks import FollowUps, WebhookReceiver
 from billing.stripe_gateway import StripeGateway
+from db.session import EVERY_TENANT, Database
+from tests.billing.payments.usage import TENANT, make_tenant
 from tests.support.stripe_double import API_KEY, StripeDouble
+
+START = datetime(2027, 1, 10, 9, 30, tzinfo=UTC)
+SECRET = "whsec_test"
 
 
 @pytest.fixture
@@ -19,7 +35,7 @@ def double() -> Iterator[StripeDouble]:
 
 @pytest.fixture
 def settings(double: StripeDouble) -> StripeSettings:
-    return StripeSettings(api_key=API_KEY, api_base=double.url, timeout=2, webhook_secret="whsec_test")
+    return StripeSettings(api_key=API_KEY, api_base=double.url, timeout=2, webhook_secret=SECRET)
 
 
 @pytest.fixture
@@ -27,3 +43,79 @@ async def gateway(settings: StripeSettings) -> AsyncIterator[StripeGateway]:
     made = StripeGateway(settings)
     yield made
     await made.close()
+
+
+@dataclass
+class Site:
+    """A tenant with a subscription, and all that works for it, in one time."""
+
+    database: Database
+    double: StripeDouble
+    gateway: StripeGateway
+    customers: Customers
+    planning: MeterPlanning
+    sending: Sending
+    standings: Standings
+    follow_ups: FollowUps
+    receiver: WebhookReceiver
+    customer: str = ""
+    now: datetime = START
+
+    def travel(self, to: datetime) -> None:
+        self.double.travel_to(to)
+        self.now = to
+
+    def wait(self, **time: float) -> None:
+        self.travel(self.now + timedelta(**time))
+
+    async def meter(self) -> None:
+        """A round of the worker's: plan and send."""
+        await self.planning.plan(self.now)
+        await self.sending.send()
+
+    def metered(self) -> int:
+        """All that the double has for the tenant."""
+        return sum(one["value"] for one in self.double.meters.received if one["customer"] == self.customer)
+
+    async def state(self) -> tuple[str, str]:
+        """Of the account, and as keys are told."""
+        query = """SELECT b.state, t.billing_state FROM billing_accounts b
+                   JOIN tenants t ON t.id = b.tenant_id WHERE t.id = :tenant"""
+        async with self.database.read(EVERY_TENANT) as session:
+            row = (await session.execute(text(query), {"tenant": TENANT})).one()
+        return row[0], row[1]
+
+
+async def _at_once(seconds: float) -> None:
+    """No pacing in tests."""
+
+
+@pytest.fixture
+async def site(
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    gateway: StripeGateway,
+    double: StripeDouble,
+    settings: StripeSettings,
+) -> Site:
+    double.travel_to(START)
+    await make_tenant(database)
+    standings = Standings(database, redis_client, gateway, grace=timedelta(days=7))
+
+    def clock() -> datetime:
+        return made.now
+
+    made = Site(
+        database,
+        double,
+        gateway,
+        Customers(database, gateway),
+        MeterPlanning(database),
+        Sending(database, gateway, clock=clock, sleep=_at_once),
+        standings,
+        FollowUps(database, redis_client, gateway, standings, clock=clock),
+        WebhookReceiver(database, None, settings),
+    )
+    subscription = await made.customers.subscribe(TENANT, START)
+    made.customer = subscription.customer_id
+    return made
