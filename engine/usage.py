@@ -6,6 +6,10 @@ when either has it. Delivery is at least once: an event may appear twice, and re
 of a request win. When neither takes an event the journal fails and the engine must stop: tokens are not given
 away unbilled.
 
+Redis answers before it has written: killed, it may come back without what it acknowledged in its last
+seconds. So what it has just taken is kept here until it has shown to be alive after that time; when the
+connection is another by then, it is written again.
+
 Refuses to know clients, requests and sockets: it carries an entry's `last_word` without looking inside.
 """
 
@@ -14,6 +18,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +37,10 @@ CONNECT_TIMEOUT = 0.5
 """Seconds. Short: while Redis hangs, the last words of requests wait for it, though no token does."""
 REPLY_TIMEOUT = 1.0
 RETRY_FIRST, RETRY_MOST = 0.25, 4.0
+DOUBTED_SECONDS = 3.0
+"""For which Redis may forget what it took, if killed: it syncs its file every second, and while a sync is
+slow it puts off writing to it for two.
+"""
 REPLAY_BATCH = 500
 MAX_QUEUED = 10_000
 """Batches (one per step at most). Past it the step loop waits: memory is bounded and nothing is skipped."""
@@ -68,7 +77,12 @@ class UsageJournal:
             socket_timeout=REPLY_TIMEOUT,
             retry=Retry(NoBackoff(), 0),  # the spool is the second try
             health_check_interval=0,
+            redis_connect_func=self._connected,
         )
+        self._num_connections = 0
+        self._last_connection = 0
+        self._doubted: deque[tuple[float, bytes]] = deque()
+        """When Redis took it over the last connection, and what."""
         self._spool = spool
         self._on_written = on_written
         self._on_failed = on_failed
@@ -139,7 +153,10 @@ class UsageJournal:
         try:
             entries = list(self._next_batch() or ())
         except queue.Empty:
-            self._replay()
+            if len(self._spool):
+                self._replay()
+            else:
+                self._ask_redis()
             return True
         if not entries:
             return False
@@ -157,15 +174,20 @@ class UsageJournal:
         return not last
 
     def _next_batch(self) -> Sequence[JournalEntry] | None:
-        if not len(self._spool):
+        if len(self._spool):
+            wait = self._retry_at - time.monotonic()
+        elif self._doubted:
+            wait = self._doubted[-1][0] + DOUBTED_SECONDS - time.monotonic()
+        else:
             return self._queue.get()
-        wait = self._retry_at - time.monotonic()
         return self._queue.get(timeout=wait) if wait > 0 else self._queue.get_nowait()
 
     def _write(self, payloads: list[bytes]) -> None:
         # While older events wait on disk newer ones queue behind them, so that the stream keeps its order.
-        if not len(self._spool) and self._send(payloads):
-            return
+        if len(self._spool) or not self._send(payloads):
+            self._spool_up(payloads)
+
+    def _spool_up(self, payloads: list[bytes]) -> None:
         try:
             self._spool.append(payloads)
         except OSError as error:
@@ -192,14 +214,54 @@ class UsageJournal:
                 for payload in payloads:
                     pipeline.xadd(JOURNAL_STREAM, {b"e": payload})
                 pipeline.execute()
+            self._heard()
+            now = time.monotonic()
+            self._doubted.extend((now, payload) for payload in payloads)
         except (redis.RedisError, OSError) as error:
             # Whatever Redis has against it (gone, loading, read-only, out of memory), the disk takes over.
             if not self._away:
                 log.error("Redis does not take the usage journal; spooling to disk", reason=str(error))
-            self._away = True
-            self._retry_at = time.monotonic() + self._retry_after
-            self._retry_after = min(2 * self._retry_after, RETRY_MOST)
+            self._lost(error)
             return False
         self._away = False
         self._retry_after = RETRY_FIRST
         return True
+
+    # What Redis may forget ----------------------------------------------------------------------------------
+
+    def _connected(self, connection: redis.Connection) -> None:
+        connection.on_connect()
+        self._num_connections += 1
+
+    def _ask_redis(self) -> None:
+        """Nothing is to be written, and what was is in doubt no longer if Redis lives."""
+        try:
+            self._redis.ping()
+            self._heard()
+        except (redis.RedisError, OSError) as error:
+            self._lost(error)
+
+    def _heard(self) -> None:
+        """Redis has answered: what it took long enough before that, it has on disk. Over a new connection the
+        answer may be that of another life.
+        """
+        if self._num_connections != self._last_connection:
+            self._last_connection = self._num_connections
+            self._write_again()
+        long_ago = time.monotonic() - DOUBTED_SECONDS
+        while self._doubted and self._doubted[0][0] <= long_ago:
+            self._doubted.popleft()
+
+    def _lost(self, error: Exception) -> None:
+        self._away = True
+        self._retry_at = time.monotonic() + self._retry_after
+        self._retry_after = min(2 * self._retry_after, RETRY_MOST)
+        if not isinstance(error, redis.ResponseError):  # who refuses lives
+            self._write_again()
+
+    def _write_again(self) -> None:
+        """By way of the disk: an event that is there twice counts once."""
+        if self._doubted:
+            payloads = [payload for _, payload in self._doubted]
+            self._doubted.clear()
+            self._spool_up(payloads)

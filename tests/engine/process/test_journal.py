@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ import msgspec
 import pytest
 import redis
 
+from cli.local.redis import start_redis
 from engine.protocol import JOURNAL_STREAM, PriorityClass, Usage, UsageEvent
 from engine.spool import Spool
 from engine.usage import JournalEntry, JournalError, UsageJournal
@@ -79,6 +82,14 @@ def open_journal(tmp_path: Path, recorder: Recorder) -> Iterator[Open]:
     for journal in journals:
         journal.close(5)
         journal.release()
+
+
+@pytest.fixture
+def own_redis() -> Iterator[Path]:
+    """A folder for a Redis that keeps what it is told, and may be killed."""
+    folder = Path(tempfile.mkdtemp(prefix="rs-redis-"))
+    yield folder
+    shutil.rmtree(folder)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
@@ -272,3 +283,37 @@ def test_the_stream_carries_what_the_protocol_says(
         ((_, fields),) = client.xrange(JOURNAL_STREAM)
     assert list(fields) == [b"e"]
     assert msgspec.msgpack.decode(fields[b"e"])["request_id"] == "r5"
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+def test_what_redis_took_and_forgot_in_a_kill_is_written_again(
+    open_journal: Open, recorder: Recorder, own_redis: Path, busy: bool
+) -> None:
+    """While it waits for a sync Redis answers without having written. Killed then, it does not know what it
+    has acknowledged: here the end of its file is cut off, as it would be missing.
+    """
+    server = start_redis(own_redis)
+    file = own_redis / "redis" / "appendonly.aof"
+    journal = open_journal(server.url)
+    journal.start()
+    journal.put([JournalEntry(event(0))])
+    recorder.wait(lambda: len(recorder.written) == 1)
+    wait_until(lambda: file.stat().st_size > 0)
+    written = file.stat().st_size
+    journal.put([JournalEntry(event(1)), JournalEntry(event(2))])
+    recorder.wait(lambda: len(recorder.written) == 3)
+    server.kill()
+    os.truncate(file, written)
+    with start_redis(own_redis) as again:
+        if busy:
+            journal.put([JournalEntry(event(3))])
+        expected = {f"r{number}" for number in range(4 if busy else 3)}
+        wait_until(lambda: {one.request_id for one in journal_events(again.url)} == expected)
+        assert journal_events(again.url)[0] == event(0), "the file was cut behind it"
+        wait_until(lambda: journal.num_spooled == 0)
+        client = redis.Redis.from_url(again.url)
+        settled = client.xlen(JOURNAL_STREAM)
+        journal.put([JournalEntry(event(4))])
+        recorder.wait(lambda: recorder.written[-1] == "r4")
+        assert client.xlen(JOURNAL_STREAM) == settled + 1, "the same connection: nothing is in doubt"
+        client.close()
