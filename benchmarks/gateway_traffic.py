@@ -223,6 +223,7 @@ async def engine_sender(task: Task) -> tuple[Send, Callable[[], Awaitable[None]]
             prompt_ids=prompts[number % len(prompts)],
             sampling=sampling,
             submitted_at=time.time(),
+            whole=not task.stream,
         )
         async for chunks in client.submit(submit):
             tokens += sum(len(chunk.token_ids) for chunk in chunks)

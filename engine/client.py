@@ -173,7 +173,7 @@ class Generation:
         if self.error is not None:
             return 0
         unread = self._unread
-        if unread and _goes_on(unread[-1], chunk):
+        if unread and chunk.goes_on_from(unread[-1]):
             unread[-1].token_ids.extend(chunk.token_ids)
         else:
             unread.append(chunk)
@@ -425,14 +425,3 @@ class EngineClient:
             self._disconnect(f"it was restarted as {stats.incarnation}")
             return
         self.stats = stats
-
-
-def _goes_on(last: TokenChunk, chunk: TokenChunk) -> bool:
-    """Whether two chunks say no more than one with the tokens of both."""
-    return (
-        last.index == chunk.index
-        and chunk.finish_reason is None
-        and last.finish_reason is None
-        and chunk.logprobs is None
-        and last.logprobs is None
-    )

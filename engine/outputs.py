@@ -29,6 +29,41 @@ class StepOutputs:
         )
 
 
+MOST_HELD = 256
+"""Tokens: about as many as the journal may be behind."""
+
+
+class HeldChunks:
+    """Chunks of one request that nobody reads as they come. The first is due at once: it says that there is
+    an answer.
+    """
+
+    __slots__ = ("_begun", "_chunks", "_num_tokens")
+
+    def __init__(self) -> None:
+        self._begun = False
+        self._chunks: list[TokenChunk] = []
+        self._num_tokens = 0
+
+    def add(self, chunk: TokenChunk) -> list[TokenChunk]:
+        """Hold a chunk; what is due now, in order."""
+        self._num_tokens += len(chunk.token_ids)
+        last = self._chunks[-1] if self._chunks else None
+        if last is not None and chunk.goes_on_from(last):
+            last.token_ids.extend(chunk.token_ids)
+        else:
+            self._chunks.append(chunk)
+        if self._begun and self._num_tokens < MOST_HELD and chunk.finish_reason not in ("abort", "error"):
+            return []
+        self._begun = True
+        return self.take()
+
+    def take(self) -> list[TokenChunk]:
+        """All that is held."""
+        chunks, self._chunks, self._num_tokens = self._chunks, [], 0
+        return chunks
+
+
 @dataclass(slots=True)
 class Counters:
     """Monotonic, since start."""

@@ -80,6 +80,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     """Unix seconds, the submitter's clock. Part of the ledger key, so it never changes for a request."""
     ttft_target: float | None = None
     """Seconds. It is refused rather than wait longer for its first token. None: the engine's, by class."""
+    whole: bool = False
+    """Nobody reads it as it comes: after the first tokens come all others together, with the last word, or
+    many at a time."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -134,6 +137,16 @@ class TokenChunk(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: FinishReason | None = None
     stop: int | str | None = None
     """The stop string or token that matched. A matched string is still in the tokens: the reader cuts it."""
+
+    def goes_on_from(self, last: TokenChunk) -> bool:
+        """Whether the two say no more than `last` with the tokens of both."""
+        return (
+            last.index == self.index
+            and self.finish_reason is None
+            and last.finish_reason is None
+            and self.logprobs is None
+            and last.logprobs is None
+        )
 
 
 class PromptScores(msgspec.Struct, frozen=True, array_like=True):

@@ -4,9 +4,10 @@ Owns the order in which things happen, which is what the bill rests on. For each
 
 1. counters in the in-flight table move (so a kill from here on bills what is about to be sent);
 2. chunks go to the transport, one message per client, including those that end a choice: streaming never
-   waits for Redis;
+   waits for Redis. Of requests that are wanted whole, those after the first are held: a message a token would
+   cost both ends more than the token did;
 3. usage events go to the journal's thread, which writes them to Redis or disk, frees the rows and only then
-   sends `Finished`, a second message.
+   sends `Finished`, a second message, with what was held.
 
 The loop itself waits for nothing but work: network and Redis have threads of their own. Refuses to know how a
 step is planned or run (the core does), and tensors.
@@ -28,7 +29,7 @@ import zmq
 
 from engine.core import EngineCore
 from engine.meter import Meter
-from engine.outputs import StepOutputs
+from engine.outputs import HeldChunks, StepOutputs
 from engine.protocol import (
     Abort,
     EngineInfo,
@@ -82,6 +83,8 @@ class _Route:
 
     client: bytes | None
     row: int
+    held: HeldChunks | None = None
+    """None: it is read as it comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class _LastWord:
 
     client: bytes
     finished: Finished
+    chunks: list[TokenChunk]
 
 
 class EngineServer:
@@ -206,7 +210,10 @@ class EngineServer:
             self._meter.checkpoint(self._routes[event.request_id].row, event)
         for finished, event in outputs.finished:
             route = self._routes.pop(finished.request_id)
-            receipt = _LastWord(route.client, finished) if route.client is not None else None
+            receipt = None
+            if route.client is not None:
+                held = route.held.take() if route.held is not None else []
+                receipt = _LastWord(route.client, finished, held)
             self._meter.settle(route.row, event, receipt)
         self._meter.end_step()
         for rejected in outputs.rejected:
@@ -226,7 +233,9 @@ class EngineServer:
             rows.append(route.row)
             counts.append(len(chunk.token_ids))
             if route.client is not None:
-                by_client.setdefault(route.client, []).append(chunk)
+                due = [chunk] if route.held is None else route.held.add(chunk)
+                if due:
+                    by_client.setdefault(route.client, []).extend(due)
         for found in scores:
             reader = routes[found.request_id].client
             if reader is not None:
@@ -238,12 +247,14 @@ class EngineServer:
 
     def _say_last_words(self, receipts: list[object]) -> None:
         """On the journal's thread: these requests' usage is safe."""
-        by_client: dict[bytes, list[Finished]] = {}
+        by_client: dict[bytes, Outputs] = {}
         for receipt in receipts:
             if isinstance(receipt, _LastWord):
-                by_client.setdefault(receipt.client, []).append(receipt.finished)
-        for client, finished in by_client.items():
-            self._transport.send(client, Outputs(finished=finished))
+                outputs = by_client.setdefault(receipt.client, Outputs(chunks=[], finished=[]))
+                outputs.chunks.extend(receipt.chunks)
+                outputs.finished.append(receipt.finished)
+        for client, outputs in by_client.items():
+            self._transport.send(client, outputs)
 
     # Messages ---------------------------------------------------------------------------------------------
 
@@ -299,7 +310,7 @@ class EngineServer:
             self._meter.cancel(row)
             self._transport.send(client, Outputs(rejected=[rejected]))
             return None
-        self._routes[request.request_id] = _Route(client, row)
+        self._routes[request.request_id] = _Route(client, row, HeldChunks() if request.whole else None)
         return None
 
     def _refuse(self, client: bytes, request: Submit, code: RejectCode, message: str) -> None:

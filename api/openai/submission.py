@@ -61,6 +61,8 @@ class Draft:
     """One per prompt."""
     bounded: bool
     """The caller said how many tokens it wants at most."""
+    streamed: bool
+    """The caller reads the answer as it comes."""
 
     def submission(self, tier: PriorityClass, rate_label: str) -> Submission:
         """What is sent, in the class that serves it, at the rate that its label names."""
@@ -93,6 +95,7 @@ class Draft:
                 labels=labels,
                 submitted_at=self.submitted_at,
                 ttft_target=None if max_wait_ms is None else max_wait_ms / 1000,
+                whole=not self.streamed,
             )
             for position, (prompt_ids, sampling) in enumerate(zip(self.prompts, self.sampling, strict=True))
         ]
@@ -208,6 +211,7 @@ def _draft(
             for prompt_ids in prompts
         ],
         bounded=max_tokens is not None,
+        streamed=bool(body.stream),
     )
 
 

@@ -62,6 +62,44 @@ async def test_a_request_streams_ends_and_is_in_the_journal_when_it_has_ended(
     assert client.num_open == 0
 
 
+async def test_what_is_wanted_whole_comes_in_few_messages(engine: EngineProcess, connect: Connect) -> None:
+    client = await connect(engine)
+    streamed = await read(client.submit(submission("r1", 600)))
+    generation = client.submit(submission("r2", 600, whole=True))
+    items = [chunks async for chunks in generation]
+
+    assert [len(tokens_of(chunks)) for chunks in items] == [1, 256, 256, 87]
+    chunks = [chunk for item in items for chunk in item]
+    assert tokens_of(chunks) == tokens_of(streamed)
+    assert chunks[-1].finish_reason == "length"
+    assert generation.usage is not None
+    assert generation.usage.completion_tokens == 600
+
+
+async def test_what_is_wanted_whole_keeps_its_choices_and_logprobs_apart(
+    engine: EngineProcess, connect: Connect
+) -> None:
+    client = await connect(engine)
+    sampling = {"temperature": 1.0, "seed": 1, "logprobs": 0}
+    streamed = await read(client.submit(submission("r1", 30, n=3, sampling=sampling)))
+    whole = await read(client.submit(submission("r2", 30, n=3, sampling=sampling, whole=True)))
+    for index in range(3):
+        assert tokens_of(whole, index) == tokens_of(streamed, index)
+        told = [chunk.logprobs for chunk in whole if chunk.index == index and chunk.logprobs]
+        assert sum(map(len, told)) == 30
+
+
+async def test_an_abort_ends_what_is_wanted_whole(engine: EngineProcess, connect: Connect) -> None:
+    client = await connect(engine)
+    generation = client.submit(submission("r1", 100_000, whole=True))
+    chunks = await anext(generation)
+    generation.abort()
+    chunks += [chunk async for item in generation for chunk in item]
+    assert chunks[-1].finish_reason == "abort"
+    assert generation.usage is not None
+    assert 1 <= generation.usage.completion_tokens == len(tokens_of(chunks)) < 100_000
+
+
 async def test_many_requests_of_two_clients_at_once_get_their_own_tokens(
     engine: EngineProcess, connect: Connect, redis_url: str
 ) -> None:
