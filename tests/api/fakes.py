@@ -322,7 +322,7 @@ class FakeQuotas:
 class FakePrices:
     """One version, in micro-USD per token: 1 of input, half of one that was cached, 2 of output."""
 
-    async def rate(self, percent: int, submitted_at: float) -> Rate:
+    async def rate(self, percent: int, submitted_at: float, on_adapter: bool = False) -> Rate:
         return Rate("prc_one", 1_000_000, 500_000, 2_000_000, percent)
 
 
