@@ -103,11 +103,11 @@ class KeyResolver:
         now = datetime.now(UTC)
         known = {}
         for key, tenant, plan, project, limits in rows:
-            if not _is_let_in(key, tenant, project, now):
+            if not is_let_in(key, tenant, project, now):
                 continue
             if key.last_used_at is None or key.last_used_at < now - LAST_USED_PRECISION:
                 self._note_used(key.id)
-            context = _context(key, tenant, plan, project, limits)
+            context = context_of(key, tenant, plan, project, limits)
             known[wanted[key.digest]] = _KnownKey(context, key.expires_at)
         return known
 
@@ -132,7 +132,7 @@ class KeyResolver:
             self._noting = None
 
 
-def _is_let_in(key: ApiKey, tenant: Tenant, project: Project | None, now: datetime) -> bool:
+def is_let_in(key: ApiKey, tenant: Tenant, project: Project | None, now: datetime) -> bool:
     return (
         key.revoked_at is None
         and (key.expires_at is None or key.expires_at > now)
@@ -141,7 +141,9 @@ def _is_let_in(key: ApiKey, tenant: Tenant, project: Project | None, now: dateti
     )
 
 
-def _context(key: ApiKey, tenant: Tenant, plan: Plan, project: Project | None, limits: Any) -> TenantContext:
+def context_of(
+    key: ApiKey, tenant: Tenant, plan: Plan, project: Project | None, limits: Any
+) -> TenantContext:
     """What requests with the key carry: all of it is looked up again when any of it changes."""
     return TenantContext(
         tenant_id=tenant.id,

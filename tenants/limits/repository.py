@@ -53,6 +53,11 @@ class LimitRepository(TenantRepository):
         rows = (await self.session.execute(self.select_own(LimitRow))).scalars()
         return list(compiled(self.tenant_id, {}, [_fields(row) for row in rows]))
 
+    async def of_key(self, project_id: str, key_id: str) -> Any:
+        """Rows of the limits that count for a key of a project, as `compiled` reads them; or None."""
+        column = limits_of_key(literal(self.tenant_id), literal(project_id), literal(key_id))  # type: ignore[arg-type]
+        return (await self.session.execute(select(column))).scalar_one()
+
     async def count(self) -> int:
         return (await self.session.execute(self.select_own(LimitRow, func.count()))).scalar_one()
 
