@@ -1,7 +1,8 @@
 """Charges that are no request's: storage of packed adapters by the day, and calibration jobs that ended well.
 
 Owns what they come to, and that each is charged once: a charge's id says what for, so charging again changes
-nothing. Refuses to know adapters and jobs: it is told of jobs, and the database notes what is stored.
+nothing. Refuses to know adapters and jobs: what is stored and which jobs ended well the database notes by
+itself.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, and_, cast, func, literal, or_, select, union_all
+from sqlalchemy import BigInteger, ColumnElement, and_, cast, delete, func, literal, or_, select, union_all
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.models import Charge, ChargedDay, Price, Reversal, StoredAdapter
+from billing.models import CalibrationDue, Charge, ChargedDay, Price, Reversal, StoredAdapter
 from billing.repository import INSTANT, PriceList
 from billing.rollups import Unit
 from db.repository import TenantRepository
@@ -141,6 +142,16 @@ class ChargeBook:
         ordered = query.order_by(StoredAdapter.adapter_id, StoredAdapter.version, StoredAdapter.number)
         return list((await self.session.execute(ordered)).scalars())
 
+    async def take_calibrations(self, limit: int = 1000) -> list[CalibrationDue]:
+        """Jobs to be charged, taken off the list in the transaction that charges them; those that another is
+        charging are left to it.
+        """
+        query = select(CalibrationDue).order_by(CalibrationDue.job_id).limit(limit)
+        rows = list((await self.session.execute(query.with_for_update(skip_locked=True))).scalars())
+        taken = delete(CalibrationDue).where(CalibrationDue.job_id.in_([row.job_id for row in rows]))
+        await self.session.execute(taken.execution_options(synchronize_session=False))
+        return rows
+
 
 class ChargeService:
     """Makes charges as they fall due, for all tenants. `on_charged` hears of new ones after they are made."""
@@ -175,24 +186,40 @@ class ChargeService:
             self._tell(session, made)
         return len(made)
 
-    async def charge_calibration(self, tenant_id: str, job_id: str, finished_at: datetime) -> bool:
-        """Charge a job that ended well, by the price in effect then; whether that is new."""
-        async with self._database.write(tenant_id) as session:
-            price = await PriceList(session).in_effect(finished_at)
-            if price is None or not price.calibration_job:
-                return False
-            cost = price.calibration_job
-            due = Due(
-                f"calibration:{job_id}", tenant_id, CALIBRATION, finished_at, 1, price.id, cost, cost, job_id
-            )
-            made = await ChargeBook(session).add([due])
+    async def charge_calibrations(self) -> int:
+        """Charge jobs that ended well, each by the price in effect then; how many charges that made. Raises
+        DatabaseUnavailable.
+        """
+        async with self._database.write(EVERY_TENANT) as session:
+            book, prices = ChargeBook(session), PriceList(session)
+            dues = []
+            for job in await book.take_calibrations():
+                price = await prices.in_effect(job.finished_at)
+                if price is not None and price.calibration_job:
+                    dues.append(calibration_due(job, price))
+            made = await book.add(dues)
             self._tell(session, made)
-        return bool(made)
+        return len(made)
 
     def _tell(self, session: WriteSession, made: Sequence[Due]) -> None:
         on_charged = self._on_charged
         if on_charged is not None and made:
             session.after_commit(lambda: on_charged(made))
+
+
+def calibration_due(job: CalibrationDue, price: Price) -> Due:
+    """The charge for a job."""
+    return Due(
+        id=f"calibration:{job.job_id}",
+        tenant_id=job.tenant_id,
+        kind=CALIBRATION,
+        at=job.finished_at,
+        quantity=1,
+        price_id=price.id,
+        unit_price=price.calibration_job,
+        cost=price.calibration_job,
+        reference=job.job_id,
+    )
 
 
 def storage_dues(stored: Sequence[StoredAdapter], start: datetime, price: Price) -> list[Due]:

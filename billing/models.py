@@ -210,6 +210,16 @@ class StoredAdapter(TenantOwned, Base):
     until: Mapped[datetime | None]
 
 
+class CalibrationDue(TenantOwned, Base):
+    """A job that ended well and is not charged yet. The database itself writes it, as the job ends."""
+
+    __tablename__ = "calibrations_due"
+
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    finished_at: Mapped[datetime]
+
+
 class Reversal(TenantOwned, Base):
     """Takes one request's record or one charge back, whole. Amounts are what is taken back: positive.
 

@@ -30,6 +30,7 @@ VISIBILITY_TIMEOUT = 3600
 
 METER_JOURNAL = "billing.meter_journal"
 MAKE_PARTITIONS = "billing.make_partitions"
+MAKE_CHARGES = "billing.make_charges"
 COUNT_SERVICE_LEVELS = "sla.count_service_levels"
 TIDY_SERVICE_LEVELS = "sla.tidy_service_levels"
 RELAY_OUTBOX = "db.relay_outbox"
@@ -80,6 +81,7 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
     intervals = {
         METER_JOURNAL: settings.meter_interval,
         MAKE_PARTITIONS: 24 * HOUR,
+        MAKE_CHARGES: 60.0,
         COUNT_SERVICE_LEVELS: 5.0,
         TIDY_SERVICE_LEVELS: 24 * HOUR,
         RELAY_OUTBOX: settings.relay_interval,

@@ -21,6 +21,7 @@ from adapters.jobs.execution import Pipeline, attempt, patiently
 from adapters.jobs.lease import Lease, claim
 from adapters.jobs.repository import JobLeases
 from adapters.storage import ObjectStore, StorageSettings, open_store
+from billing.charges import ChargeService
 from billing.metering import JournalMeter
 from billing.settling import ReservationSettlement
 from db.outbox import Outbox
@@ -45,6 +46,7 @@ class Runtime:
     redis: redis.asyncio.Redis
     outbox: Outbox
     meter: JournalMeter
+    charges: ChargeService
     service_levels: SlaFolding
     store: ObjectStore
     """In workers that run jobs."""
@@ -106,6 +108,7 @@ class Runtime:
         self.outbox = Outbox(self.database, self._sender)
         consumer = f"{socket.gethostname()}:{self._pid}"
         self.service_levels = SlaFolding(self.database, self.redis, consumer)
+        self.charges = ChargeService(self.database)
         self.meter = JournalMeter(
             self.database,
             self.redis,

@@ -154,6 +154,17 @@ END
 $$
 """
 
+# Told to whoever charges, in the transaction that ends the job.
+WATCH_JOBS = """
+CREATE FUNCTION note_calibration() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO calibrations_due (job_id, tenant_id, finished_at)
+    VALUES (new.id, new.tenant_id, coalesce(new.finished_at, now())) ON CONFLICT DO NOTHING;
+    RETURN NULL;
+END
+$$
+"""
+
 
 def upgrade() -> None:
     _prices()
@@ -162,6 +173,7 @@ def upgrade() -> None:
     _charges()
     _reversals()
     _storage()
+    _calibrations()
 
 
 def _prices() -> None:
@@ -320,10 +332,28 @@ def _storage() -> None:
     )
 
 
+def _calibrations() -> None:
+    op.create_table(
+        "calibrations_due",
+        sa.Column("job_id", TEXT, nullable=False),
+        sa.Column("tenant_id", TEXT, nullable=False),
+        sa.Column("finished_at", INSTANT, nullable=False),
+        sa.PrimaryKeyConstraint("job_id", name="pk_calibrations_due"),
+    )
+    op.execute("SELECT secure_tenant_rows('calibrations_due')")
+    op.execute(WATCH_JOBS)
+    op.execute(
+        "CREATE TRIGGER jobs_are_charged AFTER UPDATE OF status ON jobs FOR EACH ROW "
+        "WHEN (new.status = 'succeeded' AND old.status <> 'succeeded') EXECUTE FUNCTION note_calibration()"
+    )
+
+
 def downgrade() -> None:
+    op.execute("DROP TRIGGER jobs_are_charged ON jobs")
+    op.execute("DROP FUNCTION note_calibration")
     op.execute("DROP TRIGGER adapter_versions_are_stored ON adapter_versions")
     op.execute("DROP FUNCTION note_adapter_storage")
-    for table in ("adapter_storage", "reversals", "charged_days", "charges"):
+    for table in ("calibrations_due", "adapter_storage", "reversals", "charged_days", "charges"):
         op.drop_table(table)
     _narrow_rollups()
     for trigger in ("usage_records_only_grow", "usage_records_stay", "usage_records_are_kept"):

@@ -1,4 +1,6 @@
-"""Journals as engines write them: some requests, each with growing counts and at most one end."""
+"""Journals as engines write them: some requests, each with growing counts and at most one end, over a change
+of prices and the boundary of a month.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,22 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from billing.rates import RATE_LABEL, Rate
 from engine.protocol import UsageEvent
 from tests.support.journal import NOW, usage_event
+
+MONTH_ENDS = 1_796_083_200.0
+"""Unix seconds of 2026-12-01."""
+RATES = (Rate("prc_1", 150_000, 75_000, 600_001), Rate("prc_2", 1, 0, 10**12, 175))
+MOMENTS = (NOW, MONTH_ENDS - 150)
 
 
 @st.composite
 def requests(draw: st.DrawFn, serial: int) -> list[UsageEvent]:
     """Checkpoints of one request, then its end, or the loss of it."""
     tenant = draw(st.sampled_from(["tnt_a", "tnt_b"]))
-    submitted_at = NOW + draw(st.integers(0, 300)) + draw(st.sampled_from([0.0, 0.25, 0.123456]))
+    submitted_at = draw(st.sampled_from(MOMENTS)) + draw(st.integers(0, 300))
+    submitted_at += draw(st.sampled_from([0.0, 0.25, 0.123456]))
     same: dict[str, Any] = {
         "tenant": tenant,
         "submitted_at": submitted_at,
@@ -22,7 +31,13 @@ def requests(draw: st.DrawFn, serial: int) -> list[UsageEvent]:
             "key_id": f"key_{draw(st.integers(0, 2))}",
             "model": draw(st.sampled_from(["sapling", "sapling:pirate@1"])),
             "service_tier": draw(st.sampled_from(["default", "flex"])),
+            **draw(
+                st.sampled_from([{}, {"project_id": "proj_a", "user_id": "usr_a"}, {"adapter_id": "adp_a"}])
+            ),
+            **draw(st.sampled_from([{}, *({RATE_LABEL: rate.label} for rate in RATES)])),
         },
+        "n": draw(st.sampled_from([1, 3])),
+        "preemptions": draw(st.integers(0, 1)),
     }
     prompt = draw(st.integers(1, 1000))
     cached = draw(st.integers(0, prompt))

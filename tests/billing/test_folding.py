@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from billing.errors import MalformedEvent
 from billing.folding import decode, fold, measure, merge
+from billing.rates import RATE_LABEL
 from engine.protocol import PriorityClass, UsageEvent
 from tests.billing.strategies import histories
 from tests.support.journal import NOW, usage_event
@@ -49,6 +50,24 @@ def test_an_event_without_labels_is_billed_to_its_tenant_all_the_same() -> None:
         None,
     )
     assert row.service_tier == "flex"
+
+
+def test_a_row_says_whose_it_is_and_what_it_pays() -> None:
+    labels = {"project_id": "proj_a", "user_id": "usr_a", RATE_LABEL: "prc_1:4:3:5:175"}
+    row = measure(usage_event(labels=labels))
+    assert (row.project_id, row.user_id) == ("proj_a", "usr_a")
+    assert (row.price_id, row.input_price, row.cached_input_price, row.output_price) == ("prc_1", 4, 3, 5)
+    assert row.price_percent == 175
+    free = measure(usage_event(labels={}))
+    assert (free.project_id, free.user_id, free.price_id, free.output_price) == (None, None, "", 0)
+
+
+@pytest.mark.parametrize(
+    "rate", ["nothing", "prc_1:1:2:3", f"prc_1:1:2:{2 * 10**12 + 1}:100", "prc_1:1:2:3:10001", "\x00:1:2:3:4"]
+)
+def test_a_rate_that_no_price_list_has_is_refused(rate: str) -> None:
+    with pytest.raises(MalformedEvent, match=r"rate is|price_id"):
+        measure(usage_event(labels={RATE_LABEL: rate}))
 
 
 @pytest.mark.parametrize(

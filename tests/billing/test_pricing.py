@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from math import ceil
 
 import pytest
 import redis.asyncio
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from billing.errors import MalformedEvent, PriceTaken
+from billing.folding import MAX_COUNT
 from billing.pricing import PriceBook, PriceService
-from billing.rates import Rate
+from billing.rates import MAX_PERCENT, MAX_PRICE, MAX_RATE, Rate
 from db.session import EVERY_TENANT, Database
 from engine.protocol import Usage
 from tests.support.statements import Statements
@@ -32,6 +34,25 @@ def usages(draw: st.DrawFn) -> Usage:
     return Usage(prompt, draw(st.integers(0, prompt)), draw(counts))
 
 
+extreme_rates = st.builds(
+    Rate,
+    st.just("prc_1"),
+    *[st.sampled_from([0, 1, 99_999_999, 10**8, 10**8 + 1, MAX_PRICE, MAX_RATE])] * 3,
+    st.sampled_from([0, 1, 99, 100, 101, MAX_PERCENT]),
+)
+extreme_usages = st.sampled_from(
+    [Usage(p, c, o) for p, c in ((0, 0), (1, 0), (1, 1), (10**9, 10**9 - 1)) for o in (0, 1, 10**9)]
+    + [Usage(MAX_COUNT, 0, 0), Usage(MAX_COUNT, MAX_COUNT, 0), Usage(MAX_COUNT, MAX_COUNT - 1, MAX_COUNT)]
+)
+_IN_SQL = text("""
+    SELECT number, usage_cost(prompt, cached, completion, input, cached_input, output, percent),
+           usage_cost_share(cached, cached_input, percent), usage_cost_share(completion, output, percent)
+    FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(
+        number integer, prompt bigint, cached bigint, completion bigint,
+        input bigint, cached_input bigint, output bigint, percent integer)
+""")
+
+
 @given(rates, usages())
 def test_a_request_costs_the_exact_sum_rounded_up_once(rate: Rate, usage: Usage) -> None:
     exact = (
@@ -40,6 +61,42 @@ def test_a_request_costs_the_exact_sum_rounded_up_once(rate: Rate, usage: Usage)
         + Fraction(usage.completion_tokens) * rate.output
     ) * Fraction(rate.percent, 100 * 1_000_000)
     assert rate.cost(usage) == ceil(exact)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    bills=st.lists(
+        st.tuples(st.one_of(rates, extreme_rates), st.one_of(usages(), extreme_usages)),
+        min_size=1,
+        max_size=25,
+    )
+)
+@example([(Rate("p", 1, 1, 1), Usage(1, 0, 0)), (Rate("p", 10**8, 0, 0), Usage(10**15 + 1, 0, 0))])
+async def test_the_ledgers_own_arithmetic_is_the_same_to_the_micro_dollar(
+    database: Database, bills: list[tuple[Rate, Usage]]
+) -> None:
+    """Where the cost fits a bigint: the ledger takes no row that costs more."""
+    documents = [
+        {"number": number, "prompt": usage.prompt_tokens, "cached": usage.cached_tokens,
+         "completion": usage.completion_tokens, "input": rate.input, "cached_input": rate.cached_input,
+         "output": rate.output, "percent": rate.percent}
+        for number, (rate, usage) in enumerate(bills)
+        if rate.cost(usage) < 2**63
+    ]  # fmt: skip
+    async with database.read(EVERY_TENANT) as session:
+        found = (await session.execute(_IN_SQL, {"rows": json.dumps(documents)})).all()
+    assert len(found) == len(documents)
+    for number, cost, cached_cost, output_cost in found:
+        rate, usage = bills[number]
+        assert cost == rate.cost(usage)
+        assert cached_cost == usage.cached_tokens * rate.cached_input * rate.percent // 10**8
+        assert output_cost == usage.completion_tokens * rate.output * rate.percent // 10**8
+        exact_input = Fraction((usage.prompt_tokens - usage.cached_tokens) * rate.input * rate.percent, 10**8)
+        assert exact_input <= cost - cached_cost - output_cost < exact_input + 3, "what rounding adds"
+
+
+def test_the_most_that_a_journal_can_say_is_the_most_that_the_ledger_takes() -> None:
+    assert Rate("p", MAX_RATE, MAX_RATE, MAX_RATE, MAX_PERCENT).cost(Usage(MAX_COUNT, 0, MAX_COUNT)) >= 2**63
 
 
 @given(rates, usages(), st.integers(0, 1000), st.integers(0, 1000))
@@ -75,7 +132,9 @@ async def test_a_request_pays_the_version_in_effect_when_it_was_submitted(
     try:
         now = datetime.now(UTC)
         assert await book.rate(100, now.timestamp(), False) == Rate("", 0, 0, 0)
-        today = await service.add(input=150_000, cached_input=75_000, output=600_000)
+        today = await service.add(
+            input=150_000, cached_input=75_000, output=600_000, adapter_surcharge=7, adapter_gb_day=8
+        )
         later = await service.add(input=1, cached_input=1, output=2, effective_from=now + timedelta(days=1))
 
         async def hears(submitted_at: datetime, price_id: str) -> bool:
@@ -87,13 +146,20 @@ async def test_a_request_pays_the_version_in_effect_when_it_was_submitted(
         assert await book.rate(175, now.timestamp() + 60, False) == Rate(
             today.id, 150_000, 75_000, 600_000, 175
         )
+        assert await book.rate(50, now.timestamp() + 60, True) == Rate(today.id, 150_007, 75_007, 600_007, 50)
         with Statements(database) as statements:
             await book.rate(50, now.timestamp() + 60, True)
         assert not statements.seen
         assert await service.list() == [today, later]
         with pytest.raises(PriceTaken):
             await service.add(input=1, cached_input=1, output=1, effective_from=later.effective_from)
-        for wrong, words in (({"input": -1}, "input must be"), ({"output": 10**13}, "output must be")):
+        for wrong, words in (
+            ({"input": -1}, "input must be"),
+            ({"output": 10**13}, "output must be"),
+            ({"adapter_surcharge": -1}, "adapter_surcharge must be"),
+            ({"adapter_gb_day": 10**13}, "adapter_gb_day must be"),
+            ({"calibration_job": -1}, "calibration_job must be"),
+        ):
             with pytest.raises(ValueError, match=words):
                 await service.add(**({"input": 1, "cached_input": 1, "output": 1} | wrong))
         with pytest.raises(ValueError, match="effective_from"):

@@ -12,7 +12,7 @@ import pytest
 import redis.asyncio
 from sqlalchemy import func, select, text
 
-from billing.repository import WRITER_LOCK
+from billing.rollups import WRITER_LOCK
 from cli.local.postgres import serving_url
 from cli.local.redis import start_redis
 from db.session import EVERY_TENANT, Database

@@ -1,15 +1,16 @@
-"""From the engines' journal to the ledger, and the ledger's partitions."""
+"""From the engines' journal to the ledger, the ledger's partitions, and charges that are no request's."""
 
 from __future__ import annotations
 
 import logging
+from datetime import UTC, datetime
 
 from celery import Celery
 from redis.exceptions import RedisError
 
 from billing.partitions import make_partitions_ahead
 from db.errors import DatabaseUnavailable
-from worker.app import MAKE_PARTITIONS, METER_JOURNAL
+from worker.app import MAKE_CHARGES, MAKE_PARTITIONS, METER_JOURNAL
 from worker.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,19 @@ def register(app: Celery, runtime: Runtime) -> None:
         else:
             logger.info("ledger partitions made: %d", made)
 
+    @app.task(name=MAKE_CHARGES, time_limit=300)
+    def make_charges() -> None:
+        """Charge what is stored, once a day is over, and jobs that ended well. What fails, the next run
+        makes up for, however many days later.
+        """
+        try:
+            made = runtime.run(_make_charges(runtime))
+        except DatabaseUnavailable as error:
+            logger.warning("charges wait for the next run: %s", error)
+        else:
+            if made:
+                logger.info("charges made: %d", made)
+
 
 async def _drain(runtime: Runtime) -> int:
     return (await runtime.meter.drain()).num_entries
@@ -48,3 +62,8 @@ async def _make_partitions(runtime: Runtime) -> int:
     made = await make_partitions_ahead(runtime.database)
     await runtime.meter.forget_idle_consumers()
     return made
+
+
+async def _make_charges(runtime: Runtime) -> int:
+    now = datetime.now(UTC)
+    return await runtime.charges.charge_calibrations() + await runtime.charges.charge_storage(now)
