@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
 from billing.charges import ChargeRepository
+from billing.invoices.repository import AccountRepository
 from billing.repository import UsageRepository
-from db.session import Database
+from billing.spend.repository import AdjustmentRepository
+from db.session import Database, ReadSession
 from tenants.limits.kinds import Limit, Measure
 
 
@@ -22,16 +24,30 @@ class WindowUsage:
         self._database = database
 
     async def __call__(self, tenant_id: str, limit: Limit, start: datetime) -> int:
-        """Of `limit`, since `start`. Raises DatabaseUnavailable."""
+        """Of `limit`, since `start`; of a prepaid balance, in all times that were prepaid.
+
+        Raises DatabaseUnavailable.
+        """
         end = datetime.now(UTC) + timedelta(minutes=1)
         async with self._database.read(tenant_id) as session:
-            used = _amount(
-                await UsageRepository(session, tenant_id).since(start, end, limit), limit.metric.measure
-            )
-            if limit.metric.measure == "spend" and limit.scope == "tenant" and not limit.model:
-                # What is stored and calibrated is no project's, no key's and no model's.
-                used += await ChargeRepository(session, tenant_id).total(start, end)
+            if limit.metric.kind != "ever":
+                return await _used(session, tenant_id, limit, start, end)
+            periods = await AccountRepository(session, tenant_id).periods()
+            used = 0
+            for period in periods:
+                used += await _used(session, tenant_id, limit, period.since, period.until or end)
         return used
+
+
+async def _used(session: ReadSession, tenant_id: str, limit: Limit, start: datetime, end: datetime) -> int:
+    sums = await UsageRepository(session, tenant_id).since(start, end, limit)
+    used = _amount(sums, limit.metric.measure)
+    if limit.metric.measure == "spend" and limit.scope == "tenant" and not limit.model:
+        # What is stored and calibrated is no project's, no key's and no model's.
+        used += await ChargeRepository(session, tenant_id).total(start, end)
+        # Of these, what budgets are still to be told of counts from when they are.
+        used -= await AdjustmentRepository(session, tenant_id).untold(start, end)
+    return used
 
 
 def _amount(sums: Mapping[str, int], measure: Measure) -> int:

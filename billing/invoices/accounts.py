@@ -20,8 +20,7 @@ from billing.invoices.repository import AccountRepository
 from db.session import Database
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.repository import KeyRepository
-from tenants.resolver import publish_key_changes
+from tenants.quotas.balance import set_balance
 
 Mode = Literal["postpaid", "prepaid"]
 DETAILS = ("name", "email", "address", "country", "tax_id")
@@ -90,8 +89,8 @@ class BillingAccounts:
                 # The minute that has begun may have drawn something already.
                 periods[-1].until = max(minute, periods[-1].since) + timedelta(minutes=1)
             row.mode, row.updated_at = mode, now
-            digests = await KeyRepository(session, tenant_id).digests()
-            session.after_commit(lambda: publish_key_changes(self._redis, digests))
+            paid_in = await accounts.credits_sum() if mode == "prepaid" else None
+            await set_balance(session, self._redis, tenant_id, paid_in)
             await AuditLog.record(
                 session,
                 tenant_id,

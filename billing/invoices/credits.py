@@ -23,8 +23,7 @@ from db.base import new_id
 from db.session import EVERY_TENANT, Database, ReadSession, WriteSession
 from tenants.actors import SYSTEM, Actor
 from tenants.audit.service import AuditLog
-from tenants.repository import KeyRepository
-from tenants.resolver import publish_key_changes
+from tenants.quotas.balance import set_balance
 
 CreditKind = Literal["top_up", "grant", "credit_note", "kept", "applied", "refund", "expiry"]
 MAX_AMOUNT = 10**15
@@ -78,7 +77,7 @@ async def record_credit(
     Among the last things before the commit, as it writes the audit entry.
     """
     accounts = AccountRepository(session, tenant_id)
-    await accounts.hold()
+    account = await accounts.hold()
     known = await accounts.credit(kind, reference)
     if known is not None:
         return known
@@ -96,9 +95,8 @@ async def record_credit(
     )
     accounts.add_own(entry)
     await session.flush()
-    if redis_client is not None:
-        digests = await KeyRepository(session, tenant_id).digests()
-        session.after_commit(lambda: publish_key_changes(redis_client, digests))
+    if account.mode == "prepaid":
+        await set_balance(session, redis_client, tenant_id, await accounts.credits_sum())
     details = {"kind": kind, "amount": amount, "reference": reference}
     await AuditLog.record(session, tenant_id, actor, "credit.created", ("credit", entry.id), details)
     return entry

@@ -23,15 +23,14 @@ from tenants.quotas import scripts as lua
 from tenants.quotas.ending import Endings
 from tenants.quotas.link import Link, LinkDown, ReplyError
 from tenants.quotas.local import LocalShare
-from tenants.quotas.plan import KINDS, CompiledPlan, Contract, Plans, compile_plan
+from tenants.quotas.outside import window_start
+from tenants.quotas.plan import CompiledPlan, Contract, Plans, compile_plan
 from tenants.quotas.renewal import Renewal
 from tenants.quotas.reservation import LimitState, Reservation, Seed
 from tenants.quotas.scripts import Scripts, Timing
 
 logger = logging.getLogger(__name__)
 
-EVER = datetime.fromtimestamp(0, UTC)
-"""When a budget that is for ever began, whenever its tenant did."""
 UNAVAILABLE_RETRY = 2.0
 """Seconds after which to try again what needs Redis or the ledger."""
 
@@ -178,12 +177,7 @@ class Quotas:
         key = (plan.tag, bucket.name)
         task = self._seeding.get(key)
         if task is None:
-            now = datetime.fromtimestamp(now_ms / 1000, UTC)
-            start = now.replace(hour=0, minute=0, second=0, microsecond=0)
-            if bucket.kind == KINDS["month"]:
-                start = start.replace(day=1)
-            elif bucket.kind == KINDS["ever"]:
-                start = EVER
+            start = window_start(bucket.limit, datetime.fromtimestamp(now_ms / 1000, UTC))
             task = asyncio.ensure_future(self._seed(plan.tenant_id, bucket.limit, start))
             self._seeding[key] = task
             task.add_done_callback(lambda done: self._seeded(key, done))

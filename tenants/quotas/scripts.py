@@ -104,7 +104,7 @@ class Scripts:
         """`head` from `reserve_head`, `tail` from `reserve_tail`. `amounts`: requests, input, output and
         spend at most, input and output likely.
         """
-        packed = _RESERVE.pack(*amounts, self._lifetime, force, parts)
+        packed = self.reserve_arguments(amounts, force, parts)
         key = tag + b"r:" + request_id
         body = b"$%d\r\n%b\r\n%b$72\r\n%b\r\n$%d\r\n%b\r\n" % (
             *(len(key), key, tail, packed),
@@ -113,6 +113,12 @@ class Scripts:
         if not seeds:
             return b"*9\r\n" + head + body
         return b"*10\r\n" + head + body + bulk(msgspec.msgpack.encode(seeds))
+
+    def reserve_arguments(
+        self, amounts: tuple[int, int, int, int, int, int], force: bool = False, parts: int = 1
+    ) -> bytes:
+        """The numbers that `reserve` is called with."""
+        return _RESERVE.pack(*amounts, self._lifetime, force, parts)
 
     def settle(
         self,

@@ -18,7 +18,10 @@ from openai._base_client import AsyncPaginator
 from openai.pagination import AsyncPage
 
 from api.deps import Services
+from billing.notifications.sending import WebhookSender
+from billing.notifications.service import WebhookService
 from billing.service import UsageReports
+from billing.spend.alerts import SpendAlertService
 from db.session import Database
 from tenants.actors import OPERATOR
 from tenants.models import Tenant
@@ -103,7 +106,15 @@ def serving_accounts(codec: TextCodec, database_url: str, redis_url: str) -> Ite
     world = build(codec)
     quotas = Quotas(redis_url, "organization-test")
     usage = UsageReports(database)
-    services: Services = replace(world.services, keys=keys, accounts=accounts, quotas=quotas, usage=usage)
+    services: Services = replace(
+        world.services,
+        keys=keys,
+        accounts=accounts,
+        quotas=quotas,
+        usage=usage,
+        webhooks=WebhookService(database, WebhookSender(http_allowed=True, private_allowed=True)),
+        spend_alerts=SpendAlertService(database),
+    )
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def start() -> None:
