@@ -18,8 +18,12 @@ from admin import security
 from admin.adapter_routes import AdapterRoutes
 from admin.forms import read_form
 from admin.frame import EXPIRED, FOREIGN, HERE, Frame, Visitor
+from admin.join_routes import JoinRoutes
 from admin.key_routes import KeyRoutes
 from admin.lockout import Lockout
+from admin.member_routes import MemberRoutes
+from admin.playground_routes import PlaygroundRoutes
+from admin.record_routes import RecordRoutes
 from admin.services import AdapterServices, ConsoleServices, Explanations
 from admin.sessions import Opened
 from admin.upload_routes import UploadRoutes
@@ -42,6 +46,10 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *UploadRoutes(frame, services).routes(),
             *AdapterRoutes(frame, services).routes(),
             *KeyRoutes(frame, services).routes(),
+            *MemberRoutes(frame, services).routes(),
+            *PlaygroundRoutes(frame, services).routes(),
+            *RecordRoutes(frame, services).routes(),
+            *JoinRoutes(frame, services).routes(),
             Mount("/static", _Static(frame.version)),
         ],
         exception_handlers={HTTPException: frame.refused},

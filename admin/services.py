@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from redis.asyncio import Redis
+from starlette.requests import Request
+from starlette.responses import Response
 
 from adapters.catalogue import AdapterCatalogue
 from adapters.deletion import AdapterDeletion
@@ -17,9 +19,11 @@ from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
 from adapters.jobs.service import JobService
 from adapters.reports import ReportReader
+from adapters.resolver import ModelResolver
 from adapters.service import AdapterService
 from adapters.submission import AdapterSubmission
 from admin.pages.overview import OverviewPage
+from sla.service import SlaReports
 from tenants.accounts import UserAccounts
 from tenants.context import KeyKind
 from tenants.service import AccountServices
@@ -40,6 +44,15 @@ class AdapterServices(Protocol):
     def jobs(self) -> JobService: ...
     @property
     def reports(self) -> ReportReader: ...
+
+
+class Playground(Protocol):
+    """Answers of models, for people who signed in."""
+
+    async def chat(self, request: Request, tenant_id: str, user_id: str) -> Response:
+        """Answer a request whose body is that of a chat completion, under the user's limits, on their bill.
+        Raises what `Explanations` know.
+        """
 
 
 @dataclass(frozen=True)
@@ -65,6 +78,9 @@ class ConsoleServices:
     files: FileService
     uploads: UploadService
     adapters: AdapterServices
+    models: ModelResolver
+    playground: Playground
+    sla: SlaReports
     base_digest: Callable[[], str]
     """Of the base that is served; raises one of `explanations.known` while there is no engine to ask."""
     explanations: Explanations

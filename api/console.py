@@ -8,13 +8,16 @@ from __future__ import annotations
 import redis.asyncio
 
 from adapters.files.service import FileService, UploadService
+from adapters.resolver import ModelResolver
 from admin.app import ConsoleServices, Explanations, create_console
 from admin.pages.overview import OverviewPage
 from api.edge import AsgiApp
 from api.errors import FACES, NotServing, envelope, face_of
 from api.onboarding import Onboarding
 from api.organization.scopes import SCOPES
+from api.playground import Playground
 from engine.client import EngineClient
+from sla.service import SlaReports
 from tenants.service import AccountServices
 
 EXPLANATIONS = Explanations(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
@@ -27,6 +30,9 @@ def console_over(
     files: FileService,
     uploads: UploadService,
     onboarding: Onboarding,
+    models: ModelResolver,
+    playground: Playground,
+    sla: SlaReports,
     engine: EngineClient,
 ) -> AsgiApp:
     """The console, to be mounted."""
@@ -46,6 +52,9 @@ def console_over(
             files=files,
             uploads=uploads,
             adapters=onboarding,
+            models=models,
+            playground=playground,
+            sla=sla,
             base_digest=base_digest,
             explanations=EXPLANATIONS,
         )

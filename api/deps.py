@@ -183,7 +183,12 @@ def check_model(caller: TenantContext, name: str) -> None:
 
 def serving_engine(request: Request) -> EngineInfo:
     """Who generates. Raises NotServing while there is no engine to ask."""
-    engine = services_of(request).engine
+    return engine_of(services_of(request))
+
+
+def engine_of(services: Services) -> EngineInfo:
+    """The same. Raises NotServing."""
+    engine = services.engine
     if engine.info is None or not engine.ready:
         raise NotServing("The engine is not ready. Try again in a moment.")
     return engine.info

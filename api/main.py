@@ -33,6 +33,7 @@ from api.console import console_over
 from api.deps import Limits, Services
 from api.edge import AsgiApp
 from api.onboarding import open_onboarding
+from api.playground import Playground
 from api.settings import ApiSettings
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
@@ -52,6 +53,7 @@ from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import account_services
 from tenants.settings import TenantSettings
+from tenants.user_callers import UserCallers
 from tokenization.codec import TextCodec
 
 log = structlog.get_logger(__name__)
@@ -182,10 +184,20 @@ async def open_services(
             webhooks=WebhookService(rows, _webhook_sender(NotificationSettings())),
             spend_alerts=SpendAlertService(rows),
         )
-        yield (
-            services,
-            console_over(cache, accounts, overview, files, uploads, onboarding, engine),
+        playground = Playground(services, UserCallers(rows))
+        console = console_over(
+            cache,
+            accounts,
+            overview,
+            files,
+            uploads,
+            onboarding,
+            models,
+            playground,
+            services.sla_reports,
+            engine,
         )
+        yield services, console
 
 
 def _webhook_sender(settings: NotificationSettings) -> WebhookSender:

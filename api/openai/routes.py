@@ -16,11 +16,12 @@ from adapters.resolver import ModelCard, ResolvedModel
 from api.deps import (
     GENERATE,
     READ_MODELS,
+    Services,
     authenticate,
     check_model,
+    engine_of,
     read_json,
     services_of,
-    serving_engine,
 )
 from api.errors import NoRoomForFlex
 from api.openai import schemas
@@ -49,13 +50,19 @@ router = APIRouter(prefix="/v1", responses=ERROR_RESPONSES)
 )
 async def create_chat_completion(request: Request) -> Response:
     """The assistant's next turn in a conversation."""
-    services = services_of(request)
     caller = await authenticate(request, GENERATE)
+    return await chat_completion(request, services_of(request), caller)
+
+
+async def chat_completion(request: Request, services: Services, caller: TenantContext) -> Response:
+    """The same for whoever is known already, such as somebody who signed in to the console. Raises what the
+    route does.
+    """
     with observed(caller, services.sla, services.metrics) as observation:
         body = schemas.decode_chat(await read_json(request))
-        model = await _model(request, caller, body.model)
-        draft = await chat_draft(body, caller, model, serving_engine(request), services.text)
-        return await _answer(request, body, draft, observation, chat=True)
+        model = await _model(services, caller, body.model)
+        draft = await chat_draft(body, caller, model, engine_of(services), services.text)
+        return await _answer(request, services, body, draft, observation, chat=True)
 
 
 @router.post(
@@ -71,30 +78,30 @@ async def create_completion(request: Request) -> Response:
     caller = await authenticate(request, GENERATE)
     with observed(caller, services.sla, services.metrics) as observation:
         body = schemas.decode_completion(await read_json(request))
-        model = await _model(request, caller, body.model)
-        draft = await completion_draft(body, caller, model, serving_engine(request), services.text)
-        echo = _echo(request, body, draft)
-        return await _answer(request, body, draft, observation, chat=False, echo=echo)
+        model = await _model(services, caller, body.model)
+        draft = await completion_draft(body, caller, model, engine_of(services), services.text)
+        echo = _echo(services, body, draft)
+        return await _answer(request, services, body, draft, observation, chat=False, echo=echo)
 
 
-async def _model(request: Request, caller: TenantContext, name: str) -> ResolvedModel:
+async def _model(services: Services, caller: TenantContext, name: str) -> ResolvedModel:
     """What the name stands for, if the key may use it. What it may not is not even looked up; an id has a
     name, and a name a version that may be denied, only afterwards.
     """
     if ADAPTER_ID.fullmatch(name) is None:
         check_model(caller, name)
-    model = await services_of(request).models.resolve(caller.tenant_id, name)
+    model = await services.models.resolve(caller.tenant_id, name)
     check_model(caller, model.name)
     return model
 
 
-def _echo(request: Request, body: CompletionRequest, draft: Draft) -> list[str] | None:
+def _echo(services: Services, body: CompletionRequest, draft: Draft) -> list[str] | None:
     """What each prompt's choices begin with when the prompt is to be repeated."""
     if not body.echo:
         return None
     if isinstance(body.prompt, str):
         return [body.prompt]
-    vocabulary = services_of(request).text.vocabulary
+    vocabulary = services.text.vocabulary
     return [
         given if isinstance(given, str) else vocabulary.decode(prompt_ids).decode("utf-8", "replace")
         for given, prompt_ids in zip(_given(body.prompt), draft.prompts, strict=True)
@@ -107,6 +114,7 @@ def _given(prompt: list[Any]) -> list[Any]:
 
 async def _answer(
     request: Request,
+    services: Services,
     body: GenerationFields,
     draft: Draft,
     observation: Observation,
@@ -114,13 +122,12 @@ async def _answer(
     chat: bool,
     echo: list[str] | None = None,
 ) -> Response:
-    services = services_of(request)
     request.state.log |= {"model": draft.model.name, "id": draft.id}
     observation.tier = asked_for(body.service_tier, draft.caller)
     booking = await book(draft, observation.tier, services.quotas, services.prices)
     observation.tier = booking.submission.tier
     try:
-        return await _run(request, body, booking, observation, chat, echo)
+        return await _run(request, services, body, booking, observation, chat, echo)
     except RequestRejected as error:
         if error.code == "overloaded" and booking.submission.tier == PriorityClass.FLEX:
             raise NoRoomForFlex(error.retry_after) from error
@@ -131,13 +138,14 @@ async def _answer(
 
 async def _run(
     request: Request,
+    services: Services,
     body: GenerationFields,
     booking: Booking,
     observation: Observation,
     chat: bool,
     echo: list[str] | None,
 ) -> Response:
-    services, submission, reservation = services_of(request), booking.submission, booking.reservation
+    submission, reservation = booking.submission, booking.reservation
     headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
     answer = Answer(booking, observation, services.text, services.metrics, request.state.arrived, chat, echo)
     if body.stream:
@@ -172,7 +180,7 @@ async def retrieve_model(request: Request, model: str) -> dict[str, Any]:
     """One model: `base`, `base:adapter`, `base:adapter@version` or an adapter's id."""
     caller = await authenticate(request, READ_MODELS)
     if caller.models:
-        await _model(request, caller, model)
+        await _model(services_of(request), caller, model)
     return _model_object(await services_of(request).models.card(caller.tenant_id, model))
 
 

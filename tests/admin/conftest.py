@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,13 +18,25 @@ from adapters.service import AdapterService, ModelResolver
 from admin.app import ConsoleServices, create_console
 from admin.pages.overview import OverviewPage
 from api.console import EXPLANATIONS
+from api.deps import Services
+from api.edge import BodyLimit, BodyLimits, Edge
 from api.organization.scopes import SCOPES
+from api.playground import Playground
 from billing.service import UsageReports
+from billing.window_usage import WindowUsage
 from db.session import Database
+from sla.recorder import SlaRecorder
+from sla.service import SlaReports
+from telemetry.metrics import ServingMetrics
 from tenants.accounts import UserAccounts
 from tenants.key_service import KeyService
+from tenants.quotas import Quotas
 from tenants.service import AccountServices, TenantService, account_services
+from tenants.user_callers import UserCallers
+from tests.api.fakes import FakeEngine, FakePrices
 from tests.support.onboarding import BASE_DIGEST, Scene, scene
+from tests.support.text_base import write_base
+from tokenization.codec import TextCodec
 
 EMAIL = "ada@acme.example"
 PASSWORD = "correct horse battery"
@@ -44,10 +57,18 @@ class Site:
     tenant_id: str
     place: Scene
     """What the console's adapters stand on."""
+    engine: FakeEngine
+    """Answers the playground."""
+    quotas: Quotas
+
+    @property
+    def whole(self) -> Edge:
+        """As the API process serves it."""
+        return Edge(self.app, ServingMetrics(), BodyLimits(BodyLimit(1 << 26, 30)))
 
     def visitor(self, origin: str = "http://127.0.0.1:8000") -> httpx.AsyncClient:
         """A browser without cookies."""
-        transport = httpx.ASGITransport(self.app, client=("127.0.0.1", 5000))
+        transport = httpx.ASGITransport(self.whole, client=("127.0.0.1", 5000))
         return httpx.AsyncClient(transport=transport, base_url=f"{origin}/console")
 
 
@@ -63,13 +84,49 @@ async def sign_in(visitor: httpx.AsyncClient, email: str = EMAIL, password: str 
     return await visitor.post("/sign-in", data=fields)
 
 
+@pytest.fixture(scope="session")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    return TextCodec.load(write_base(tmp_path_factory.mktemp("base")))
+
+
+@asynccontextmanager
+async def playground(
+    database: Database, redis_client: redis.asyncio.Redis, redis_url: str, codec: TextCodec
+) -> AsyncIterator[tuple[Playground, FakeEngine, Quotas]]:
+    """The true one, over an engine that plays a script."""
+    engine = FakeEngine(codec)
+    quotas = Quotas(redis_url, "test", seed=WindowUsage(database))
+    await quotas.start()
+    services = Services(
+        engine=engine,  # type: ignore[arg-type]
+        text=codec,
+        models=ModelResolver(database, redis_client, "sapling"),
+        quotas=quotas,
+        prices=FakePrices(),  # type: ignore[arg-type]
+        sla=SlaRecorder(redis_client),
+        sla_reports=SlaReports(database),
+        **dict.fromkeys(("keys", "usage", "files", "uploads")),  # type: ignore[arg-type]
+    )
+    try:
+        yield Playground(services, UserCallers(database)), engine, quotas
+    finally:
+        await quotas.close()
+
+
 @pytest.fixture
 async def site(
-    database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
+    codec: TextCodec,
 ) -> AsyncIterator[Site]:
     account = account_services(database, redis_client, SECRET)
     tenants, keys, accounts = account.tenants, account.keys, account.users
-    async with scene(database, redis_client, redis_url, tmp_path) as place:
+    async with (
+        scene(database, redis_client, redis_url, tmp_path) as place,
+        playground(database, redis_client, redis_url, codec) as (talking, engine, quotas),
+    ):
         tenant_id = place.tenants[0]
         await accounts.create(tenant_id, EMAIL, PASSWORD)
         models = ModelResolver(database, redis_client, "sapling")
@@ -83,13 +140,26 @@ async def site(
                 files=place.files,
                 uploads=place.uploads,
                 adapters=place.onboarding,
+                models=models,
+                playground=talking,
+                sla=SlaReports(database),
                 base_digest=lambda: BASE_DIGEST,
                 explanations=EXPLANATIONS,
             )
         )
         app = Starlette(routes=[Mount("/console", console)])
         yield Site(
-            app, tenants, keys, accounts, account, place.onboarding.adapters, redis_client, tenant_id, place
+            app,
+            tenants,
+            keys,
+            accounts,
+            account,
+            place.onboarding.adapters,
+            redis_client,
+            tenant_id,
+            place,
+            engine,
+            quotas,
         )
 
 

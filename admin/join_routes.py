@@ -1,0 +1,109 @@
+"""How an invited person becomes a user: a page that takes the invitation's code and a password of their own.
+
+The code comes behind the hash of the link they were given, which the page's script puts into the form;
+without scripts they paste it. Refuses to know what an invitation is good for.
+"""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from admin import problems, security
+from admin.forms import read_form
+from admin.frame import EXPIRED, FOREIGN, Endpoint, Frame
+from admin.services import ConsoleServices
+from admin.sessions import Opened
+from tenants.errors import InviteInvalid
+from tenants.passwords import MIN_PASSWORD_LEN
+
+_FIELDS = ("token", "name", "password")
+_INVALID = (
+    "This invitation is not valid, or not any more: it was used, withdrawn, or is too old. Ask whoever "
+    "invited you for another one."
+)
+
+
+class JoinRoutes:
+    """`/join`, for nobody who is signed in needs it."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        self._invites = services.account.invites
+        self._explanations = services.explanations
+        self._refusals = problems.refusals(services.explanations)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/join", self._told(self.show), methods=["GET"]),
+            Route("/join", self._told(self.join), methods=["POST"]),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        opened = await self._frame.sessions.find(security.session_id(request))
+        return await self._form(request, opened, {}, problems.NONE)
+
+    async def join(self, request: Request) -> Response:
+        form = await read_form(request)
+        opened = await self._frame.sessions.find(security.session_id(request))
+        if not security.is_same_origin(request):
+            raise HTTPException(403, FOREIGN)
+        if opened is None or not opened.session.accepts(form.get("csrf_token", "")):
+            return await self._form(request, None, form, problems.Problems(form=EXPIRED), 403)
+        try:
+            if form.get("password") != form.get("again"):
+                raise problems.Refused("password", "The two passwords are not the same.")
+            account = await self._invites.accept(
+                form.get("token", "").strip().rpartition("#")[2],  # the link itself will do
+                form.get("password", ""),
+                name=form.get("name", ""),
+                address=request.client.host if request.client else None,
+                request_id=request.scope.get("state", {}).get("request_id"),
+            )
+        except InviteInvalid:
+            return await self._form(request, opened, form, problems.Problems(token=_INVALID), 422)
+        except self._refusals as error:
+            status, beside = problems.explain(error, _FIELDS, self._explanations)
+            return await self._form(request, opened, form, beside, status)
+        entered = await self._frame.sessions.sign_in(opened.id, account.user_id, account.tenant_id)
+        await self._frame.sessions.say(
+            entered, f"Welcome to {account.tenant_name}. You are its {account.role}."
+        )
+        response = self._frame.to(request, "/")
+        security.set_session(request, response, entered.id)
+        return response
+
+    async def _form(
+        self,
+        request: Request,
+        opened: Opened | None,
+        fields: dict[str, str],
+        beside: problems.Problems,
+        status: int = 200,
+    ) -> Response:
+        opened = opened or await self._frame.sessions.begin()
+        kept = {name: fields.get(name, "") for name in ("token", "name")}
+        response = self._frame.page(
+            request,
+            "join.html",
+            status,
+            csrf_token=opened.session.csrf_token,
+            fields=kept,
+            problems=beside,
+            min_len=MIN_PASSWORD_LEN,
+        )
+        if opened.fresh:
+            security.set_session(request, response, opened.id)
+        return response
+
+    def _told(self, serve: Endpoint) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            self._frame.require_private(request)
+            try:
+                return await serve(request)
+            except self._explanations.known as error:
+                return await self._frame.refused(request, error)
+
+        return endpoint

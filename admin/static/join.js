@@ -1,0 +1,10 @@
+// The code of an invitation stands behind the # of its link, which browsers send to nobody. It goes into the form,
+// and out of the address, so that no history keeps it.
+
+const field = document.getElementById("token");
+const code = location.hash.slice(1);
+if (code) {
+  field.value = code;
+  field.closest("[data-token]").hidden = true;
+  history.replaceState(null, "", location.pathname);
+}

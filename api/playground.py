@@ -1,0 +1,28 @@
+"""The console's playground: chat for somebody who signed in, on the very path that requests with a key take.
+
+So the same limits hold, the same bill has it, and the same words refuse it. Owns only who is asking: no key
+is involved, and in usage the user's id stands where a key's would.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.deps import Services
+from api.openai.routes import chat_completion
+from tenants.user_callers import UserCallers
+
+
+class Playground:
+    def __init__(self, services: Services, callers: UserCallers) -> None:
+        self._services = services
+        self._callers = callers
+
+    async def chat(self, request: Request, tenant_id: str, user_id: str) -> Response:
+        """Answer `request`, whose body is that of a chat completion, for this user. Whoever calls has seen to
+        it that it is theirs. Raises what `api.openai.routes` does; UserNotFound.
+        """
+        caller = await self._callers.of(tenant_id, user_id)
+        request.state.log = {"tenant": tenant_id, "user_id": user_id}
+        return await chat_completion(request, self._services, caller)
