@@ -77,7 +77,7 @@ class Bill:
     @property
     def owed_nothing(self) -> bool:
         """Whether there is no reason for an invoice: what rounding left can wait."""
-        return all(line.amount == 0 or line.kind == "carried" for line in self.lines)
+        return all(line.amount == 0 or line.kind in ("carried", "credit", "kept") for line in self.lines)
 
     def of(self, kind: LineKind) -> int:
         return sum(line.amount for line in self.lines if line.kind == kind)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import date, datetime
+from typing import Any
 
-from sqlalchemy import Row, func, select, text
+from sqlalchemy import BigInteger, Row, cast, func, select, text, union_all
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -19,7 +20,7 @@ from billing.invoices.models import (
     InvoicePayment,
     PrepaidPeriod,
 )
-from billing.models import Charge, UsageRollupDay
+from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay
 from db.repository import TenantRepository
 from tenants.models import Tenant
 from tenants.repository import is_id, keyset
@@ -125,6 +126,38 @@ class InvoiceRepository(TenantRepository):
             .group_by(InvoiceLine.month)
         )
         return {month: int(amount) for month, amount in (await self.session.execute(query)).tuples()}
+
+    async def priced_anew(self, start: datetime, end: datetime) -> list[Row[*tuple[Any, ...]]]:
+        """Rows (model, service_tier, prompt_tokens, cached_tokens, completion_tokens, cost, cached_cost,
+        output_cost) of the ledger's requests in [start, end), each row's cost computed again from its counts
+        and the prices it carries; less what was reversed then.
+        """
+        record, taken = UsageRecord, Reversal
+        prices = (record.input_price, record.cached_input_price, record.output_price)
+        counts = (record.prompt_tokens, record.cached_tokens, record.completion_tokens)
+        percent = record.price_percent
+        costs = (
+            func.usage_cost(*counts, *prices, percent),
+            func.usage_cost_share(record.cached_tokens, record.cached_input_price, percent),
+            func.usage_cost_share(record.completion_tokens, record.output_price, percent),
+        )
+        names = (*(count.key for count in counts), "cost", "cached_cost", "output_cost")
+        used = self.select_own(
+            record,
+            record.model,
+            record.service_tier,
+            *(column.label(name) for column, name in zip((*counts, *costs), names, strict=True)),
+        ).where(record.submitted_at >= start, record.submitted_at < end)
+        reversed_ = self.select_own(
+            taken,
+            taken.model,
+            taken.service_tier,
+            *((-getattr(taken, name)).label(name) for name in names),
+        ).where(taken.at >= start, taken.at < end, taken.request_id.is_not(None))
+        rows = union_all(used, reversed_).subquery()
+        sums = (cast(func.sum(rows.c[name]), BigInteger).label(name) for name in names)
+        query = select(rows.c.model, rows.c.service_tier, *sums).group_by(rows.c.model, rows.c.service_tier)
+        return list((await self.session.execute(query)).all())
 
     async def notes(self, invoice_ids: Sequence[str]) -> list[CreditNote]:
         query = (

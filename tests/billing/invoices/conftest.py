@@ -116,6 +116,7 @@ class Business:
             await session.execute(
                 text(
                     "INSERT INTO plans (id, name, monthly_fee, included_usage) VALUES ('p', 'team', :f, :i)"
+                    " ON CONFLICT DO NOTHING"
                 ),
                 {"f": fee, "i": included},
             )
@@ -136,5 +137,5 @@ async def forget_bills(owner_database: Database) -> None:
         await session.execute(text("UPDATE document_numbers SET last = 0"))
         for table in TABLES:
             await session.execute(text(f"ALTER TABLE {table} ENABLE TRIGGER USER"))
-        await session.execute(text("UPDATE tenants SET disabled_at = NULL"))
+        await session.execute(text("TRUNCATE tenants CASCADE"))
     await forget_ledger(owner_database)

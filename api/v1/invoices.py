@@ -1,0 +1,218 @@
+"""`/v1/organization/invoices`: a tenant's invoices and the preview of one, as JSON and PDF; and its balance.
+
+Owns the JSON's form. Amounts are in micro-USD where their name says so, in cents where it says that; floats
+nowhere. Nothing here changes anything: months are closed by the worker, credits come with payments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from api.deps import READ_BILLING, authenticate, services_of
+from api.errors import NotServing
+from api.openapi import ERROR_RESPONSES
+from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
+from billing.invoices.credits import CreditService
+from billing.invoices.lines import Line
+from billing.invoices.models import CreditEntry, CreditNote, InvoicePayment
+from billing.invoices.months import begin, following, month_of, parse
+from billing.invoices.rendering import render
+from billing.invoices.service import InvoiceService
+from billing.invoices.views import InvoiceView, line_details, note_name
+
+router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Billing"])
+
+_PDF: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/pdf": {"schema": {"type": "string", "format": "binary"}}}}
+}
+# One at a time: drawing takes a processor's time that requests on models wait for.
+_drawing = ThreadPoolExecutor(1, thread_name_prefix="invoice-pdf")
+
+
+@router.get("/invoices", operation_id="listInvoices")
+async def list_invoices(request: Request, query: Paged) -> dict[str, Any]:
+    """Final ones, without their lines."""
+    tenant_id, invoices = await _asking(request)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS)
+    found = await invoices.list(
+        tenant_id, after=query.after, limit=query.limit + 1, newest_first=query.newest_first
+    )
+    return page([invoice_object(one, with_lines=False) for one in found], query.limit)
+
+
+@router.get("/invoices/preview", operation_id="previewInvoice")
+async def preview_invoice(request: Request, month: str | None = None) -> dict[str, Any]:
+    """What a month, this one unless told otherwise, would be invoiced as if nothing more were used; of one
+    that has its invoice, that.
+    """
+    tenant_id, invoices = await _asking(request)
+    refuse_unknown(list(request.query_params), frozenset({"month"}))
+    return invoice_object(await _preview(invoices, tenant_id, month))
+
+
+@router.get(
+    "/invoices/preview/pdf", operation_id="previewInvoicePdf", response_class=Response, responses=_PDF
+)
+async def preview_invoice_pdf(request: Request, month: str | None = None) -> Response:
+    tenant_id, invoices = await _asking(request)
+    refuse_unknown(list(request.query_params), frozenset({"month"}))
+    return await _document(await _preview(invoices, tenant_id, month))
+
+
+@router.get("/invoices/{invoice_id}", operation_id="retrieveInvoice")
+async def retrieve_invoice(request: Request, invoice_id: str) -> dict[str, Any]:
+    tenant_id, invoices = await _asking(request)
+    refuse_unknown(list(request.query_params), frozenset())
+    return invoice_object(await invoices.find(tenant_id, invoice_id))
+
+
+@router.get(
+    "/invoices/{invoice_id}/pdf", operation_id="retrieveInvoicePdf", response_class=Response, responses=_PDF
+)
+async def retrieve_invoice_pdf(request: Request, invoice_id: str) -> Response:
+    tenant_id, invoices = await _asking(request)
+    refuse_unknown(list(request.query_params), frozenset())
+    return await _document(await invoices.find(tenant_id, invoice_id))
+
+
+@router.get("/balance", operation_id="retrieveBalance")
+async def retrieve_balance(request: Request) -> dict[str, Any]:
+    """What is left of what was put in."""
+    caller = await authenticate(request, READ_BILLING)
+    refuse_unknown(list(request.query_params), frozenset())
+    balance = await _credits(request).balance(caller.tenant_id)
+    return {
+        "object": "organization.balance",
+        "amount_micro_usd": balance.amount,
+        "credits_micro_usd": balance.credits,
+        "used_micro_usd": balance.used,
+        "currency": "usd",
+    }
+
+
+@router.get("/credits", operation_id="listCredits")
+async def list_credits(request: Request, query: Paged) -> dict[str, Any]:
+    """What was put into the balance, and taken out."""
+    caller = await authenticate(request, READ_BILLING)
+    refuse_unknown(list(request.query_params), PAGE_PARAMETERS)
+    found = await _credits(request).list(
+        caller.tenant_id, after=query.after, limit=query.limit + 1, newest_first=query.newest_first
+    )
+    return page([_credit(one) for one in found], query.limit)
+
+
+async def _asking(request: Request) -> tuple[str, InvoiceService]:
+    """Whose invoices. Raises NotServing where there are none."""
+    caller = await authenticate(request, READ_BILLING)
+    invoices = services_of(request).invoices
+    if invoices is None:
+        raise NotServing("Invoices are not served here.")
+    return caller.tenant_id, invoices
+
+
+def _credits(request: Request) -> CreditService:
+    credits = services_of(request).credits
+    if credits is None:
+        raise NotServing("Balances are not served here.")
+    return credits
+
+
+async def _preview(invoices: InvoiceService, tenant_id: str, month: str | None) -> InvoiceView:
+    now = datetime.now(UTC)
+    return await invoices.preview(tenant_id, month_of(now) if month is None else parse(month), now=now)
+
+
+async def _document(invoice: InvoiceView) -> Response:
+    body = await asyncio.get_running_loop().run_in_executor(_drawing, render, invoice)
+    name = invoice.name if invoice.number else f"preview-{invoice.month:%Y-%m}"
+    return Response(
+        body,
+        media_type="application/pdf",
+        headers={
+            "content-disposition": f'attachment; filename="{name}.pdf"',
+            "x-content-type-options": "nosniff",
+            "cache-control": "no-store",
+        },
+    )
+
+
+def invoice_object(invoice: InvoiceView, *, with_lines: bool = True) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "id": invoice.id,
+        "object": "organization.invoice",
+        "number": invoice.name if invoice.number else None,
+        "status": invoice.status,
+        "month": f"{invoice.month:%Y-%m}",
+        "period_start": _unix(begin(invoice.month)),
+        "period_end": _unix(begin(following(invoice.month))),
+        "issued_at": _unix(invoice.issued_at) if invoice.number else None,
+        "due_at": _unix(invoice.due_at) if invoice.number else None,
+        "currency": "usd",
+        "total_micro_usd": invoice.total,
+        "total_cents": invoice.total_cents,
+        "carried_to_next_micro_usd": invoice.carried_out,
+        "due_cents": max(0, invoice.due_cents),
+        "seller": invoice.seller,
+        "customer": invoice.customer,
+        "credit_notes": [_note(note) for note in invoice.notes],
+        "payments": [_payment(payment) for payment in invoice.payments],
+    }
+    if with_lines:
+        shown["lines"] = [_line(line, invoice.month) for line in invoice.lines]
+    return shown
+
+
+def _line(line: Line, month: date) -> dict[str, Any]:
+    return {
+        "object": "organization.invoice.line",
+        "kind": line.kind,
+        "month": f"{line.month:%Y-%m}",
+        "late": line.month < month,
+        "description": line.description,
+        "amount_micro_usd": line.amount,
+        **line_details(line),
+    }
+
+
+def _note(note: CreditNote) -> dict[str, Any]:
+    return {
+        "id": note.id,
+        "object": "organization.credit_note",
+        "number": note_name(note.number),
+        "issued_at": _unix(note.issued_at),
+        "amount_cents": note.amount_cents,
+        "settlement": note.settlement,
+        "reason": note.reason,
+    }
+
+
+def _payment(payment: InvoicePayment) -> dict[str, Any]:
+    return {
+        "id": payment.id,
+        "object": "organization.invoice.payment",
+        "kind": payment.kind,
+        "at": _unix(payment.at),
+        "amount_cents": payment.amount_cents,
+    }
+
+
+def _credit(entry: CreditEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "object": "organization.credit",
+        "kind": entry.kind,
+        "at": _unix(entry.at),
+        "amount_micro_usd": entry.amount,
+        "reason": entry.reason,
+        "invoice_id": entry.invoice_id,
+        "expires_at": None if entry.expires_at is None else _unix(entry.expires_at),
+    }
+
+
+def _unix(moment: datetime) -> int:
+    return int(moment.timestamp())

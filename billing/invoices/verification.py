@@ -1,0 +1,180 @@
+"""Proves that invoices are what the ledger says: from its rows again, line by line.
+
+Invoices were made of the ledger's sums; here every row is priced anew, by its counts and the prices it
+carries. What a month's rows come to is what all invoices together have of it, and what was recorded since,
+which the next one will have: never less. So a past invoice recomputed gives the same integers, and a row that
+was lost, changed or counted twice is found by the line it was on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from billing.invoices.drafting import Books
+from billing.invoices.ledger import MonthLedger
+from billing.invoices.lines import Key, LedgerLine, added, in_cents, ledger_line
+from billing.invoices.models import CreditEntry, Invoice, InvoiceLine
+from billing.invoices.months import begin, following
+from billing.invoices.repository import (
+    LEDGER_KINDS,
+    AccountRepository,
+    InvoiceRepository,
+    MonthRepository,
+)
+from billing.invoices.views import invoice_name
+from db.session import EVERY_TENANT, Database, ReadSession
+from tenants.repository import TenantDirectory
+
+Sums = dict[Key, tuple[int, int]]
+"""Quantity and amount by key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something on an invoice that is not what it must be."""
+
+    tenant_id: str
+    invoice: str
+    """Its number; the month where a month of several is meant."""
+    what: str
+    expected: int
+    found: int
+
+
+class InvoiceVerification:
+    """For the operator, and for whoever reconciles."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def verify(self, tenant_id: str | None = None) -> list[Finding]:
+        """What is wrong with a tenant's invoices, or with everybody's and their numbers. Raises
+        DatabaseUnavailable.
+        """
+        if tenant_id is not None:
+            return await self._verify(tenant_id)
+        async with self._database.read(EVERY_TENANT) as session:
+            tenants = [tenant.id for tenant in await TenantDirectory(session).tenants()]
+            first, last, count = await MonthRepository(session).numbers()
+        findings = [finding for one in tenants for finding in await self._verify(one)]
+        if count and (first, last) != (1, count):
+            findings.append(Finding("", invoice_name(last), "numbers without gaps, from 1", count, last))
+        return findings
+
+    async def late(self, tenant_id: str) -> dict[date, int]:
+        """Micro-USD of months that were invoiced which the next invoice will have."""
+        async with self._database.read(tenant_id) as session:
+            latest = await InvoiceRepository(session, tenant_id).latest()
+            books = Books(session, tenant_id)
+            months = await books.unsettled(following(latest.month)) if latest is not None else []
+            found = [await books.of(month) for month in months]
+        return {
+            one.month: sum(line.amount for line in one.ledger) - sum(line.amount for line in one.invoiced)
+            for one in found
+        }
+
+    async def _verify(self, tenant_id: str) -> list[Finding]:
+        async with self._database.read(tenant_id) as session:
+            repository = InvoiceRepository(session, tenant_id)
+            invoices = await repository.page(limit=10_000, newest_first=False)
+            lines = await repository.lines([invoice.id for invoice in invoices])
+            entries = await AccountRepository(session, tenant_id).credits(limit=1_000_000)
+            findings = _sums(invoices, lines) + _balances(invoices, lines, entries)
+            invoiced = {line.month for line in lines if line.kind in LEDGER_KINDS}
+            for month in sorted(invoiced):
+                findings += await _month(session, tenant_id, month, lines)
+        return findings
+
+
+def _sums(invoices: Sequence[Invoice], lines: Sequence[InvoiceLine]) -> list[Finding]:
+    """Each invoice's arithmetic, and what one leaves to the next."""
+    findings, carried = [], 0
+    for invoice in sorted(invoices, key=lambda one: one.month):
+        own = [line for line in lines if line.invoice_id == invoice.id]
+        total = sum(line.amount for line in own)
+        cents, rest = in_cents(total)
+        brought = sum(line.amount for line in own if line.kind == "carried")
+        for what, expected, found in (
+            ("total", total, invoice.total),
+            ("total in cents", cents, invoice.total_cents),
+            ("what rounding leaves", rest, invoice.carried_out),
+            ("what rounding left before", carried, brought),
+        ):
+            if expected != found:
+                findings.append(
+                    Finding(invoice.tenant_id, invoice_name(invoice.number), what, expected, found)
+                )
+        carried = invoice.carried_out
+    return findings
+
+
+def _balances(
+    invoices: Sequence[Invoice], lines: Sequence[InvoiceLine], entries: Sequence[CreditEntry]
+) -> list[Finding]:
+    """What invoices took from the balance, or put into it, is there once."""
+    findings = []
+    for invoice in invoices:
+        for line_kind, kind in (("credit", "applied"), ("kept", "kept")):
+            expected = sum(
+                line.amount for line in lines if line.invoice_id == invoice.id and line.kind == line_kind
+            )
+            found = sum(
+                entry.amount for entry in entries if entry.invoice_id == invoice.id and entry.kind == kind
+            )
+            if expected != found:
+                name = invoice_name(invoice.number)
+                findings.append(Finding(invoice.tenant_id, name, f"balance: {kind}", expected, found))
+    return findings
+
+
+async def _month(
+    session: ReadSession, tenant_id: str, month: date, lines: Sequence[InvoiceLine]
+) -> list[Finding]:
+    """Lines of all invoices for a month, beside what its rows come to."""
+    invoiced = added(
+        ledger_line(line.kind, line.details, line.amount)
+        for line in lines
+        if line.month == month and line.kind in LEDGER_KINDS
+    )
+    ledger = added(await MonthLedger(session, tenant_id).lines(month))
+    rows = added([*await _rows(session, tenant_id, month), *_charged(ledger)])
+    findings = []
+    for key in sorted(invoiced.keys() | ledger.keys() | rows.keys()):
+        name = " ".join(part for part in key if part)
+        anew, summed, billed = (_amount(one, key) for one in (rows, ledger, invoiced))
+        if anew != summed:
+            findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"sums of {name}", anew, summed))
+        if anew < billed:
+            # More can be recorded late, less cannot: what is taken back counts when it is.
+            findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"invoiced of {name}", anew, billed))
+    return findings
+
+
+async def _rows(session: ReadSession, tenant_id: str, month: date) -> list[LedgerLine]:
+    """The month's requests, from the ledger's rows."""
+    repository = InvoiceRepository(session, tenant_id)
+    rows = await repository.priced_anew(begin(month), begin(following(month)))
+    return [
+        LedgerLine("usage", item, row.model, row.service_tier, quantity, amount)
+        for row in rows
+        for item, quantity, amount in (
+            ("input", row.prompt_tokens - row.cached_tokens, row.cost - row.cached_cost - row.output_cost),
+            ("cached_input", row.cached_tokens, row.cached_cost),
+            ("output", row.completion_tokens, row.output_cost),
+        )
+    ]
+
+
+def _charged(ledger: Sums) -> list[LedgerLine]:
+    """Charges have no sums: the ledger reads their rows."""
+    return [
+        LedgerLine(key[0], *key[1:], quantity, amount)  # type: ignore[arg-type]
+        for key, (quantity, amount) in ledger.items()
+        if key[0] != "usage"
+    ]
+
+
+def _amount(sums: Sums, key: Key) -> int:
+    return sums.get(key, (0, 0))[1]
