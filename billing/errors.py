@@ -35,7 +35,7 @@ class PriceTaken(ValueError):
         self.effective_from = effective_from
 
 
-class NothingToReverse(LookupError):
+class NothingToReverse(ValueError):
     """The tenant has no such request or charge in the ledger."""
 
     def __init__(self, name: str) -> None:

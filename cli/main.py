@@ -19,6 +19,7 @@ from cli.account_commands import audit_app, key_app, project_app, tenant_app, us
 from cli.adapter_commands import adapter_app, plan_app
 from cli.billing import billing_app
 from cli.errors import CliError, UsageError
+from cli.ledger import ledger_app
 from cli.prices import price_app
 from cli.printing import Data, print_rows
 
@@ -37,6 +38,7 @@ app.add_typer(key_app, name="key")
 app.add_typer(adapter_app, name="adapter")
 app.add_typer(plan_app, name="plan")
 app.add_typer(price_app, name="price")
+billing_app.add_typer(ledger_app)
 app.add_typer(billing_app, name="billing")
 app.add_typer(user_app, name="user")
 app.add_typer(audit_app, name="audit")

@@ -12,16 +12,16 @@ import typer
 
 from cli.printing import Data, print_rows
 
-price_app = typer.Typer(help="Prices of tokens, in micro-USD per million.", no_args_is_help=True)
+price_app = typer.Typer(help="The price list, in micro-USD.", no_args_is_help=True)
 
-HEADER = ("FROM", "INPUT", "CACHED INPUT", "OUTPUT", "ID")
+HEADER = ("FROM", "INPUT", "CACHED INPUT", "OUTPUT", "ON AN ADAPTER", "GB-DAY", "CALIBRATION", "ID")
 Amount = Annotated[int, typer.Option(min=0, help="Micro-USD per million tokens.")]
 
 
 @price_app.command("list")
 def price_list(data: Data = None) -> None:
     """List the versions of the prices, the earliest first."""
-    from billing.pricing import PriceService
+    from billing.pricing import AMOUNTS, PriceService
     from cli.operator import Services, call
 
     async def work(services: Services) -> list[tuple[str, ...]]:
@@ -29,7 +29,7 @@ def price_list(data: Data = None) -> None:
         return [
             (
                 version.effective_from.isoformat(timespec="seconds"),
-                *map(str, (version.input, version.cached_input, version.output)),
+                *(str(getattr(version, name)) for name in AMOUNTS),
                 version.id,
             )
             for version in versions
@@ -46,6 +46,12 @@ def price_set(
         int | None,
         typer.Option(min=0, help="Of input found in the prefix cache; that of input if not given."),
     ] = None,
+    adapter_surcharge: Annotated[
+        int,
+        typer.Option(min=0, help="On top of each million tokens, in and out, of requests on an adapter."),
+    ] = 0,
+    adapter_gb_day: Annotated[int, typer.Option(min=0, help="Per GB of packed adapters and UTC day.")] = 0,
+    calibration_job: Annotated[int, typer.Option(min=0, help="Per calibration job that ends well.")] = 0,
     effective_from: Annotated[
         str | None, typer.Option("--from", help="ISO 8601 with a time zone; now if not given.")
     ] = None,
@@ -70,6 +76,9 @@ def price_set(
             input=input,
             cached_input=input if cached_input is None else cached_input,
             output=output,
+            adapter_surcharge=adapter_surcharge,
+            adapter_gb_day=adapter_gb_day,
+            calibration_job=calibration_job,
             effective_from=moment,
         )
         return made.id

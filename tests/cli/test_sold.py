@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 import pytest
+from sqlalchemy import text
 from typer.testing import CliRunner
 
+from billing.folding import measure
+from billing.rates import RATE_LABEL, Rate
+from billing.repository import LedgerWriter
+from billing.request_ids import new_request_id
 from cli import demo, operator
+from cli.errors import CliError
 from cli.main import app
+from db.session import EVERY_TENANT
 from engine.protocol import PriorityClass
+from tests.support.journal import usage_event
 
 
 @pytest.fixture
@@ -31,15 +41,24 @@ def run(*arguments: str, code: int = 0) -> str:
     return result.output
 
 
+def refusal(*arguments: str) -> str:
+    """What the command says that it does not do."""
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, CliError)
+    return str(result.exception)
+
+
 def test_prices_are_set_and_listed(environment: Mapping[str, str]) -> None:
     run("price", "set", "--input", "150000", "--output", "600000")
     later = run(
-        "price", "set", "--input", "1", "--output", "2", "--cached-input", "0", "--from", "2999-01-01T00:00Z"
+        *("price", "set", "--input", "1", "--output", "2", "--cached-input", "0"),
+        *("--adapter-surcharge", "3", "--adapter-gb-day", "4", "--calibration-job", "5"),
+        *("--from", "2999-01-01T00:00Z"),
     )
     header, first, second = run("price", "list").splitlines()
     assert header.split()[0] == "FROM"
-    assert first.split()[1:4] == ["150000", "150000", "600000"]
-    assert second.split() == ["2999-01-01T00:00:00+00:00", "1", "0", "2", later.strip()]
+    assert first.split()[1:7] == ["150000", "150000", "600000", "0", "0", "0"]
+    assert second.split() == ["2999-01-01T00:00:00+00:00", "1", "0", "2", "3", "4", "5", later.strip()]
 
 
 def test_terms_are_set_and_shown(environment: Mapping[str, str]) -> None:
@@ -71,3 +90,26 @@ async def test_the_demo_sells_every_class_once(environment: Mapping[str, str]) -
         assert [plan.name for plan in plans] == ["demo", "own"], "what the operator chose stays"
         assert all(plans[0].terms[tier].allowed for tier in PriorityClass)
         assert len(await PriceService(services.database, services.redis).list()) == 1
+
+
+async def test_sums_are_checked_and_mended_and_errors_taken_back(environment: Mapping[str, str]) -> None:
+    at = datetime(2025, 10, 31, 23, 59, tzinfo=UTC).timestamp()
+    request = new_request_id("chatcmpl", at)
+    async with operator.open_services(environment) as services:
+        tenant = await services.accounts.tenants.create_tenant("acme")
+        event = usage_event(request, tenant=tenant.id, submitted_at=at, finish_reason="stop", completion=5)
+        event.labels[RATE_LABEL] = Rate("prc_1", 0, 0, 2_000_000).label
+        async with services.database.write(EVERY_TENANT) as session:
+            await LedgerWriter(session).upsert([measure(event)])
+            await session.execute(text("UPDATE usage_rollup_hours SET cost = 7"))
+    found = await asyncio.to_thread(run, "billing", "rederive", "--month", "2025-10", code=1)
+    assert found.splitlines()[1].split()[-2:] == ["cost=10", "cost=7"]
+    await asyncio.to_thread(run, "billing", "rederive", "--month", "2025-10", "--fix")
+    assert "every sum" in await asyncio.to_thread(run, "billing", "rederive", "--month", "2025-10")
+    assert "2027-01" in await asyncio.to_thread(refusal, "billing", "rederive", "--month", "October")
+    reverse = ("billing", "reverse", "acme", request, "--reason", "garbled")
+    reversal_id, amount, _ = (await asyncio.to_thread(run, *reverse)).split()
+    assert (reversal_id.partition("_")[0], amount) == ("rev", "10")
+    assert reversal_id in await asyncio.to_thread(refusal, *reverse)
+    unknown = ("billing", "reverse", "acme", "storage:2025-10-31:adp_x@1", "--reason", "none")
+    assert "the ledger has no" in await asyncio.to_thread(refusal, *unknown)
