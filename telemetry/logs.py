@@ -110,11 +110,16 @@ def redact(logger: Any, method: str, event: MutableMapping[str, Any]) -> Mutable
     return event
 
 
+_PLAIN = (bool, int, float, type(None))
+
+
 def _clean(name: str, value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float):
+    if isinstance(value, _PLAIN):
         return value
     if _names_secret(name):
         return REDACTED
+    if isinstance(value, str):
+        return value
     if isinstance(value, dict):
         return {key: _clean(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -110,15 +110,15 @@ class ServingMetrics:
 
     def served(self, service_tier: str, in_time: bool | None, fast: bool | None) -> None:
         """A request was answered; None: it had no such measure."""
-        self._requests.labels(service_tier, "ok").inc()
+        self._of(self._requests, service_tier, "ok").inc()
         if in_time is not None:
-            self._first_tokens.labels(service_tier, "in_time" if in_time else "late").inc()
+            self._of(self._first_tokens, service_tier, "in_time" if in_time else "late").inc()
         if fast is not None:
-            self._output_rates.labels(service_tier, "fast" if fast else "slow").inc()
+            self._of(self._output_rates, service_tier, "fast" if fast else "slow").inc()
 
     def unserved(self, service_tier: str) -> None:
         """A request failed by the service's fault."""
-        self._requests.labels(service_tier, "failed").inc()
+        self._of(self._requests, service_tier, "failed").inc()
 
     def first_token(self, service_tier: str, seconds: float) -> None:
         self._of(self._time_to_first_token, service_tier).observe(seconds)

@@ -181,7 +181,7 @@ class TextCodec:
 
     def _encode_chat(self, chat: RenderedChat) -> list[int]:
         if self._special is None or not (chat.typed or self._always_cut):
-            return self._tokenizer.encode(chat.text, add_special_tokens=False).ids
+            return _ids(self._tokenizer, chat.text, add_special_tokens=False)
         token_ids: list[int] = []
         end, strips_left = 0, False
         for match in self._special.finditer(chat.text):
@@ -199,13 +199,20 @@ class TextCodec:
         text = chat.text[start:end]
         text = text.lstrip() if left else text
         text = text.rstrip() if right else text
-        return self._plain.encode(text.translate(chat.typed), add_special_tokens=False).ids if text else []
+        return _ids(self._plain, text.translate(chat.typed), add_special_tokens=False) if text else []
 
     def _encode_prompt(self, prompt: str) -> list[int]:
-        token_ids = self._tokenizer.encode(prompt).ids
+        token_ids = _ids(self._tokenizer, prompt, add_special_tokens=True)
         if len(token_ids) >= 2 and token_ids[0] == token_ids[1] and token_ids[0] in self._names:
             return token_ids[1:]
         return token_ids
+
+
+def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    """Without the places of the tokens in the text, which take a fifth of the time to keep."""
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    token_ids: list[int] = encoding.ids
+    return token_ids
 
 
 def _any_of(strings: Iterable[str]) -> re.Pattern[str] | None:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from api.connections import KERNEL_BUFFER, MAX_UNSENT, connections_with
+from api.connections import KERNEL_BUFFER, MAX_UNSENT, HeadFirst, connections_with
 from tests.support.waiting import AwakeClock, eventually
 
 PIECE = b"x" * 4096
@@ -78,3 +78,68 @@ async def test_who_reads_slowly_is_served() -> None:
             await loop.sock_recv(client, 1 << 20)
             await asyncio.sleep(0.01)
         assert not app.ended
+
+
+class Written(asyncio.Transport):
+    """What reaches the socket, write by write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]
+        assert not self.closed
+        self.writes.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+
+async def test_a_head_leaves_with_what_follows_in_the_same_turn() -> None:
+    written = Written()
+    transport = HeadFirst(written, asyncio.get_running_loop())
+    transport.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    transport.write(b"body")
+    transport.write(b"more")
+    await asyncio.sleep(0)
+    assert written.writes == [b"HTTP/1.1 200 OK\r\n\r\nbody", b"more"]
+
+
+async def test_a_head_that_nothing_follows_waits_for_no_more_than_a_turn() -> None:
+    written = Written()
+    transport = HeadFirst(written, asyncio.get_running_loop())
+    transport.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    assert written.writes == []
+    await asyncio.sleep(0)
+    assert written.writes == [b"HTTP/1.1 200 OK\r\n\r\n"]
+    transport.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+    transport.close()
+    assert written.writes[1:] == [b"HTTP/1.1 204 No Content\r\n\r\n"]
+    transport.write(b"HTTP/1.1 200 OK\r\n\r\n")
+    await asyncio.sleep(0)
+    assert len(written.writes) == 2, "nothing is written to a closed connection"
+
+
+async def test_answers_of_a_real_server_are_whole() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        size = len(scope["path"])
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-length", b"%d" % size), (b"x-request-id", b"one")],
+            }
+        )
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    async with served(app, 5.0) as client:  # type: ignore[arg-type]
+        loop = asyncio.get_running_loop()
+        answer = await loop.sock_recv(client, 4096)
+        assert answer.endswith(b"\r\n\r\nx")
+        await loop.sock_sendall(client, b"GET /abcd HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await loop.sock_recv(client, 4096)).endswith(b"\r\n\r\nxxxxx")
