@@ -9,6 +9,7 @@ import billing.invoices.models
 import billing.models
 import billing.notifications.models
 import billing.payments.models
+import billing.reconciliation.models
 import billing.spend.models
 import db.outbox
 import sla.models
@@ -26,6 +27,7 @@ DOMAINS = (
     billing.models,
     billing.notifications.models,
     billing.payments.models,
+    billing.reconciliation.models,
     billing.spend.models,
     db.outbox,
     sla.models,

@@ -1,0 +1,75 @@
+"""The words of a reconciliation: its checks, what each came to, and one difference. Plain values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+CHECKS = {
+    "journal": "entries that should long be in the ledger are",
+    "dead_letters": "every entry of the journal made a row",
+    "prices": "records carry the prices of the version they name, and name one",
+    "charges": "storage and calibrations are charged once, by what was stored and done",
+    "rollups": "sums of minutes, hours and days are those of the rows",
+    "usage_api": "the usage API says what the rows come to",
+    "costs_api": "the costs API says what rows, charges and reversals come to",
+    "invoices": "invoices are what the ledger says, priced anew",
+    "meter_events": "hours are planned for the payment provider, and no event waits for a person",
+    "stripe": "the payment provider has metered what was sent",
+}
+"""By name, what holds when it finds nothing. In the order in which they are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two books that do not say the same of one thing."""
+
+    check: str
+    tenant_id: str
+    """Empty: nobody's."""
+    what: str
+    at: datetime | None
+    expected: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a check came to."""
+
+    differences: int
+    why_not: str = ""
+    """Why it was not made; empty: it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A reconciliation as it was kept."""
+
+    id: str
+    started_at: datetime
+    ended_at: datetime
+    start: datetime
+    end: datetime
+    outcomes: Mapping[str, Outcome]
+    num_differences: int
+    differences: Sequence[Difference]
+
+    @property
+    def balanced(self) -> bool:
+        """Every check that applies was made, and found nothing."""
+        return not self.num_differences and not any(
+            outcome.why_not and not outcome.why_not.startswith(NOT_THERE)
+            for outcome in self.outcomes.values()
+        )
+
+
+NOT_THERE = "there is no "
+"""What a reason begins with that is no failure: what would be compared does not exist here."""
+
+
+def outcomes_of(differences: Sequence[Difference], why_not: Mapping[str, str]) -> dict[str, Outcome]:
+    counts = Counter(difference.check for difference in differences)
+    return {check: Outcome(counts[check], why_not.get(check, "")) for check in CHECKS}

@@ -1,0 +1,85 @@
+"""The journal beside the ledger: what waits in it for longer than a drain takes, and what no row was made of.
+
+An entry leaves the journal once its row is committed. One that is still there though its row has all that it
+says was merely not taken off, and is none of this module's business.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import redis.asyncio
+
+from billing.errors import MalformedEvent
+from billing.folding import decode, fold, measure
+from billing.metering import DEAD_LETTERS
+from billing.reconciliation.differences import Difference
+from billing.reconciliation.repository import BooksRepository
+from db.session import EVERY_TENANT, Database
+from db.stream import Entry
+from engine.protocol import JOURNAL_STREAM
+
+DRAINED_WITHIN = timedelta(minutes=1)
+_PAGE = 1000
+
+
+async def compare_journal(
+    database: Database, client: redis.asyncio.Redis, now: datetime, stream: str = JOURNAL_STREAM
+) -> list[Difference]:
+    """Entries written before the last minute that the ledger lacks. `client` answers bytes. Raises
+    DatabaseUnavailable, RedisError.
+    """
+    found: list[Difference] = []
+    last = f"{round((now - DRAINED_WITHIN).timestamp() * 1000)}-0"
+    after = "-"
+    while page := await _page(client, stream, after, last):
+        rows = []
+        for entry_id, fields in page:
+            try:
+                rows.append(measure(decode(fields.get(b"e"))))
+            except MalformedEvent as error:
+                what = f"entry {entry_id.decode()}: {error}"
+                found.append(Difference("journal", "", what, _moment(entry_id), 1, 0))
+        async with database.read(EVERY_TENANT) as session:
+            behind = await BooksRepository(session).behind(fold(rows))
+        found += [
+            Difference(
+                "journal",
+                one.tenant_id,
+                f"{one.name} of {one.request_id}",
+                one.submitted_at,
+                one.expected,
+                one.found,
+            )
+            for one in behind
+        ]
+        after = f"({page[-1][0].decode()}"
+    return found
+
+
+async def dead_letters(client: redis.asyncio.Redis) -> list[Difference]:
+    """Entries that no row could be made of. Raises RedisError."""
+    found: list[Difference] = []
+    after = "-"
+    while page := await _page(client, DEAD_LETTERS, after, "+"):
+        for letter_id, fields in page:
+            entry, reason = (_text(fields.get(name)) for name in (b"id", b"reason"))
+            what = f"entry {entry}: {reason}"
+            found.append(Difference("dead_letters", "", what, _moment(letter_id), 1, 0))
+        after = f"({page[-1][0].decode()}"
+    return found
+
+
+async def _page(client: redis.asyncio.Redis, stream: str, after: str, last: str) -> list[Entry]:
+    answer: Any = await client.xrange(stream, after, last, count=_PAGE)
+    return [(entry_id, fields or {}) for entry_id, fields in answer]
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else ""
+
+
+def _moment(entry_id: bytes) -> datetime:
+    """When Redis took it."""
+    return datetime.fromtimestamp(int(entry_id.partition(b"-")[0]) / 1000, UTC)

@@ -1,0 +1,74 @@
+"""What was sent to the payment provider, beside the ledger before it and the provider's sums behind it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from billing.payments.gateway import PaymentGateway
+from billing.payments.planning import MeterPlanning
+from billing.reconciliation.differences import Difference
+from billing.reconciliation.repository import BooksRepository
+from db.session import EVERY_TENANT, Database
+
+PLANNED_WITHIN = timedelta(hours=3)
+SUMMED_WITHIN = timedelta(hours=2)
+"""The provider's sums lag behind what it took."""
+
+
+async def compare_planning(database: Database, now: datetime) -> list[Difference]:
+    """Hours of the ledger that should long be planned, and events that wait for a person. Raises
+    DatabaseUnavailable.
+    """
+    found = [
+        Difference("meter_events", tenant_id, "micro-USD not planned, of the hour", hour, value, 0)
+        for tenant_id, hour, value in await MeterPlanning(database).unplanned(now)
+        if hour < now - PLANNED_WITHIN
+    ]
+    async with database.read(EVERY_TENANT) as session:
+        stuck = await BooksRepository(session).stuck_events()
+    found += [
+        Difference(
+            "meter_events",
+            one.tenant_id,
+            f"{one.identifier} waits for a person: {one.error}",
+            one.hour,
+            one.value,
+            0,
+        )
+        for one in stuck
+    ]
+    return found
+
+
+async def compare_provider(
+    database: Database, gateway: PaymentGateway, start: datetime, end: datetime, now: datetime
+) -> list[Difference]:
+    """Every customer's hours in [start, end), as far as the provider can have summed them up. Raises
+    DatabaseUnavailable, ProviderUnavailable, ProviderRefused.
+    """
+    end = min(end, (now - SUMMED_WITHIN).replace(minute=0, second=0, microsecond=0))
+    if start >= end:
+        return []
+    async with database.read(EVERY_TENANT) as session:
+        rows = await BooksRepository(session).metered(start, end)
+    sent: dict[tuple[str, str], dict[datetime, int]] = {}
+    for row in rows:
+        hours = sent.setdefault((row.tenant_id, row.customer_id), {})
+        if row.hour is not None:
+            hours[row.hour] = row.value
+    found: list[Difference] = []
+    for (tenant_id, customer_id), hours in sent.items():
+        metered = await gateway.metered_by_hour(customer_id, start, end)
+        found += [
+            Difference(
+                "stripe",
+                tenant_id,
+                "micro-USD metered with the hour",
+                hour,
+                hours.get(hour, 0),
+                metered.get(hour, 0),
+            )
+            for hour in sorted(hours.keys() | metered.keys())
+            if hours.get(hour, 0) != metered.get(hour, 0)
+        ]
+    return found

@@ -1,0 +1,156 @@
+"""Do the books balance? Every book that is kept of usage and money, compared with the one before it.
+
+    journal = ledger = its sums = usage and costs API = invoices; ledger = meter events = payment provider
+
+Owns which checks are made over which time, that one which cannot be made does not hide the others, and that
+what was found is kept. What a check compares is its own module's. Repairs nothing: a difference is for a
+person, or for `rederive`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, timedelta
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from billing.invoices.verification import InvoiceVerification
+from billing.payments.errors import ProviderRefused, ProviderUnavailable
+from billing.payments.gateway import PaymentGateway
+from billing.reconciliation.differences import CHECKS, NOT_THERE, Difference, Report, outcomes_of
+from billing.reconciliation.journal import compare_journal, dead_letters
+from billing.reconciliation.ledger import (
+    compare_charges,
+    compare_prices,
+    compare_reports,
+    compare_rollups,
+)
+from billing.reconciliation.provider import compare_planning, compare_provider
+from billing.reconciliation.repository import ReconciliationRepository
+from db.base import new_id
+from db.errors import DatabaseUnavailable
+from db.session import EVERY_TENANT, Database
+
+logger = logging.getLogger(__name__)
+
+NIGHTLY_DAYS = 2
+"""Whole UTC days that a night's comparison covers: what is recorded late falls into the second night."""
+NIGHTLY_HOUR = 1
+"""UTC, from which the day before can be compared."""
+MOST_KEPT = 10_000
+"""Differences of one comparison that are kept row by row; all are counted."""
+Check = Callable[[], Awaitable[list[Difference]]]
+
+
+class ReconciliationService:
+    """For a worker at night, and for the operator. `client` answers bytes; without a `gateway` there is no
+    payment provider.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        client: redis.asyncio.Redis,
+        gateway: PaymentGateway | None = None,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._database = database
+        self._redis = client
+        self._gateway = gateway
+        self._clock = clock
+
+    async def reconcile(self, start: datetime, end: datetime) -> Report:
+        """Compare all there is of [start, end), whole UTC days, and keep what was found.
+
+        Raises ValueError naming the field, DatabaseUnavailable when it cannot be kept.
+        """
+        for name, moment in (("start", start), ("end", end)):
+            if moment != moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0):
+                raise ValueError(f"{name} must be the beginning of a UTC day")
+        if start >= end:
+            raise ValueError("end must be after start")
+        began = self._clock()
+        differences, why_not = await self._compare(self._checks(start, end, began))
+        report = Report(
+            new_id("rcn"),
+            began,
+            self._clock(),
+            start,
+            end,
+            outcomes_of(differences, why_not),
+            len(differences),
+            differences,
+        )
+        async with self._database.write(EVERY_TENANT) as session:
+            await ReconciliationRepository(session).add(report, MOST_KEPT)
+        for check, outcome in report.outcomes.items():
+            if outcome.differences:
+                logger.error("books differ: %s, %d differences (%s)", check, outcome.differences, report.id)
+        return report
+
+    async def reconcile_if_due(self) -> Report | None:
+        """The night's comparison, unless it was made or it is too early; None then. Raises
+        DatabaseUnavailable.
+        """
+        now = self._clock()
+        today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        if now < today + timedelta(hours=NIGHTLY_HOUR):
+            return None
+        async with self._database.write(EVERY_TENANT) as session:
+            repository = ReconciliationRepository(session)
+            if not await repository.take_turn():
+                return None
+            until = await repository.reconciled_until()
+            if until is not None and until >= today:
+                return None
+            # The turn is held while the work goes on, in sessions of its own.
+            return await self.reconcile(today - timedelta(days=NIGHTLY_DAYS), today)
+
+    async def latest(self) -> Report | None:
+        """The last one, without its differences. Raises DatabaseUnavailable."""
+        async with self._database.read(EVERY_TENANT) as session:
+            return await ReconciliationRepository(session).latest()
+
+    async def find(self, reconciliation_id: str) -> Report | None:
+        """With its differences. Raises DatabaseUnavailable."""
+        async with self._database.read(EVERY_TENANT) as session:
+            return await ReconciliationRepository(session).find(reconciliation_id)
+
+    def _checks(self, start: datetime, end: datetime, now: datetime) -> dict[str, Check]:
+        database, gateway = self._database, self._gateway
+        checks: dict[str, Check] = {
+            "journal": lambda: compare_journal(database, self._redis, now),
+            "dead_letters": lambda: dead_letters(self._redis),
+            "prices": lambda: compare_prices(database, start, end),
+            "charges": lambda: compare_charges(database, start, end, now),
+            "rollups": lambda: compare_rollups(database, start, end),
+            "usage_api": lambda: compare_reports(database, start, end),  # and costs_api
+            "invoices": self._compare_invoices,
+            "meter_events": lambda: compare_planning(database, now),
+        }
+        if gateway is not None:
+            checks["stripe"] = lambda: compare_provider(database, gateway, start, end, now)
+        return checks
+
+    async def _compare(self, checks: Mapping[str, Check]) -> tuple[list[Difference], dict[str, str]]:
+        """What was found, and why which checks were not made."""
+        found: list[Difference] = []
+        why_not = {"stripe": f"{NOT_THERE}payment provider"} if "stripe" not in checks else {}
+        for name, check in checks.items():
+            try:
+                found += await check()
+            except (DatabaseUnavailable, RedisError, ProviderUnavailable, ProviderRefused) as error:
+                logger.error("%s cannot be compared: %s", name, error)
+                why_not[name] = str(error)
+        if "usage_api" in why_not:
+            why_not["costs_api"] = why_not["usage_api"]
+        order = list(CHECKS)
+        return sorted(found, key=lambda one: order.index(one.check)), why_not
+
+    async def _compare_invoices(self) -> list[Difference]:
+        return [
+            Difference("invoices", one.tenant_id, f"{one.invoice}: {one.what}", None, one.expected, one.found)
+            for one in await InvoiceVerification(self._database).verify()
+        ]
