@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
+from billing.rates import Rate
+from engine.protocol import Usage
 from tests.api.file_server import file_server
 from tests.api.organization.site import serving_accounts, stock_client
+from tests.support.booked import request, write
 from tests.support.weights import CONFIG, safetensors_file
 from tokenization.codec import TextCodec
 
@@ -43,3 +48,23 @@ def test_the_account(codec: TextCodec, database_url: str, redis_url: str) -> Non
             exec(example("The account"), names)
         assert site.refused(names["key"]["value"]) is False
         assert len(names["limits"]) == 3
+
+
+def test_usage(
+    codec: TextCodec, database_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serving_accounts(codec, database_url, redis_url) as site:
+        ours = site.party("ours")
+        rate = Rate("prc_1", 3_000_000, 1_000_000, 5_000_000)
+        event = request(
+            ours.tenant_id, time.time() - 60, usage=Usage(1000, 400, 100), rate=rate, adapter_id="adp_a"
+        )
+        site.do(write(site.database, [event]))
+        with stock_client(site, ours.admin_key) as client:
+            names = {"client": client, "answer_id": event.request_id}
+            exec(example("Usage"), names)
+    assert names["requests"] == 1
+    assert names["items"]["sapling, output_tokens"] == 500
+    assert names["receipt"]["cost_micro_usd"] == sum(names["items"].values()) == 2700
+    assert pyarrow.parquet.read_table("usage.parquet")["cost_micro_usd"].to_pylist() == [2700]
