@@ -24,8 +24,8 @@ pytestmark = pytest.mark.gpu
 Scores = dict[str, list[TokenLogprob]]
 NUM_TOPS = 3
 MEAN_ERROR = {"none": 0.05, "fp8": 0.25, "int4": 0.75}
-"""Of log-probabilities against an engine in fp32: bf16 and the base's quantisation, half as much again as seen
-on an H200 (0.034, 0.18, 0.54). Scores of other tokens are off by nats."""
+"""Of log-probabilities against an engine in fp32: bf16 and the base's quantisation, half as much again as
+seen on an H200 (0.034, 0.18, 0.54). Scores of other tokens are off by nats."""
 
 
 @pytest.fixture(scope="module")
