@@ -1,0 +1,1 @@
+"""Which windows of budgets have begun: of most tenants that come anew, none has."""

@@ -1,0 +1,36 @@
+"""One query for many tenants: has anything of theirs been counted since a moment?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import ARRAY, DateTime, Text, bindparam, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+# By indexes that begin with the tenant and the time, whatever the number of rows.
+_BEGUN = text(
+    """
+    SELECT asked.tenant_id, asked.since FROM unnest(:tenants, :since) AS asked(tenant_id, since)
+    WHERE EXISTS (SELECT FROM usage_rollups u WHERE u.tenant_id = asked.tenant_id AND u.minute >= asked.since)
+       OR EXISTS (SELECT FROM charges c WHERE c.tenant_id = asked.tenant_id AND c.at >= asked.since)
+       OR EXISTS (SELECT FROM reversals r WHERE r.tenant_id = asked.tenant_id AND r.at >= asked.since)
+    """
+).bindparams(
+    bindparam("tenants", type_=ARRAY(Text)), bindparam("since", type_=ARRAY(DateTime(timezone=True)))
+)
+
+
+class Windows:
+    """Of every tenant."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    async def begun(self, windows: Sequence[tuple[str, datetime]]) -> set[tuple[str, datetime]]:
+        """Those of (tenant_id, since) in which something was used or charged."""
+        asked = {
+            "tenants": [tenant_id for tenant_id, _ in windows],
+            "since": [since for _, since in windows],
+        }
+        return {(row.tenant_id, row.since) for row in await self.session.execute(_BEGUN, asked)}
