@@ -43,6 +43,7 @@ from billing.pricing import PriceBook
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from billing.window_usage import WindowUsage
+from billing.windows.begun import BegunWindows
 from db.schema import assert_fit_to_serve
 from db.session import Database
 from db.settings import DatabaseSettings
@@ -132,11 +133,13 @@ async def open_services(
     engine = EngineClient(settings.engine_endpoint, settings.name)
     prices = PriceBook(rows, cache, ttl=tenants.cache_seconds)
     sla = SlaRecorder(cache)
-    quotas = Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", seed=WindowUsage(rows))
+    windows = BegunWindows(rows, WindowUsage(rows))
+    quotas = Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", seed=windows)
     store, sandbox = open_store(storage), Sandbox()
     async with contextlib.AsyncExitStack() as opened:
         opened.push_async_callback(rows.close)
         opened.push_async_callback(cache.aclose)
+        opened.push_async_callback(windows.close)
         # Closed in the opposite order: what the engine still says of requests is settled.
         for part in (keys, models, prices, sla, quotas, engine):
             await part.start()
