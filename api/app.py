@@ -34,16 +34,19 @@ from api.organization import bodies as organization_bodies
 from api.organization import routes as organization_routes
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
 from api.v1 import adapters as adapter_routes
+from api.v1 import billing as billing_routes
 from api.v1 import costs as cost_routes
 from api.v1 import exports as export_routes
 from api.v1 import files as file_routes
 from api.v1 import generations as generation_routes
+from api.v1 import invoices as invoice_routes
 from api.v1 import jobs as job_routes
 from api.v1 import sla as sla_routes
 from api.v1 import spend_alerts as spend_alert_routes
 from api.v1 import uploads as upload_routes
 from api.v1 import usage as usage_routes
 from api.v1 import webhook_endpoints as webhook_endpoint_routes
+from api.webhooks import stripe as stripe_webhooks
 
 VERSION = "0.1.0"
 BODIES = (ChatCompletionRequest, CompletionRequest)
@@ -72,18 +75,27 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     app.include_router(adapter_routes.router)
     app.include_router(job_routes.router)
     app.include_router(usage_routes.router)
+    app.include_router(invoice_routes.router)
     app.include_router(cost_routes.router)
     app.include_router(export_routes.router)
     app.include_router(generation_routes.router)
     app.include_router(sla_routes.router)
     app.include_router(organization_routes.router)
     app.include_router(spend_alert_routes.router)
+    app.include_router(billing_routes.router)
+    app.include_router(stripe_webhooks.router)
     app.include_router(webhook_endpoint_routes.router)
     if console is not None:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)
     bodies = (*upload_routes.BODIES, *adapter_bodies.BODIES, *job_bodies.BODIES, *organization_bodies.BODIES)
-    known = (ChatCompletionRequest, CompletionRequest, *bodies, *notification_bodies.BODIES)
+    known = (
+        ChatCompletionRequest,
+        CompletionRequest,
+        *bodies,
+        *notification_bodies.BODIES,
+        *billing_routes.BODIES,
+    )
     openapi.install(app, known)
     for error_class in FACES:
         app.add_exception_handler(error_class, _show)
@@ -93,6 +105,8 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     services.metrics.registry.register(
         EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready)
     )
+    if services.books is not None:
+        services.metrics.registry.register(services.books)
     direct = Direct(
         app,
         {

@@ -13,6 +13,7 @@ from fastapi import Request
 
 from adapters.files.service import FileService, UploadService
 from adapters.resolver import ModelResolver
+from api.books_metrics import BooksCollector
 from api.errors import (
     ClientGone,
     InsufficientPermissions,
@@ -23,7 +24,10 @@ from api.errors import (
     UnsupportedMediaType,
 )
 from api.onboarding import Onboarding
+from billing.invoices.credits import CreditService
+from billing.invoices.service import InvoiceService
 from billing.notifications.service import WebhookService
+from billing.payments.service import PaymentService
 from billing.pricing import PriceBook
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
@@ -34,6 +38,7 @@ from sla.service import SlaReports
 from telemetry.metrics import ServingMetrics
 from tenants.actors import Actor
 from tenants.context import KeyKind, TenantContext
+from tenants.errors import AccountSuspended
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
@@ -66,6 +71,8 @@ READ_KEYS = Permission("admin", "organization.keys.read")
 WRITE_KEYS = Permission("admin", "organization.keys.write")
 READ_LIMITS = Permission("admin", "organization.limits.read")
 WRITE_LIMITS = Permission("admin", "organization.limits.write")
+READ_BILLING = Permission("admin", "organization.billing.read")
+WRITE_BILLING = Permission("admin", "organization.billing.write")
 READ_AUDIT = Permission("admin", "organization.audit.read")
 READ_WEBHOOKS = Permission("admin", "organization.webhooks.read")
 WRITE_WEBHOOKS = Permission("admin", "organization.webhooks.write")
@@ -114,7 +121,13 @@ class Services:
     """None in one that lets nobody run their account."""
     webhooks: WebhookService | None = None
     spend_alerts: SpendAlertService | None = None
+    payments: PaymentService | None = None
     """None in one that tells nobody."""
+    invoices: InvoiceService | None = None
+    credits: CreditService | None = None
+    """None in one that bills nobody."""
+    books: BooksCollector | None = None
+    """None in one that shows no books among its metrics."""
 
 
 def services_of(request: Request) -> Services:
@@ -137,6 +150,7 @@ async def authenticate(request: Request, *needed: Permission) -> TenantContext:
         MissingApiKey, tenants' InvalidApiKey: 401, the same body for every reason.
         MismatchedOrganization, MismatchedProject: a header names somebody else's.
         InsufficientPermissions: 403.
+        AccountSuspended: of an inference key. Admin keys go on: with them what is owed can be paid.
     """
     scheme, _, plaintext = request.headers.get("authorization", "").partition(" ")
     plaintext = plaintext.strip()
@@ -150,6 +164,8 @@ async def authenticate(request: Request, *needed: Permission) -> TenantContext:
         raise InsufficientPermissions(
             f"This needs an {needed[0].kind} API key; yours is an {caller.kind} key."
         )
+    if caller.billing_state == "suspended" and caller.kind == "inference":
+        raise AccountSuspended
     if caller.scopes and scope not in caller.scopes:
         raise InsufficientPermissions(f"This API key lacks the scope '{scope}'.")
     return caller

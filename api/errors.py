@@ -74,12 +74,19 @@ from billing.notifications.errors import (
     TooManyEndpoints,
     WebhookEndpointNotFound,
 )
+from billing.payments.errors import (
+    BadSignature,
+    PaymentsNotConfigured,
+    ProviderRefused,
+    ProviderUnavailable,
+)
 from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
 from sla.errors import InvalidMonth
 from tenants.errors import (
+    AccountSuspended,
     AddressNotAllowed,
     AuditEntryNotFound,
     BalanceExhausted,
@@ -289,6 +296,7 @@ FACES: dict[type[Exception], Face] = {
     LinkDown: INTERNAL,
     ReplyError: INTERNAL,
     QuotaUnavailable: Face(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1),
+    AccountSuspended: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
     KeyNotFound: NOT_FOUND,
     ProjectNotFound: NOT_FOUND,
     UserNotFound: NOT_FOUND,
@@ -314,6 +322,23 @@ FACES: dict[type[Exception], Face] = {
     MonthSettled: Face(404, INVALID, "not_found", retry=False, param="month"),
     InvoiceNotFound: NOT_FOUND,
     CreditNotAllowed: Face(400, INVALID, "invalid_value", retry=False),
+    PaymentsNotConfigured: Face(409, "conflict_error", "payments_not_configured", retry=False),
+    ProviderUnavailable: Face(
+        503,
+        UNAVAILABLE,
+        "server_is_overloaded",
+        retry=True,
+        retry_after=5,
+        message="The payment provider does not answer at the moment. Try again.",
+    ),
+    ProviderRefused: Face(
+        500,
+        "server_error",
+        "payment_provider_error",
+        retry=False,
+        message="The payment provider refused this. Please contact us.",
+    ),
+    BadSignature: Face(400, INVALID, "invalid_signature", retry=False),
     # The worker's, and the operator's: they never cross HTTP.
     MalformedEvent: INTERNAL,
     PriceTaken: INTERNAL,

@@ -11,6 +11,7 @@ from tenants.networks import Network
 from tenants.views import STANDARD, PlanView
 
 KeyKind = Literal["inference", "admin"]
+BillingState = Literal["active", "grace", "suspended"]
 KEY_KINDS: tuple[KeyKind, ...] = get_args(KeyKind)
 
 
@@ -38,6 +39,8 @@ class TenantContext:
     """What `auto` means in its project. None: the best of the plan's."""
     networks: tuple[Network, ...] = ()
     """Where it may be used from; the resolver has seen to it. Empty: anywhere."""
+    billing_state: BillingState = "active"
+    """Suspended: what is owed was not paid, and its inference keys are refused until it is."""
     limits: tuple[Limit, ...] = ()
     """All that its requests count to: of its tenant, its project and itself, the plan's among them."""
 

@@ -31,6 +31,16 @@ class AddressNotAllowed(TenantError):
         self.address = address
 
 
+class AccountSuspended(TenantError):
+    """The key is good, and what its organization owes was not paid."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Your organization is suspended because a payment failed. Please pay the open invoice: an owner "
+            "finds it in the console under billing, or at POST /v1/organization/billing/portal."
+        )
+
+
 class NotHeld(TenantError):
     """Somebody would give rights away that they do not have."""
 

@@ -38,12 +38,3 @@ class BadSignature(PaymentError):
         super().__init__("the signature is not valid")
         self.why = why
         """For the log."""
-
-
-class InvalidAmount(PaymentError):
-    """A top-up of more or less than is taken."""
-
-    field = "amount"
-
-    def __init__(self, message: str) -> None:
-        super().__init__(f"amount: {message}")

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 FOLLOW_UP = "billing.follow_up_webhook"
 """The task that acts on one event."""
+PURPOSE, TOP_UP = "purpose", "top_up"
+"""Metadata of a payment, which says what it is for."""
 MICRO_USD_PER_CENT = 10_000
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=10), timedelta(hours=1)
 MAX_ATTEMPTS = 100
@@ -204,7 +206,7 @@ class FollowUps:
 
         async def effect(session: WriteSession) -> None:
             tenant_id = await PaymentRecords(session).tenant_of(seen.customer_id)
-            if tenant_id is None or seen.metadata.get("purpose") != "top_up" or not seen.paid:
+            if tenant_id is None or seen.metadata.get(PURPOSE) != TOP_UP or not seen.paid:
                 return
             amount = seen.amount * MICRO_USD_PER_CENT
             reference = seen.payment_id or seen.id
@@ -220,7 +222,7 @@ class FollowUps:
 
         async def effect(session: WriteSession) -> None:
             tenant_id = seen.metadata.get("tenant_id")
-            if seen.metadata.get("purpose") != "top_up" or tenant_id is None or not seen.succeeded:
+            if seen.metadata.get(PURPOSE) != TOP_UP or tenant_id is None or not seen.succeeded:
                 return
             amount = -seen.amount * MICRO_USD_PER_CENT
             await record_credit(

@@ -26,6 +26,7 @@ BASES = {
     "ApiError",
     "AdapterError",
     "TenantError",
+    "PaymentError",
     "EngineError",
     "BillingError",
     "FileError",

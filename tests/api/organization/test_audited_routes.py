@@ -209,6 +209,11 @@ async def told(call: Caller) -> None:
     await call("deleteProjectSpendAlert", alert_id=made["id"])
 
 
+async def paid(call: Caller) -> None:
+    await call("createBillingPortalSession", {})
+    await call("createTopUp", {"amount": 2500})
+
+
 PARTS: tuple[Callable[[Caller], Awaitable[None]], ...] = (
     files,
     adapters,
@@ -217,6 +222,7 @@ PARTS: tuple[Callable[[Caller], Awaitable[None]], ...] = (
     keys,
     limits,
     told,
+    paid,
     projects,
 )
 

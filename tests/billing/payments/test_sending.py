@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from db.session import EVERY_TENANT
 from tests.billing.payments.conftest import START, Site
-from tests.billing.payments.usage import TENANT, credits, events, use
+from tests.billing.payments.usage import credits, events, use
 from tests.support.killed_sender import INSTANTS
 from tests.support.stripe_double import API_KEY, Fault
 
@@ -247,15 +247,15 @@ async def test_a_sender_killed_at_any_instant_loses_and_doubles_nothing(
     assert await states(site) == ["sent"] * 3
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 async def test_whatever_fails_the_sum_is_the_ledgers(site: Site, seed: int) -> None:
     """Two weeks of usage, late records and reversals under faults drawn by a seed."""
     draw, ledger = random.Random(seed), 0
-    for _ in range(40):
+    for _ in range(30):
         for _ in range(draw.randint(0, 3)):
             cost = draw.randint(-20_000, 60_000)
             await use(site.database, site.now - draw.randint(1, 80) * HOUR, cost)
-            ledger += cost if site.now else 0
+            ledger += cost
         if draw.random() < 0.5:
             kind: Any = draw.choice(["rate_limited", "error", "unreachable", "lost"])
             site.double.fail(Fault(kind, times=draw.randint(1, 4)))
@@ -281,4 +281,3 @@ async def test_whatever_fails_the_sum_is_the_ledgers(site: Site, seed: int) -> N
     given = -site.double.books.get(site.customer, "customer")["balance"] if below else 0
     paid = sum(one["total"] - one["amount_due"] for one in site.double.books.all("invoice"))
     assert given + paid == below // 10_000
-    assert TENANT

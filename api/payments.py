@@ -1,0 +1,33 @@
+"""What the routes of payments use, put together from settings. Owns that construction and its end.
+
+Stripe's SDK takes a second to load: only where there is a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from billing.payments.service import PaymentService
+from billing.payments.settings import StripeSettings
+from billing.payments.webhooks import WebhookReceiver
+from db.outbox import Outbox
+from db.session import Database
+
+
+@asynccontextmanager
+async def open_payments(
+    database: Database, outbox: Outbox, settings: StripeSettings
+) -> AsyncIterator[PaymentService]:
+    """Without a key, a service that says there are invoices only."""
+    if not settings.enabled:
+        yield PaymentService(database, None, return_url=settings.return_url)
+        return
+    from billing.stripe_gateway import StripeGateway
+
+    webhooks = WebhookReceiver(database, outbox, settings) if settings.webhook_secret else None
+    gateway = StripeGateway(settings)
+    try:
+        yield PaymentService(database, gateway, return_url=settings.return_url, webhooks=webhooks)
+    finally:
+        await gateway.close()

@@ -1,0 +1,93 @@
+"""`/v1/organization/billing`: how a tenant stands, its top-ups, and the provider's portal.
+
+Admin keys alone, which go on working while the account is suspended: this is where it is paid.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Request
+
+from api.deps import READ_BILLING, WRITE_BILLING, actor_of, authenticate, read_json, services_of
+from api.errors import NotServing
+from api.json_bodies import decode, unix
+from api.openapi import ERROR_RESPONSES, json_body
+from api.organization.requests import naming_fields
+from api.pages import refuse_unknown
+from billing.payments.service import PaymentService
+
+router = APIRouter(prefix="/v1/organization/billing", responses=ERROR_RESPONSES, tags=["Billing"])
+
+
+class TopUpRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """Money for the balance."""
+
+    amount: Annotated[int, msgspec.Meta(ge=500, le=1_000_000, description="Cents.")]
+
+
+BODIES = (TopUpRequest,)
+_top_up = msgspec.json.Decoder(TopUpRequest)
+
+
+def _payments(request: Request) -> PaymentService:
+    payments = services_of(request).payments
+    if payments is None:
+        raise NotServing("Payments are not served here.")
+    return payments
+
+
+@router.get("", operation_id="retrieveBilling")
+async def retrieve(request: Request) -> dict[str, Any]:
+    """How the organization pays, and whether it has."""
+    caller = await authenticate(request, READ_BILLING)
+    refuse_unknown(list(request.query_params), frozenset())
+    found = await _payments(request).view(caller.tenant_id)
+    subscription = found.subscription
+    return {
+        "object": "organization.billing",
+        "mode": found.account.mode,
+        "state": found.account.state,
+        "grace_until": unix(found.grace_until),
+        "provider": None if found.live is None else "stripe",
+        "livemode": bool(found.live),
+        "subscription": (
+            None if subscription is None else {"id": subscription.id, "status": subscription.status}
+        ),
+        "open_invoices": [
+            {
+                "id": invoice.id,
+                "status": invoice.status,
+                "amount_due_cents": invoice.amount_due,
+                "amount_remaining_cents": invoice.amount_remaining,
+                "period_start": unix(invoice.period_start),
+                "period_end": unix(invoice.period_end),
+                "failed_at": unix(invoice.failing_since),
+            }
+            for invoice in found.owed
+        ],
+    }
+
+
+@router.post("/portal", operation_id="createBillingPortalSession")
+async def portal(request: Request) -> dict[str, Any]:
+    """A page of the payment provider's on which cards are kept and open invoices paid."""
+    caller = await authenticate(request, WRITE_BILLING)
+    url = await _payments(request).portal(caller.tenant_id, actor_of(request, caller))
+    return {"object": "organization.billing.portal_session", "url": url}
+
+
+@router.post("/top_ups", operation_id="createTopUp", openapi_extra=json_body("TopUpRequest"))
+async def top_up(request: Request) -> dict[str, Any]:
+    """A page to pay on. The amount is in the balance within seconds of its payment."""
+    caller = await authenticate(request, WRITE_BILLING)
+    body = decode(_top_up, await read_json(request))
+    with naming_fields():
+        made = await _payments(request).top_up(caller.tenant_id, body.amount, actor_of(request, caller))
+    return {
+        "object": "organization.billing.checkout_session",
+        "id": made.id,
+        "url": made.url,
+        "amount_cents": made.cents,
+    }

@@ -1,0 +1,104 @@
+"""What tenants do about paying: see how they stand, top up, open the provider's portal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from secrets import token_hex
+
+from billing.invoices.accounts import Account, account_of
+from billing.invoices.repository import AccountRepository
+from billing.payments.customers import Customers
+from billing.payments.errors import PaymentsNotConfigured
+from billing.payments.gateway import PaymentGateway
+from billing.payments.models import ProviderInvoice, Subscription
+from billing.payments.repository import PaymentRecords
+from billing.payments.webhooks import PURPOSE, TOP_UP, WebhookReceiver
+from db.session import Database
+from tenants.actors import Actor
+from tenants.audit.service import AuditLog
+
+LEAST_TOP_UP, MOST_TOP_UP = 500, 1_000_000
+"""Cents."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccountView:
+    """How a tenant stands."""
+
+    account: Account
+    subscription: Subscription | None
+    owed: list[ProviderInvoice]
+    live: bool | None
+    """Whether money moves; None: nothing is paid through here."""
+
+    @property
+    def grace_until(self) -> datetime | None:
+        return self.account.grace_until
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    id: str
+    url: str
+    cents: int
+
+
+class PaymentService:
+    """Everybody's payments. Without a gateway, there are invoices only."""
+
+    def __init__(
+        self,
+        database: Database,
+        gateway: PaymentGateway | None,
+        *,
+        return_url: str,
+        webhooks: WebhookReceiver | None = None,
+    ) -> None:
+        self._database = database
+        self._gateway = gateway
+        self._return_url = return_url
+        self.webhooks = webhooks
+        """None: none are taken."""
+
+    async def view(self, tenant_id: str) -> AccountView:
+        """Raises DatabaseUnavailable."""
+        async with self._database.read(tenant_id) as session:
+            account = account_of(tenant_id, await AccountRepository(session, tenant_id).find())
+            records = PaymentRecords(session)
+            subscription = await records.subscription(tenant_id)
+            owed = await records.owed_invoices(tenant_id)
+        return AccountView(account, subscription, owed, None if self._gateway is None else self._gateway.live)
+
+    async def portal(self, tenant_id: str, actor: Actor) -> str:
+        """The address of a page on which cards are kept and open invoices paid, good for minutes. Raises
+        PaymentError, DatabaseUnavailable.
+        """
+        gateway = self._needed()
+        customer = await Customers(self._database, gateway).ensure(tenant_id)
+        url = await gateway.portal(customer, self._return_url)
+        async with self._database.write(tenant_id) as session:
+            target = ("billing_account", tenant_id)
+            await AuditLog.record(session, tenant_id, actor, "billing_portal.opened", target)
+        return url
+
+    async def top_up(self, tenant_id: str, cents: int, actor: Actor) -> Checkout:
+        """A page to pay an amount on; it is in the balance once the provider says that it was paid. Raises
+        ValueError naming the field, PaymentError, DatabaseUnavailable.
+        """
+        if not LEAST_TOP_UP <= cents <= MOST_TOP_UP:
+            raise ValueError(f"amount must be from {LEAST_TOP_UP} to {MOST_TOP_UP} cents, not {cents}")
+        gateway = self._needed()
+        customer = await Customers(self._database, gateway).ensure(tenant_id)
+        metadata = {"tenant_id": tenant_id, PURPOSE: TOP_UP}
+        key = f"top_up:{token_hex(16)}"
+        session_id, url = await gateway.checkout(customer, cents, metadata, self._return_url, key)
+        async with self._database.write(tenant_id) as session:
+            target, details = ("checkout_session", session_id), {"amount_cents": cents}
+            await AuditLog.record(session, tenant_id, actor, "top_up.started", target, details)
+        return Checkout(session_id, url, cents)
+
+    def _needed(self) -> PaymentGateway:
+        if self._gateway is None:
+            raise PaymentsNotConfigured
+        return self._gateway
