@@ -231,6 +231,16 @@ class AdapterDirectory:
         )
         return bool((await self.session.execute(select(exists(query)))).scalar())
 
+    async def ready_since(self, moment: datetime) -> list[Row[Adapter, AdapterVersion]]:
+        """Versions that became ready since then, with their adapters."""
+        query = (
+            select(Adapter, AdapterVersion)
+            .join(AdapterVersion, AdapterVersion.adapter_id == Adapter.id)
+            .where(AdapterVersion.ready_at >= moment, Adapter.deleted_at.is_(None))
+            .order_by(AdapterVersion.ready_at)
+        )
+        return list((await self.session.execute(query)).all())
+
     async def deleted_before(self, moment: datetime, *, limit: int) -> list[Adapter]:
         """Adapters deleted before `moment` of which something is left, the longest deleted first."""
         left = exists(select(AdapterVersion.version).where(AdapterVersion.adapter_id == Adapter.id))

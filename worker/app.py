@@ -37,6 +37,9 @@ RELAY_OUTBOX = "db.relay_outbox"
 PRUNE_OUTBOX = "db.prune_outbox"
 SWEEP_JOBS = "adapters.sweep_jobs"
 SWEEP_RESERVATIONS = "tenants.sweep_reservations"
+WATCH_SPEND = "billing.watch_spend"
+DELIVER_NOTIFICATIONS = "billing.deliver_notifications"
+FORGET_NOTIFICATIONS = "billing.forget_notifications"
 
 HOUR = 3600.0
 
@@ -91,6 +94,9 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         PURGE_DELETED: 60.0,
         SETTLE_UPLOADS: 30.0,
         SWEEP_RESERVATIONS: 20.0,
+        WATCH_SPEND: 20.0,
+        DELIVER_NOTIFICATIONS: 3.0,
+        FORGET_NOTIFICATIONS: HOUR,
     }
     return {
         task: {

@@ -25,6 +25,7 @@ from celery.beat import EmbeddedService, Scheduler
 from celery.exceptions import SecurityWarning
 
 from adapters.storage import StorageSettings
+from billing.notifications.settings import NotificationSettings
 from db.schema import assert_fit_to_serve
 from db.session import Database
 from db.settings import DatabaseSettings
@@ -90,11 +91,11 @@ def _runtime(
     settings: WorkerSettings, database: DatabaseSettings, open_pipeline: OpenPipeline | None
 ) -> Runtime:
     if JOBS_QUEUE not in settings.queue_names:
-        return Runtime(settings, database)
+        return Runtime(settings, database, notifications=NotificationSettings())
     if open_pipeline is None:
         from worker.assembly import open_pipeline  # torch comes with it
     jobs, storage = JobsSettings(), StorageSettings()  # type: ignore[call-arg]
-    return Runtime(settings, database, jobs, storage, open_pipeline)
+    return Runtime(settings, database, jobs, storage, open_pipeline, NotificationSettings())
 
 
 async def _check_schema(settings: DatabaseSettings) -> None:

@@ -23,6 +23,7 @@ from adapters.jobs.repository import JobLeases
 from adapters.storage import ObjectStore, StorageSettings, open_store
 from billing.charges import ChargeService
 from billing.metering import JournalMeter
+from billing.notifications.settings import NotificationSettings
 from billing.settling import ReservationSettlement
 from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database
@@ -30,6 +31,7 @@ from db.settings import DatabaseSettings
 from db.tasks import TaskSender
 from sla.folding import SlaFolding
 from tenants.quotas.journal import JournalSettling
+from worker.beside import Beside
 from worker.settings import JobsSettings, WorkerSettings
 from worker.shutdown import ShutdownPipe
 
@@ -58,8 +60,12 @@ class Runtime:
         jobs: JobsSettings | None = None,
         storage: StorageSettings | None = None,
         open_pipeline: OpenPipeline | None = None,
+        notifications: NotificationSettings | None = None,
     ) -> None:
         """`jobs`, `storage` and `open_pipeline`: of workers that run jobs."""
+        self.notifications = notifications or NotificationSettings()
+        self.database_url = database.url
+        self.delivering = Beside("delivering notifications")
         self.settings = settings
         self.shutdown = ShutdownPipe()
         self.jobs = jobs
@@ -168,6 +174,7 @@ class Runtime:
         """Give connections back. Opening again is possible."""
         if self._pid != os.getpid() or self._runner is None:
             return
+        self.delivering.close()
         self._runner.run(self._close())
         self._runner.close()
         self._runner = None

@@ -10,7 +10,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from urllib.parse import urlsplit
 
 from billing.notifications.errors import EndpointUnreachable
@@ -22,6 +22,13 @@ _CARRYING = (
     (IPv6Network("64:ff9b:1::/48"), 0),
     (IPv6Network("2002::/16"), 80),
     (IPv6Network("::/96"), 0),
+)
+
+_PUBLIC_V6 = (IPv6Network("2000::/3"), IPv6Network("64:ff9b::/96"))
+_SPECIAL_V4 = tuple(
+    # Of the protocol itself, among them a cloud's metadata; relays of 6to4. Public to the library.
+    IPv4Network(network)
+    for network in ("192.0.0.0/24", "192.88.99.0/24")
 )
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
@@ -79,13 +86,18 @@ def read_url(url: str, *, http_allowed: bool = False) -> Target:
 def is_public(address: str) -> bool:
     """Whether this is an address of the internet at large, and carries none that is not."""
     found = ip_address(address)
-    if not found.is_global or found.is_multicast or found.is_reserved or found.is_unspecified:
+    if isinstance(found, IPv4Address):
+        return _is_public_v4(found)
+    carried = _carried(found)
+    if not any(found in network for network in _PUBLIC_V6) or not (found.is_global or carried):
         return False
-    return all(map(_is_public_v4, _carried(found))) if isinstance(found, IPv6Address) else True
+    return all(map(_is_public_v4, carried))
 
 
 def _is_public_v4(address: IPv4Address) -> bool:
-    return address.is_global and not address.is_multicast and not address.is_reserved
+    if not address.is_global or address.is_multicast or address.is_reserved:
+        return False
+    return not any(address in network for network in _SPECIAL_V4)
 
 
 def _carried(address: IPv6Address) -> list[IPv4Address]:

@@ -29,7 +29,6 @@ ACCOUNT_GRACE = "account.grace"
 ACCOUNT_SUSPENDED = "account.suspended"
 ACCOUNT_RESTORED = "account.restored"
 ADAPTER_READY = "adapter.ready"
-ADAPTER_FAILED = "adapter.failed"
 ENDPOINT_DISABLED = "webhook_endpoint.disabled"
 
 _PAYMENT = {"invoice_id": "inv_sample", "amount_micro_usd": 12_340_000}
@@ -68,7 +67,6 @@ EVENTS: Mapping[str, EventType] = {
         EventType(ACCOUNT_SUSPENDED, "Requests are refused until what is owed is paid.", True, {}),
         EventType(ACCOUNT_RESTORED, "Requests are served again.", True, {}),
         EventType(ADAPTER_READY, "A version of an adapter can be used.", False, _ADAPTER),
-        EventType(ADAPTER_FAILED, "A version of an adapter cannot be used.", False, _ADAPTER),
         EventType(
             ENDPOINT_DISABLED,
             "A webhook endpoint took nothing for days and is told nothing any more.",

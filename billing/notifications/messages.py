@@ -91,11 +91,8 @@ def _restored(_: Data) -> tuple[str, list[str]]:
     return "Your account is restored", ["Requests are served again. Thank you."]
 
 
-def _adapter(what: str) -> Callable[[Data], tuple[str, list[str]]]:
-    def words(data: Data) -> tuple[str, list[str]]:
-        return f"{data['model']} {what}", [f"Version {data['version']} of {data['name']} {what}."]
-
-    return words
+def _adapter(data: Data) -> tuple[str, list[str]]:
+    return f"{data['model']} is ready", [f"Version {data['version']} of {data['name']} can be used."]
 
 
 def _disabled(data: Data) -> tuple[str, list[str]]:
@@ -113,8 +110,7 @@ _WORDS: Mapping[str, Callable[[Data], tuple[str, list[str]]]] = {
     events.ACCOUNT_GRACE: _grace,
     events.ACCOUNT_SUSPENDED: _suspended,
     events.ACCOUNT_RESTORED: _restored,
-    events.ADAPTER_READY: _adapter("is ready"),
-    events.ADAPTER_FAILED: _adapter("cannot be used"),
+    events.ADAPTER_READY: _adapter,
     events.ENDPOINT_DISABLED: _disabled,
 }
 

@@ -204,6 +204,11 @@ class DueDeliveries:
         await self.end(ids, "failed", now, None, "the endpoint was disabled")
         return found
 
+    async def known(self, keys: Sequence[str]) -> set[str]:
+        """Which of these were told of already."""
+        query = select(Notification.key).where(Notification.key.in_(keys))
+        return set((await self.session.execute(query)).scalars()) if keys else set()
+
     async def forget(self, before: datetime) -> int:
         """Remove notifications of former times that nobody waits for; how many."""
         waiting = exists().where(Delivery.notification_id == Notification.id, Delivery.state == "pending")

@@ -1,0 +1,137 @@
+"""Budgets told of costs that no request reserved, spend alerts, and what tenants are told, on its way."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+
+from celery import Celery
+from redis.exceptions import RedisError
+
+from adapters.repository import AdapterDirectory
+from billing.notifications.delivering import Deliveries
+from billing.notifications.events import ADAPTER_READY
+from billing.notifications.mailing import Mailer
+from billing.notifications.repository import DueDeliveries
+from billing.notifications.sending import WebhookSender
+from billing.notifications.settings import NotificationSettings
+from billing.notifications.telling import tell
+from billing.spend.adjusting import SpendAdjusting
+from billing.spend.alerts import SpendWatch
+from billing.window_usage import WindowUsage
+from db.errors import DatabaseUnavailable
+from db.session import EVERY_TENANT, Database
+from tenants.quotas.outside import OutsideSpend
+from worker.app import DELIVER_NOTIFICATIONS, FORGET_NOTIFICATIONS, WATCH_SPEND
+from worker.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+READY_LATELY = timedelta(days=1)
+"""For how long after it is ready a version is told of, when nobody could before."""
+ROUNDS = 20
+"""Batches that are delivered in one go."""
+
+
+def register(app: Celery, runtime: Runtime) -> None:
+    @app.task(name=WATCH_SPEND, time_limit=300)
+    def watch_spend() -> None:
+        """What fails is done the next time."""
+        try:
+            runtime.run(_watch(runtime))
+        except (DatabaseUnavailable, RedisError) as error:
+            logger.warning("spend is looked at later: %s", error)
+
+    @app.task(name=DELIVER_NOTIFICATIONS, time_limit=300)
+    def deliver_notifications() -> None:
+        """Begin to deliver what is due, and wait for nobody."""
+        try:
+            due = runtime.run(_any_due(runtime))
+        except DatabaseUnavailable as error:
+            logger.warning("notifications wait: %s", error)
+        else:
+            if due:
+                runtime.delivering.start(lambda: deliver(runtime.database_url, runtime.notifications))
+
+    @app.task(name=FORGET_NOTIFICATIONS, time_limit=300)
+    def forget_notifications() -> None:
+        try:
+            runtime.run(_forget(runtime))
+        except DatabaseUnavailable as error:
+            logger.warning("old notifications stay for now: %s", error)
+
+
+async def deliver(database_url: str, settings: NotificationSettings) -> int:
+    """Deliver all that is due, on connections of its own; how many were tried."""
+    database = Database(database_url, pool_size=1, pool_overflow=1)
+    try:
+        deliveries = deliveries_of(database, settings)
+        tried = 0
+        for _ in range(ROUNDS):
+            batch = await deliveries.deliver()
+            tried += batch
+            if not batch:
+                break
+        return tried
+    except DatabaseUnavailable as error:
+        logger.warning("notifications wait: %s", error)
+        return 0
+    finally:
+        await database.close()
+
+
+def deliveries_of(database: Database, settings: NotificationSettings) -> Deliveries:
+    webhooks = WebhookSender(
+        http_allowed=settings.webhooks_http,
+        private_allowed=settings.webhooks_private,
+        timeout=settings.timeout,
+    )
+    mailer = None
+    if settings.smtp_host:
+        mailer = Mailer(
+            settings.smtp_host,
+            settings.smtp_port,
+            sender=settings.sender,
+            security=settings.smtp_security,
+            user=settings.smtp_user,
+            password=settings.smtp_password.get_secret_value(),
+            timeout=settings.timeout,
+        )
+    return Deliveries(database, webhooks, mailer)
+
+
+async def _any_due(runtime: Runtime) -> bool:
+    async with runtime.database.read(EVERY_TENANT) as session:
+        return await DueDeliveries(session).any(datetime.now(UTC))
+
+
+async def _watch(runtime: Runtime) -> None:
+    now, usage = datetime.now(UTC), WindowUsage(runtime.database)
+    await _tell_of_adapters(runtime.database, now)
+    told = await SpendAdjusting(runtime.database, OutsideSpend(runtime.redis, usage)).tell(now)
+    raised = await SpendWatch(runtime.database, usage).look(now)
+    if told or raised:
+        logger.info("costs told to budgets: %d, spend alerts raised: %d", told, raised)
+
+
+async def _tell_of_adapters(database: Database, now: datetime) -> None:
+    async with database.read(EVERY_TENANT) as session:
+        ready = await AdapterDirectory(session).ready_since(now - READY_LATELY)
+        keys = {f"{ADAPTER_READY}:{row.id}@{version.version}": (row, version) for row, version in ready}
+        known = await DueDeliveries(session).known(list(keys))
+    for key, (adapter, version) in keys.items():
+        if key in known:
+            continue
+        facts = {
+            "adapter_id": adapter.id,
+            "name": adapter.name,
+            "version": version.version,
+            "model": f"{adapter.base}:{adapter.name}@{version.version}",
+        }
+        async with database.write(adapter.tenant_id) as session:
+            await tell(session, adapter.tenant_id, ADAPTER_READY, facts, key=key, now=now)
+
+
+async def _forget(runtime: Runtime) -> None:
+    forgotten = await deliveries_of(runtime.database, runtime.notifications).forget_old()
+    logger.debug("old notifications forgotten: %d", forgotten)
