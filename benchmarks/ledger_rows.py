@@ -19,12 +19,12 @@ from billing.rollups import UNITS, add_sql
 from db.session import EVERY_TENANT, Database
 
 BURST = 16
-_COLUMNS = (
-    "submitted_at, request_id, tenant_id, key_id, model, adapter_id, adapter_version, endpoint, "
-    "service_tier, prompt_tokens, cached_tokens, completion_tokens, num_choices, finish_reason, queue_seconds, "
-    "first_token_seconds, total_seconds, preemptions, engine_id, recorded_at, project_id, user_id, "
-    "price_id, input_price, cached_input_price, output_price, price_percent"
-)
+_COLUMNS = """
+    submitted_at, request_id, tenant_id, key_id, model, adapter_id, adapter_version, endpoint, service_tier,
+    prompt_tokens, cached_tokens, completion_tokens, num_choices, finish_reason, queue_seconds,
+    first_token_seconds, total_seconds, preemptions, engine_id, recorded_at, project_id, user_id,
+    price_id, input_price, cached_input_price, output_price, price_percent
+"""
 
 # `b`: the burst's draw, `r`: the request's own, both from hashes, so that a seed says all.
 _ROWS = f"""
