@@ -12,10 +12,12 @@ from celery import Celery
 from kombu import Queue
 
 from db.tasks import (
+    CLOSE_MONTHS,
     JOBS_QUEUE,
     PURGE_DELETED,
     QUEUE,
     QUEUES,
+    RECONCILE,
     ROUTES,
     RUN_JOB_EXPIRES,
     SETTLE_UPLOADS,
@@ -40,6 +42,9 @@ SWEEP_RESERVATIONS = "tenants.sweep_reservations"
 WATCH_SPEND = "billing.watch_spend"
 DELIVER_NOTIFICATIONS = "billing.deliver_notifications"
 FORGET_NOTIFICATIONS = "billing.forget_notifications"
+SEND_METER_EVENTS = "billing.send_meter_events"
+LOOK_AT_PAYMENTS = "billing.look_at_payments"
+SWEEP_WEBHOOKS = "billing.sweep_webhooks"
 
 HOUR = 3600.0
 
@@ -85,6 +90,8 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         METER_JOURNAL: settings.meter_interval,
         MAKE_PARTITIONS: 24 * HOUR,
         MAKE_CHARGES: 60.0,
+        CLOSE_MONTHS: HOUR,
+        RECONCILE: 600.0,
         COUNT_SERVICE_LEVELS: 5.0,
         TIDY_SERVICE_LEVELS: 24 * HOUR,
         RELAY_OUTBOX: settings.relay_interval,
@@ -97,6 +104,9 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         WATCH_SPEND: 20.0,
         DELIVER_NOTIFICATIONS: 3.0,
         FORGET_NOTIFICATIONS: HOUR,
+        SEND_METER_EVENTS: 60.0,
+        LOOK_AT_PAYMENTS: 60.0,
+        SWEEP_WEBHOOKS: 5.0,
     }
     return {
         task: {

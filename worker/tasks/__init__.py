@@ -7,10 +7,10 @@ from __future__ import annotations
 from celery import Celery
 
 from worker.runtime import Runtime
-from worker.tasks import jobs, metering, outbox, quotas, sla, spend, storage
+from worker.tasks import books, invoices, jobs, metering, outbox, payments, quotas, sla, spend, storage
 
 
 def register(app: Celery, runtime: Runtime) -> None:
     """Give `app` its tasks, to run on `runtime`."""
-    for domain in (metering, sla, outbox, jobs, quotas, storage, spend):
+    for domain in (metering, sla, outbox, jobs, quotas, storage, spend, invoices, books, payments):
         domain.register(app, runtime)

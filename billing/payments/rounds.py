@@ -1,0 +1,74 @@
+"""What the workers do about payments again and again, put together over one database and one gateway."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+
+import redis.asyncio
+
+from billing.payments.customers import Customers
+from billing.payments.errors import ProviderRefused, ProviderUnavailable
+from billing.payments.gateway import PaymentGateway
+from billing.payments.matching import match_payments
+from billing.payments.planning import EPOCH, MeterPlanning
+from billing.payments.sending import Sending
+from billing.payments.settings import StripeSettings
+from billing.payments.standing import Standings
+from billing.payments.webhooks import FollowUps
+from db.session import Database
+
+logger = logging.getLogger(__name__)
+
+SHORT_LOOK = timedelta(days=3)
+"""How far back hours are compared each minute; all of them are once in an hour."""
+LONG_LOOK_MINUTE = 20
+
+
+class PaymentRounds:
+    """One worker's. Each round may be cut off anywhere, and may run beside another worker's."""
+
+    def __init__(
+        self,
+        database: Database,
+        redis_client: redis.asyncio.Redis,
+        gateway: PaymentGateway,
+        settings: StripeSettings,
+    ) -> None:
+        self._database = database
+        self._gateway = gateway
+        self.customers = Customers(database, gateway)
+        self.planning = MeterPlanning(database)
+        self.sending = Sending(database, gateway, per_second=settings.events_per_second)
+        grace = timedelta(days=settings.grace_days)
+        self.standings = Standings(database, redis_client, gateway, grace=grace)
+        self.follow_ups = FollowUps(database, redis_client, gateway, self.standings)
+
+    async def meter(self, now: datetime) -> None:
+        """Subscribe who is not, plan what hours cost, send what is due. Raises DatabaseUnavailable."""
+        try:
+            await self.customers.subscribe_all(now)
+        except (ProviderUnavailable, ProviderRefused) as error:
+            logger.warning("tenants wait for their subscription: %s", error)
+        since = EPOCH if now.minute == LONG_LOOK_MINUTE else now - SHORT_LOOK
+        await self.planning.plan(now, since=since)
+        sent = await self.sending.send()
+        if sent.arrived or sent.manual:
+            logger.info("meter events and credits sent: %d, for a person: %d", sent.arrived, sent.manual)
+
+    async def look(self, now: datetime) -> None:
+        """Move the standing of who owes, note payments on invoices; once in an hour, ask for every customer.
+        Raises DatabaseUnavailable.
+        """
+        await match_payments(self._database, now)
+        try:
+            await self.standings.look_again(now)
+            if now.minute == LONG_LOOK_MINUTE:
+                await self.standings.look_at_customers(now)
+        except (ProviderUnavailable, ProviderRefused) as error:
+            logger.warning("standings stay as they are: %s", error)
+
+    async def follow_up(self) -> None:
+        """Act on all webhooks that are due. Raises DatabaseUnavailable."""
+        while await self.follow_ups.sweep():
+            pass

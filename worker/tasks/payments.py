@@ -1,0 +1,82 @@
+"""Payments: meter events to the provider, standings, and what its webhooks tell. Beside the tasks, as the
+provider may take its time; nothing at all where there is none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import redis.asyncio
+from celery import Celery
+from redis.exceptions import RedisError
+
+from billing.payments.rounds import PaymentRounds
+from billing.payments.settings import StripeSettings
+from billing.payments.webhooks import FOLLOW_UP
+from db.errors import DatabaseUnavailable
+from db.session import Database
+from worker.app import LOOK_AT_PAYMENTS, SEND_METER_EVENTS, SWEEP_WEBHOOKS
+from worker.beside import Beside
+from worker.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+Round = Callable[[PaymentRounds], Awaitable[None]]
+
+
+def register(app: Celery, runtime: Runtime) -> None:
+    settings = StripeSettings()
+    metering, looking, following = (
+        Beside("metering to the provider"),
+        Beside("looking at payments"),
+        Beside("following webhooks up"),
+    )
+
+    def begin(beside: Beside, one: Round) -> None:
+        if settings.enabled:
+            beside.start(lambda: _run(runtime, settings, one))
+
+    @app.task(name=SEND_METER_EVENTS, time_limit=300)
+    def send_meter_events() -> None:
+        """What fails waits for its next attempt."""
+        begin(metering, lambda rounds: rounds.meter(datetime.now(UTC)))
+
+    @app.task(name=LOOK_AT_PAYMENTS, time_limit=300)
+    def look_at_payments() -> None:
+        begin(looking, lambda rounds: rounds.look(datetime.now(UTC)))
+
+    @app.task(name=FOLLOW_UP, time_limit=300)
+    def follow_up_webhook(event_id: str) -> None:
+        """Act on it, and on all else that is due."""
+        begin(following, lambda rounds: rounds.follow_up())
+
+    @app.task(name=SWEEP_WEBHOOKS, time_limit=300)
+    def sweep_webhooks() -> None:
+        """Act on what nobody acted on, or not with success."""
+        begin(following, lambda rounds: rounds.follow_up())
+
+
+async def _run(runtime: Runtime, settings: StripeSettings, one: Round) -> None:
+    try:
+        async with _opened(runtime, settings) as rounds:
+            await one(rounds)
+    except (DatabaseUnavailable, RedisError) as error:
+        logger.warning("payments wait for the next round: %s", error)
+
+
+@asynccontextmanager
+async def _opened(runtime: Runtime, settings: StripeSettings) -> AsyncIterator[PaymentRounds]:
+    from billing.stripe_gateway import StripeGateway  # a second to load
+
+    database = Database(runtime.database_url, pool_size=1, pool_overflow=9)
+    cache = redis.asyncio.Redis.from_url(runtime.settings.redis_url)
+    gateway = StripeGateway(settings)
+    try:
+        yield PaymentRounds(database, cache, gateway, settings)
+    finally:
+        await gateway.close()
+        await cache.aclose()
+        await database.close()
