@@ -55,7 +55,11 @@ PlanLimits = Annotated[
         "repeatable.",
     ),
 ]
-PLAN_HEADER = ("NAME", "ADAPTERS", "FILE BYTES", "PINNED", "GATE", "LIMITS")
+PLAN_HEADER = ("NAME", "ADAPTERS", "FILE BYTES", "PINNED", "FEE", "USAGE IN IT", "GATE", "LIMITS")
+MonthlyFee = Annotated[int | None, typer.Option(min=0, help="Micro-USD a month, beside what is used.")]
+IncludedUsage = Annotated[
+    int | None, typer.Option(min=0, help="Micro-USD of a month's usage that the fee covers.")
+]
 
 
 @adapter_app.command("add")
@@ -166,12 +170,18 @@ def plan_create(
     gate: Gate = None,
     term: Term = None,
     limit: PlanLimits = None,
+    monthly_fee: MonthlyFee = None,
+    included_usage: IncludedUsage = None,
     data: Data = None,
 ) -> None:
     """Create a plan, like the standard one but for the options, and print its id."""
     from cli import plans
 
-    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or (), limit or ())
+    wanted = plans.changes(
+        *(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or (), limit or ()),
+        monthly_fee=monthly_fee,
+        included_usage=included_usage,
+    )
     print(plans.create_plan(data, name, wanted))
 
 
@@ -184,12 +194,18 @@ def plan_set(
     gate: Gate = None,
     term: Term = None,
     limit: PlanLimits = None,
+    monthly_fee: MonthlyFee = None,
+    included_usage: IncludedUsage = None,
     data: Data = None,
 ) -> None:
     """Change a plan for all who are on it, within a second."""
     from cli import plans
 
-    wanted = plans.changes(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or (), limit or ())
+    wanted = plans.changes(
+        *(max_adapters, max_file_bytes, pinned_adapters, gate or (), term or (), limit or ()),
+        monthly_fee=monthly_fee,
+        included_usage=included_usage,
+    )
     print_rows(PLAN_HEADER, [plans.set_plan(data, name, wanted)])
 
 

@@ -99,6 +99,7 @@ def plain_errors() -> Iterator[None]:
     from sqlalchemy.exc import OperationalError, ProgrammingError
 
     from adapters.errors import AdapterError
+    from billing.invoices.errors import InvoiceNotFound
     from db.errors import DatabaseUnavailable
     from db.roles import RoleMissing
     from db.schema import SchemaMismatch
@@ -106,7 +107,7 @@ def plain_errors() -> Iterator[None]:
 
     try:
         yield
-    except (TenantError, AdapterError, SchemaMismatch, RoleMissing, ValueError) as error:
+    except (TenantError, AdapterError, InvoiceNotFound, SchemaMismatch, RoleMissing, ValueError) as error:
         raise CliError(str(error)) from error
     except (OperationalError, DatabaseUnavailable) as error:
         raise CliError(f"PostgreSQL does not answer: {_first_line(error)}") from error

@@ -22,6 +22,8 @@ def changes(
     gate: Iterable[str],
     terms: Iterable[str] = (),
     limits: Iterable[str] = (),
+    monthly_fee: int | None = None,
+    included_usage: int | None = None,
 ) -> PlanChanges:
     """Of the command line; `gate` as NAME=NUMBER, `terms` as CLASS.NAME=JSON, `limits` as METRIC=AMOUNT or
     METRIC=none. Raises UsageError.
@@ -36,7 +38,14 @@ def changes(
         except ValueError:
             raise UsageError(f"--gate takes NAME=NUMBER, not {setting!r}") from None
     return PlanChanges(
-        max_adapters, max_file_bytes, pinned_adapters, thresholds, _terms(terms), _limits(limits)
+        max_adapters,
+        max_file_bytes,
+        pinned_adapters,
+        thresholds,
+        _terms(terms),
+        _limits(limits),
+        monthly_fee,
+        included_usage,
     )
 
 
@@ -63,7 +72,7 @@ def _terms(settings: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 
 def list_plans(data: Path | None) -> list[tuple[str, ...]]:
-    """Name, adapters, bytes of a file, pinned adapters, thresholds, limits."""
+    """Name, adapters, bytes of a file, pinned adapters, fee, usage in it, thresholds, limits."""
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         return [_row(plan) for plan in await _plans(services).list()]
@@ -130,7 +139,10 @@ def _plans(services: Services) -> PlanService:
 
 
 def _row(plan: PlanView) -> tuple[str, ...]:
+    from billing.invoices.views import dollars
+
     gate = ", ".join(f"{name}={threshold:g}" for name, threshold in sorted(plan.gate.items()))
     limits = ", ".join(f"{metric}={amount}" for metric, amount in sorted(plan.limits.items()))
     numbers = (plan.max_adapters, plan.max_file_bytes, plan.pinned_adapters)
-    return (plan.name, *map(str, numbers), gate or "-", limits or "-")
+    fees = (dollars(plan.monthly_fee), dollars(plan.included_usage))
+    return (plan.name, *map(str, numbers), *fees, gate or "-", limits or "-")

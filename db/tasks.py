@@ -27,6 +27,8 @@ QUEUES = (QUEUE, JOBS_QUEUE)
 SWEEP_STORAGE = "adapters.sweep_storage"
 PURGE_DELETED = "adapters.purge_deleted"
 SETTLE_UPLOADS = "adapters.settle_uploads"
+CLOSE_MONTHS = "billing.close_months"
+RECONCILE = "billing.reconcile"
 RUN_JOB = "adapters.run_job"
 RUN_JOB_EXPIRES = 120.0
 """Seconds after which a message that nobody took is dropped unrun. Whoever waits for the job sends another by
@@ -46,6 +48,8 @@ ROUTES: dict[str, Route] = {
     SWEEP_STORAGE: Route(JOBS_QUEUE),
     PURGE_DELETED: Route(JOBS_QUEUE),
     SETTLE_UPLOADS: Route(JOBS_QUEUE),
+    CLOSE_MONTHS: Route(JOBS_QUEUE),  # takes as long as there are tenants, and metering must not wait
+    RECONCILE: Route(JOBS_QUEUE),
 }
 """Tasks that do not go to `QUEUE` for good."""
 

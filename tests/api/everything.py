@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ import redis.asyncio
 from adapters.resolver import ModelResolver
 from api.app import create_app
 from api.organization.limits import limit_id
+from billing.invoices.credits import CreditService
+from billing.invoices.service import InvoiceService
+from billing.invoices.settings import InvoiceSettings
 from billing.notifications.events import INVOICE_FINALIZED
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
 from billing.notifications.telling import tell
+from billing.payments.service import PaymentService
+from billing.rates import Rate
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService, Threshold
 from db.session import Database
@@ -35,6 +41,7 @@ from tenants.service import AccountServices, account_services
 from tests.api.conftest import build
 from tests.support import booked
 from tests.support.onboarding import SECRET, Scene, scene
+from tests.support.silent_gateway import SilentGateway
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
 
@@ -163,6 +170,9 @@ async def everything(
             sla_reports=SlaReports(database),
             webhooks=WebhookService(database, SILENT),
             spend_alerts=SpendAlertService(database),
+            payments=PaymentService(database, SilentGateway(), return_url="https://us.example/"),
+            invoices=InvoiceService(database, redis_client, InvoiceSettings()),
+            credits=CreditService(database, redis_client),
         )
         app = create_app(services)
         ours, theirs = [await _having(place, accounts, app, number) for number in (0, 1)]
@@ -197,8 +207,6 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     budget = Limit("project", project.id, "", Metric.TOKENS_PER_MONTH, 10**9)
     await accounts.limits.set(tenant, OPERATOR, budget)
     of_project = await accounts.keys.create(tenant, "of project", OPERATOR, project_id=project.id)
-    asked = booked.request(tenant, booked.START, usage=Usage(10, 5, 5), key=inference.id)
-    await booked.write(place.database, [asked])
     webhooks = WebhookService(place.database, SILENT)
     endpoint, _ = await webhooks.create(
         tenant, OPERATOR, name="hook", url=f"https://{name}.example/", event_types=[INVOICE_FINALIZED]
@@ -209,6 +217,12 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
     alert = await SpendAlertService(place.database).create(
         tenant, project.id, OPERATOR, Threshold(10**6, None)
     )
+    asked = booked.request(tenant, booked.START, usage=Usage(10, 5, 5), key=inference.id)
+    paid = booked.request(tenant, booked.START, usage=Usage(10, 5, 5), rate=Rate("prc_1", 10**12, 0, 0))
+    await booked.write(place.database, [asked, paid])
+    billing = InvoiceService(place.database, place.redis, InvoiceSettings())
+    invoice = await billing.finalize(tenant, date(2026, 10, 1), now=datetime(2026, 11, 2, tzinfo=UTC))
+    assert invoice is not None
     assert pending.job_id is not None
     assert owner.tenant_id == tenant
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -230,10 +244,11 @@ async def _having(place: Scene, accounts: AccountServices, app: Any, number: int
         "api_key_id": of_project.id,
         "service_account_id": account.id,
         "limit_id": limit_id(budget),
+        "generation_id": asked.request_id,
         "webhook_endpoint_id": endpoint.id,
         "delivery_id": deliveries[0][0].id,
         "alert_id": alert.id,
-        "generation_id": asked.request_id,
+        "invoice_id": invoice.id,
     }
     return Having(
         tenant,

@@ -94,7 +94,7 @@ def test_of_many_versions_the_last_are_shown(run: Run, monkeypatch: pytest.Monke
 def test_plans(run: Run) -> None:
     code, made, _ = run(
         *("plan", "create", "large", "--max-adapters", "500", "--pinned-adapters", "3"),
-        *("--gate", "min_agreement=0.9"),
+        *("--gate", "min_agreement=0.9", "--monthly-fee", "20000000", "--included-usage", "5000000"),
     )
     assert code == 0
     assert made.startswith("plan_")
@@ -105,6 +105,8 @@ def test_plans(run: Run) -> None:
         "500",
         "1000",
         "3",
+        "20.000000",
+        "5.000000",
         "min_agreement=0.9",
         "-",
     ]

@@ -1,0 +1,22 @@
+"""Tells a tenant that an invoice is final, in the transaction that makes it so."""
+
+from __future__ import annotations
+
+from billing.invoices.models import Invoice
+from billing.notifications.events import INVOICE_FINALIZED
+from billing.notifications.telling import tell
+from db.session import WriteSession
+
+
+async def announce(session: WriteSession, invoice: Invoice) -> None:
+    """What a `billing.invoices.service.OnFinal` does."""
+    facts = {
+        "invoice_id": invoice.id,
+        "number": invoice.number,
+        "month": f"{invoice.month:%Y-%m}",
+        "total_cents": invoice.total_cents,
+    }
+    await tell(
+        session, invoice.tenant_id, INVOICE_FINALIZED, facts, key=f"invoice.finalized:{invoice.id}",
+        now=invoice.issued_at,
+    )  # fmt: skip

@@ -1,0 +1,319 @@
+"""`rootstock invoice` and `rootstock credit`: bills, and balances, from the command line.
+
+Owns names, options and what is printed; one call to the services per command. Amounts are dollars with their
+cents or micro-USD written out, and never a float. Everything heavy is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.errors import CliError, UsageError
+from cli.operator import Services, call, minute
+from cli.printing import Data, print_rows
+
+if TYPE_CHECKING:
+    from billing.invoices.service import InvoiceService
+    from billing.invoices.settings import InvoiceSettings
+    from billing.invoices.views import InvoiceView
+
+invoice_app = typer.Typer(help="Invoices: months closed, shown, proved, corrected.", no_args_is_help=True)
+credit_app = typer.Typer(help="Balances: what tenants paid in advance or were given.", no_args_is_help=True)
+
+Tenant = Annotated[str, typer.Argument(help="Tenant's name.")]
+InvoiceId = Annotated[str, typer.Argument(help="The invoice's id, from `rootstock invoice list`.")]
+Dollars = Annotated[str, typer.Argument(help="Dollars, such as 12.50.")]
+Out = Annotated[Path | None, typer.Option("--pdf", help="Write it to this file as PDF instead.")]
+
+
+class SettlementName(StrEnum):
+    """What becomes of what is taken back."""
+
+    DUE = "due"
+    CREDIT = "credit"
+    REFUND = "refund"
+
+
+class ModeName(StrEnum):
+    POSTPAID = "postpaid"
+    PREPAID = "prepaid"
+
+
+class CreditName(StrEnum):
+    TOP_UP = "top_up"
+    GRANT = "grant"
+
+
+@invoice_app.command("list")
+def invoice_list(tenant: Tenant, data: Data = None) -> None:
+    """List a tenant's invoices, the newest first."""
+    from billing.invoices.views import cents
+
+    async def work(services: Services) -> list[tuple[str, ...]]:
+        owner = await services.accounts.tenants.find_tenant(tenant)
+        found = await _invoices(services).list(owner.id, limit=1000)
+        return [
+            (
+                one.name,
+                f"{one.month:%Y-%m}",
+                cents(one.total_cents),
+                cents(max(0, one.due_cents)),
+                one.status,
+                minute(one.issued_at),
+                one.id or "",
+            )
+            for one in found
+        ]
+
+    print_rows(("NUMBER", "MONTH", "TOTAL", "TO PAY", "STATUS", "ISSUED", "ID"), call(data, work))
+
+
+@invoice_app.command("show")
+def invoice_show(invoice: InvoiceId, pdf: Out = None, data: Data = None) -> None:
+    """Show an invoice's lines."""
+
+    async def work(services: Services) -> InvoiceView:
+        invoices = _invoices(services)
+        return await invoices.find(await invoices.owner(invoice), invoice)
+
+    _show(call(data, work), pdf)
+
+
+@invoice_app.command("preview")
+def invoice_preview(
+    tenant: Tenant,
+    month: Annotated[str | None, typer.Option(help="Such as 2026-11; else this one.")] = None,
+    pdf: Out = None,
+    data: Data = None,
+) -> None:
+    """Show what a month would be invoiced as if nothing more were used."""
+
+    async def work(services: Services) -> InvoiceView:
+        from billing.invoices.months import month_of, parse
+
+        owner = await services.accounts.tenants.find_tenant(tenant)
+        now = datetime.now(UTC)
+        return await _invoices(services).preview(
+            owner.id, month_of(now) if month is None else parse(month), now=now
+        )
+
+    _show(call(data, work), pdf)
+
+
+@invoice_app.command("close")
+def invoice_close(data: Data = None) -> None:
+    """Close the months that are due now, as the worker does every hour."""
+
+    async def work(services: Services) -> list[str]:
+        from billing.invoices.closing import JournalAge, MonthClose
+
+        close = MonthClose(services.database, _invoices(services), JournalAge(services.redis))
+        closed = await close.close_due(datetime.now(UTC))
+        if closed.waiting_for is not None:
+            raise CliError(f"usage written at {minute(closed.waiting_for)} is not in the ledger yet")
+        return [f"{month:%Y-%m}" for month in closed.months]
+
+    print(", ".join(call(data, work)) or "nothing is due")
+
+
+@invoice_app.command("verify")
+def invoice_verify(
+    tenant: Annotated[str | None, typer.Argument(help="Tenant's name; else all of them.")] = None,
+    data: Data = None,
+) -> None:
+    """Compute every invoice again from the ledger's rows: exits with 1 where one is not what it was."""
+
+    async def work(services: Services) -> list[tuple[str, ...]]:
+        from billing.invoices.verification import InvoiceVerification
+
+        owner = None
+        if tenant is not None:
+            owner = (await services.accounts.tenants.find_tenant(tenant)).id
+        return [
+            (one.tenant_id, one.invoice, one.what, str(one.expected), str(one.found))
+            for one in await InvoiceVerification(services.database).verify(owner)
+        ]
+
+    wrong = call(data, work)
+    if wrong:
+        print_rows(("TENANT", "WHERE", "WHAT", "EXPECTED", "FOUND"), wrong)
+        raise typer.Exit(1)
+    print("every invoice is what the ledger says")
+
+
+@invoice_app.command("paid")
+def invoice_paid(
+    invoice: InvoiceId,
+    amount: Dollars,
+    reference: Annotated[str, typer.Option(help="The payment's id; again, it counts once.")],
+    data: Data = None,
+) -> None:
+    """Note a payment that did not come through the payment provider."""
+
+    async def work(services: Services) -> None:
+        from billing.invoices.service import record_payment
+
+        owner = await _invoices(services).owner(invoice)
+        async with services.database.write(owner) as session:
+            await record_payment(
+                session, owner, invoice, "payment", _amount(amount, 2), reference, at=datetime.now(UTC)
+            )
+
+    call(data, work)
+    print(f"{amount} is noted")
+
+
+@invoice_app.command("credit-note")
+def invoice_credit_note(
+    invoice: InvoiceId,
+    amount: Dollars,
+    reason: Annotated[str, typer.Option(help="Why; it is on the note.")],
+    settlement: Annotated[
+        SettlementName, typer.Option(help="due: less is owed; of what was paid: to the balance, or back.")
+    ] = SettlementName.DUE,
+    data: Data = None,
+) -> None:
+    """Take part of an invoice back, or all of it, and print the note's number."""
+
+    async def work(services: Services) -> int:
+        from billing.invoices.corrections import CreditNotes
+        from tenants.actors import OPERATOR
+
+        owner = await _invoices(services).owner(invoice)
+        notes = CreditNotes(services.database, services.redis)
+        note = await notes.issue(
+            owner, invoice, _amount(amount, 2), settlement.value, reason, OPERATOR, now=datetime.now(UTC)
+        )
+        return note.number
+
+    from billing.invoices.views import note_name
+
+    print(note_name(call(data, work)))
+
+
+@credit_app.command("add")
+def credit_add(
+    tenant: Tenant,
+    amount: Dollars,
+    reference: Annotated[str, typer.Option(help="What it is for; again, it counts once.")],
+    kind: Annotated[CreditName, typer.Option(help="top_up: paid for. grant: given.")] = CreditName.GRANT,
+    reason: Annotated[str, typer.Option(help="Shown to the tenant.")] = "",
+    days: Annotated[float | None, typer.Option(min=0, help="After which the rest ends; else never.")] = None,
+    data: Data = None,
+) -> None:
+    """Put money into a tenant's balance, and print what is there."""
+
+    async def work(services: Services) -> int:
+        from billing.invoices.credits import CreditService
+        from tenants.actors import OPERATOR
+
+        owner, now = await services.accounts.tenants.find_tenant(tenant), datetime.now(UTC)
+        credits = CreditService(services.database, services.redis)
+        ends = None if days is None else now + timedelta(days=days)
+        await credits.add(
+            owner.id, kind.value, _amount(amount, 6), reference, OPERATOR, now=now, reason=reason,
+            expires_at=ends,
+        )  # fmt: skip
+        return (await credits.balance(owner.id)).amount
+
+    from billing.invoices.views import dollars
+
+    print(dollars(call(data, work)))
+
+
+@credit_app.command("list")
+def credit_list(tenant: Tenant, data: Data = None) -> None:
+    """List what was put into a tenant's balance and taken out; the last line is what is left."""
+
+    async def work(services: Services) -> list[tuple[str, ...]]:
+        from billing.invoices.credits import CreditService
+        from billing.invoices.views import dollars
+
+        owner = await services.accounts.tenants.find_tenant(tenant)
+        credits = CreditService(services.database, services.redis)
+        balance = await credits.balance(owner.id)
+        entries = await credits.list(owner.id, limit=1000, newest_first=False)
+        rows = [
+            (minute(one.at), one.kind, dollars(one.amount), minute(one.expires_at), one.reference)
+            for one in entries
+        ]
+        return [
+            *rows,
+            ("", "used in advance", dollars(-balance.used), "", ""),
+            ("", "left", dollars(balance.amount), "", ""),
+        ]
+
+    print_rows(("AT", "KIND", "USD", "ENDS", "REFERENCE"), call(data, work))
+
+
+@credit_app.command("mode")
+def credit_mode(
+    tenant: Tenant,
+    mode: Annotated[ModeName, typer.Argument(help="prepaid: usage draws from the balance.")],
+    data: Data = None,
+) -> None:
+    """Have a tenant pay in advance, or by invoice, from this minute on."""
+
+    async def work(services: Services) -> None:
+        from billing.invoices.accounts import BillingAccounts
+        from tenants.actors import OPERATOR
+
+        owner = await services.accounts.tenants.find_tenant(tenant)
+        accounts = BillingAccounts(services.database, services.redis)
+        await accounts.set_mode(owner.id, mode.value, OPERATOR, now=datetime.now(UTC))
+
+    call(data, work)
+    print(f"{tenant} is {mode.value}")
+
+
+def _invoices(services: Services) -> InvoiceService:
+    from billing.invoices.announcing import announce
+    from billing.invoices.service import InvoiceService
+
+    return InvoiceService(services.database, services.redis, _settings(services), on_final=[announce])
+
+
+def _settings(services: Services) -> InvoiceSettings:
+    """Those of the service meant, whatever this process's environment has."""
+    from billing.invoices.settings import InvoiceSettings
+
+    prefix = "ROOTSTOCK_INVOICE_"
+    given = {
+        name.removeprefix(prefix).lower(): value
+        for name, value in services.environment.items()
+        if name.startswith(prefix)
+    }
+    return InvoiceSettings(**given)  # type: ignore[arg-type]
+
+
+def _amount(text: str, places: int) -> int:
+    """Dollars in their `places`th part: cents or micro-USD. Raises UsageError."""
+    try:
+        amount = Decimal(text).scaleb(places)
+        whole = int(amount)
+    except (InvalidOperation, ValueError, OverflowError):
+        raise UsageError(f"{text!r} is no amount of dollars, such as 12.50") from None
+    if amount != whole:
+        raise UsageError(f"{text} has more than {places} places")
+    return whole
+
+
+def _show(invoice: InvoiceView, pdf: Path | None) -> None:
+    from billing.invoices.rendering import quantity, render
+    from billing.invoices.views import cents, dollars
+
+    if pdf is not None:
+        pdf.write_bytes(render(invoice))
+        print(pdf)
+        return
+    rows = [(line.description, quantity(line), dollars(line.amount)) for line in invoice.lines]
+    print_rows(
+        (invoice.name, "QUANTITY", "USD"),
+        [*rows, (f"Total for {invoice.month:%B %Y}", "", cents(invoice.total_cents))],
+    )

@@ -1,0 +1,112 @@
+"""Invoices over HTTP: shapes, pages, who may read them, and the document."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+import redis.asyncio
+
+from billing.invoices.credits import CreditService
+from billing.rates import Rate
+from db.session import Database
+from engine.protocol import Usage
+from tenants.actors import OPERATOR
+from tenants.key_terms import KeyTerms
+from tests.api.everything import Everything, everything
+from tests.support import booked
+from tokenization.codec import TextCodec
+
+URL = "/v1/organization/invoices"
+
+
+@pytest.fixture
+async def place(
+    codec: TextCodec,
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    redis_url: str,
+    tmp_path: Path,
+) -> AsyncIterator[Everything]:
+    async with everything(codec, database, redis_client, redis_url, tmp_path) as made:
+        yield made
+
+
+async def test_an_invoice_its_preview_and_its_document(place: Everything) -> None:
+    client = place.ours.admin
+    listed = (await client.get(URL)).json()
+    assert (listed["object"], listed["has_more"], len(listed["data"])) == ("list", False, 1)
+    assert "lines" not in listed["data"][0]
+    invoice = (await client.get(f"{URL}/{place.ours.ids['invoice_id']}")).json()
+    assert {name: invoice[name] for name in ("object", "number", "status", "month", "currency")} == {
+        "object": "organization.invoice",
+        "number": "INV-000001",
+        "status": "open",
+        "month": "2026-10",
+        "currency": "usd",
+    }
+    assert listed["data"][0]["id"] == listed["first_id"] == invoice["id"]
+    assert sum(line["amount_micro_usd"] for line in invoice["lines"]) == invoice["total_micro_usd"] > 0
+    assert (
+        invoice["total_cents"] * 10_000 + invoice["carried_to_next_micro_usd"] == invoice["total_micro_usd"]
+    )
+    line = invoice["lines"][0]
+    assert (line["kind"], line["item"], line["month"], line["late"]) == ("usage", "input", "2026-10", False)
+    for path in (f"{URL}/{invoice['id']}/pdf", f"{URL}/preview/pdf?month=2026-10"):
+        answer = await client.get(path)
+        assert answer.headers["content-type"] == "application/pdf"
+        assert "INV-000001.pdf" in answer.headers["content-disposition"]
+        assert answer.content.startswith(b"%PDF")
+    assert (await client.get(f"{URL}/preview?month=2026-10")).json() == invoice, "final is final"
+
+
+async def test_the_preview_of_this_month_has_what_was_just_used(place: Everything) -> None:
+    client, now = place.ours.admin, datetime.now(UTC)
+    before = (await client.get(f"{URL}/preview")).json()
+    assert (before["id"], before["number"], before["status"]) == (None, None, "draft")
+    used = booked.request(
+        place.ours.tenant_id, now.timestamp(), usage=Usage(7, 0, 0), rate=Rate("prc_1", 10**6, 0, 0)
+    )
+    await booked.write(place.place.database, [used])
+    after = (await client.get(f"{URL}/preview?month={now:%Y-%m}")).json()
+    assert after["total_micro_usd"] - before["total_micro_usd"] == 7
+    for wrong in ("2026-13", "26-10", "2026-10-01", "2099-01", "november"):
+        answer = await client.get(f"{URL}/preview?month={wrong}")
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "month"), wrong
+
+
+async def test_the_balance_and_what_it_is_made_of(place: Everything) -> None:
+    credits, now = CreditService(place.place.database, place.place.redis), datetime.now(UTC)
+    for number in (1, 2):
+        await credits.add(
+            place.ours.tenant_id, "grant", 1_000, f"g{number}", OPERATOR, now=now,
+            reason="welcome", expires_at=now + timedelta(days=30),
+        )  # fmt: skip
+    balance = (await place.ours.admin.get("/v1/organization/balance")).json()
+    assert (balance["amount_micro_usd"], balance["used_micro_usd"]) == (2_000, 0)
+    first = (await place.ours.admin.get("/v1/organization/credits?limit=1&order=asc")).json()
+    assert first["has_more"] is True
+    rest = (await place.ours.admin.get(f"/v1/organization/credits?order=asc&after={first['last_id']}")).json()
+    shown = [*first["data"], *rest["data"]]
+    assert [one["amount_micro_usd"] for one in shown] == [1_000, 1_000]
+    assert all(one["expires_at"] > now.timestamp() for one in shown)
+    theirs = (await place.theirs.admin.get("/v1/organization/balance")).json()
+    assert theirs["amount_micro_usd"] == 0
+
+
+async def test_bills_are_for_those_who_may_see_them(place: Everything) -> None:
+    paths = (URL, f"{URL}/preview", f"{URL}/{place.ours.ids['invoice_id']}", "/v1/organization/credits")
+    made = await place.accounts.keys.create(
+        place.ours.tenant_id, "narrow", OPERATOR, kind="admin", terms=KeyTerms(scopes=frozenset({"usage.read"}))
+    )
+    transport = httpx.ASGITransport(place.app)
+    headers = {"authorization": f"Bearer {made.plaintext}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as narrow:
+        for path in paths:
+            assert (await narrow.get(path)).status_code == 403, path
+            assert (await place.ours.inference.get(path)).status_code == 403, path
+    answer = await place.theirs.admin.get(f"{URL}/{place.ours.ids['invoice_id']}")
+    assert answer.status_code == 404

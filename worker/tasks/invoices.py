@@ -1,0 +1,42 @@
+"""Months closed when they are over, and credits taken back when they end. In the queue of jobs."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+from celery import Celery
+from redis.exceptions import RedisError
+
+from billing.invoices.announcing import announce
+from billing.invoices.closing import JournalAge, MonthClose
+from billing.invoices.credits import CreditService
+from billing.invoices.service import InvoiceService
+from billing.invoices.settings import InvoiceSettings
+from db.errors import DatabaseUnavailable
+from db.tasks import CLOSE_MONTHS
+from worker.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+
+def register(app: Celery, runtime: Runtime) -> None:
+    @app.task(name=CLOSE_MONTHS, time_limit=3000)
+    def close_months() -> None:
+        """Make the invoices that are due. What fails, the next run goes on with."""
+        try:
+            runtime.run(_close(runtime))
+        except (DatabaseUnavailable, RedisError) as error:
+            logger.warning("months wait to be closed: %s", error)
+
+
+async def _close(runtime: Runtime) -> None:
+    now = datetime.now(UTC)
+    invoices = InvoiceService(runtime.database, runtime.redis, InvoiceSettings(), on_final=[announce])
+    await CreditService(runtime.database, runtime.redis).expire(now)
+    closed = await MonthClose(runtime.database, invoices, JournalAge(runtime.redis)).close_due(now)
+    if closed.waiting_for is not None:
+        logger.error(
+            "a month waits to be closed for what was written to the journal at %s and is not in the ledger",
+            closed.waiting_for.isoformat(),
+        )
