@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from api.deps import Services
 from api.openai.routes import chat_completion
+from tenants.errors import AccountSuspended
 from tenants.user_callers import UserCallers
 
 
@@ -21,8 +22,10 @@ class Playground:
 
     async def chat(self, request: Request, tenant_id: str, user_id: str) -> Response:
         """Answer `request`, whose body is that of a chat completion, for this user. Whoever calls has seen to
-        it that it is theirs. Raises what `api.openai.routes` does; UserNotFound.
+        it that it is theirs. Raises what `api.openai.routes` does; UserNotFound, AccountSuspended.
         """
         caller = await self._callers.of(tenant_id, user_id)
+        if caller.billing_state == "suspended":
+            raise AccountSuspended
         request.state.log = {"tenant": tenant_id, "user_id": user_id}
         return await chat_completion(request, self._services, caller)

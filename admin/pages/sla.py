@@ -95,7 +95,7 @@ def _class(one: Mapping[str, Any]) -> ClassReport:
         failed=f"{one['failed']:,}",
         promises=[
             _promise("Availability", availability, "of requests answered"),
-            _promise("Output rate", rate, f"of answers at {rate['tokens_per_second']:g} tokens/s or more"),
+            _promise("Output rate", rate, _pace(rate["tokens_per_second"])),
             Promise(
                 "First token in time",
                 "no promise",
@@ -120,6 +120,10 @@ def _promise(title: str, found: Mapping[str, Any], note: str) -> Promise:
     if delivered is None:
         return Promise(title, _share(promised), words.NOTHING, State("Nothing asked", "off"), note)
     return Promise(title, _share(promised), _share(delivered), _kept(delivered >= promised), note)
+
+
+def _pace(least: float) -> str:
+    return f"of answers at {least:g} tokens/s or more" if least else "no least rate is set"
 
 
 def _kept(kept: bool) -> State:

@@ -9,6 +9,7 @@ import httpx
 
 from tenants.actors import OPERATOR
 from tenants.limits.kinds import Limit, Metric
+from tenants.repository import TenantDirectory
 from tests.admin.browsing import served
 from tests.admin.conftest import Site, csrf_token, sign_in
 from tests.admin.test_keys import as_role
@@ -117,6 +118,17 @@ async def test_who_only_looks_on_asks_nothing(site: Site, visitor: httpx.AsyncCl
     assert refused.status_code == 403
     assert "Your role (viewer)" in refused.json()["error"]["message"]
     assert (await visitor.get("/playground")).status_code == 403
+
+
+async def test_a_suspended_account_asks_nothing(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    async with site.place.database.write(site.tenant_id) as session:
+        tenant = await TenantDirectory(session).tenant(site.tenant_id)
+        assert tenant is not None
+        tenant.billing_state = "suspended"
+    refused = await ask(visitor)
+    assert refused.status_code == 429
+    assert not site.engine.submitted
 
 
 async def test_a_reader_who_leaves_stops_the_engine(site: Site, visitor: httpx.AsyncClient) -> None:
