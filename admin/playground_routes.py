@@ -43,6 +43,7 @@ class PlaygroundRoutes:
             visitor=visitor,
             section=PLAYGROUND.id,
             stage=stage,
+            compared="compare" in request.query_params,
             origin=origin_of(request),
             snippets=snippets.ask(origin_of(request), stage.chosen),
         )

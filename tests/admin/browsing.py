@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import uvicorn
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
 from starlette.types import ASGIApp
 
 from tests.support.waiting import eventually
 
-CHROMIUM = "/usr/bin/chromium"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+"""Of the machine: none is downloaded."""
 _FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -53,6 +56,8 @@ async def served(app: ASGIApp) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*_FLAGS])
         try:

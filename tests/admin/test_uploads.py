@@ -15,7 +15,7 @@ from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
 from admin import upload_routes
 from api.app import _body_limits
 from api.deps import Limits
-from tests.admin.conftest import Site, csrf_token, sign_in
+from tests.admin.conftest import PASSWORD, Site, csrf_token, sign_in
 from tests.support.onboarding import SAPLING, samples
 
 PIRATE = SAPLING / "adapters" / "pirate"
@@ -285,6 +285,19 @@ async def test_the_plain_form_wants_its_token(site: Site, visitor: httpx.AsyncCl
     odd = {"content-type": "multipart/form-data"}
     assert (await visitor.post("/adapters/new", content=b"--x", headers=odd)).status_code == 400
     assert await site.place.column("SELECT count(*) FROM files") == [0]
+
+
+async def test_who_only_looks_on_brings_nothing(site: Site, visitor: httpx.AsyncClient) -> None:
+    await site.accounts.create(site.tenant_id, "viewer@acme.example", PASSWORD, role="viewer")
+    await sign_in(visitor, "viewer@acme.example")
+    page = await visitor.get("/adapters")
+    assert "/adapters/new" not in page.text
+    fields = {"csrf_token": csrf_token(page), "name": "corsair"}
+    assert (await visitor.get("/adapters/new")).status_code == 403
+    refused = await visitor.post("/adapters/new", data=fields, files=pirate())
+    assert refused.status_code == 403
+    assert await site.place.column("SELECT id FROM adapters") == []
+    assert await site.place.column("SELECT id FROM files") == []
 
 
 async def test_names_of_files_are_shown_as_text(site: Site, visitor: httpx.AsyncClient) -> None:

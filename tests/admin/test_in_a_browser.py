@@ -1,0 +1,161 @@
+"""The console in a real browser: what scripts do there, that the policy lets nothing else run, and that those
+who hear or type instead of looking get along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from playwright.async_api import Browser
+
+from tenants.actors import OPERATOR
+from tests.admin.browsing import Visit, chromium, served, visit
+from tests.admin.conftest import EMAIL, PASSWORD, Site
+from tests.admin.test_keys import XSS
+from tests.support.waiting import eventually
+
+ANSWER = "Hello there, hello world."
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def seen(site: Site, browser: Browser) -> AsyncIterator[Visit]:
+    """Signed in, on a wide screen."""
+    async with served(site.whole) as origin:
+        context = await browser.new_context(viewport={"width": 1280, "height": 900})
+        opened = await visit(context, origin)
+        await opened.sign_in(EMAIL, PASSWORD)
+        yield opened
+        assert not opened.complaints
+        await context.close()
+
+
+async def test_every_page_is_for_everybody(site: Site, seen: Visit, browser: Browser) -> None:
+    made = await site.place.create("pirate")
+    await site.place.make_ready(made, "1")
+    await site.place.create("coming", "sql")
+    key = await site.keys.create(site.tenant_id, f"robot {XSS}", OPERATOR)
+    await site.account.invites.create(site.tenant_id, "grace@acme.example", "developer", OPERATOR)
+    adapter = f"/adapters/{made.adapter.id}"
+    pages = ["/", "/adapters", adapter, f"{adapter}/versions/1", "/adapters/new", "/keys", f"/keys/{key.id}"]
+    pages += ["/keys/new", "/members", "/members/invite", "/playground", "/audit", "/audit/check", "/sla"]
+    found = []
+    for scheme, width in (("light", 1280), ("dark", 390)):
+        await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        await seen.page.set_viewport_size({"width": width, "height": 844})
+        for path in pages:
+            await seen.go(path)
+            found += [f"{path} {scheme}: {one}" for one in await seen.serious()]
+            beyond = await seen.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert beyond <= 0, f"{path} is {beyond} px wider than a screen of {width}"
+    stranger = await visit(await browser.new_context(), seen.console.removesuffix("/console"))
+    for path in ("/sign-in", "/join"):
+        await stranger.go(path)
+        found += [f"{path}: {one}" for one in await stranger.serious()]
+    assert not found
+
+
+async def test_a_narrow_screen_has_its_menu_behind_a_button(seen: Visit) -> None:
+    page = seen.page
+    await page.set_viewport_size({"width": 390, "height": 844})
+    keys = page.get_by_role("link", name="API keys")
+    assert not await keys.is_visible()
+    await page.get_by_role("button", name="Menu").press("Enter")
+    assert await keys.is_visible()
+    await page.keyboard.press("Escape")
+    assert not await keys.is_visible()
+    await page.get_by_role("button", name="Menu").click()
+    await keys.click()
+    await page.get_by_role("heading", name="Let your code in").wait_for()
+
+
+async def test_a_key_is_copied_and_not_made_twice(site: Site, seen: Visit) -> None:
+    page = seen.page
+    await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await seen.go("/keys/new")
+    await page.fill("#name", "laptop")
+    await page.get_by_role("button", name="Make key").click()
+    secret = await page.input_value("#secret")
+    await page.get_by_role("button", name="Copy").click()
+    await page.get_by_role("button", name="Copied").wait_for()
+    assert await page.evaluate("navigator.clipboard.readText()") == secret
+    await page.reload()
+    await page.get_by_role("heading", name="laptop").wait_for()
+    assert secret not in await page.content()
+    assert len(await site.keys.list(site.tenant_id)) == 1
+
+
+async def test_an_invitations_code_stays_in_the_browser(site: Site, seen: Visit, browser: Browser) -> None:
+    await seen.go("/members/invite")
+    await seen.page.fill("#email", "grace@acme.example")
+    await seen.page.get_by_role("button", name="Make invitation").click()
+    link = await seen.page.input_value("#link")
+    guest = await visit(await browser.new_context(), seen.console.removesuffix("/console"))
+    asked: list[str] = []
+    guest.page.on("request", lambda request: asked.append(request.url))
+    await guest.page.goto(link)
+    await guest.page.fill("#password", PASSWORD)
+    await guest.page.fill("#again", PASSWORD)
+    token = link.partition("#")[2]
+    assert guest.page.url == f"{guest.console}/join"
+    assert not any(token in url.partition("#")[0] for url in asked)
+    await guest.page.get_by_role("button", name="Join").click()
+    await guest.page.get_by_text("Welcome to ours. You are its developer.").wait_for()
+    assert not guest.complaints
+
+
+async def test_an_adapter_answers_beside_its_base(site: Site, seen: Visit) -> None:
+    await site.place.make_ready(await site.place.create("pirate"), "1")
+    site.engine.script = lambda submit: site.engine.says(submit, ANSWER)
+    page = seen.page
+    await seen.go("/playground?model=sapling:pirate")
+    await page.get_by_label("Beside the base alone").check()
+    await page.fill("#message", f"It's {XSS}")
+    await page.keyboard.press("Enter")
+    measured = page.locator("[data-measured]:not(:empty)")
+    await measured.nth(1).wait_for()
+    assert await page.locator(".turn.assistant .words").all_text_contents() == [ANSWER, ANSWER]
+    for one in await measured.all_text_contents():
+        assert "tokens in" in one
+        assert "first after" in one
+    assert await page.locator(".turn.user .words").first.text_content() == f"It's {XSS}"
+    await page.fill("#message", "And then?")
+    code = await page.locator("[data-snippets] pre code").all_text_contents()
+    assert all("sapling:pirate" in one and "And then?" in one and ANSWER in one for one in code)
+    assert "It'\\''s <img" in code[0]
+    await page.keyboard.press("Enter")
+    await measured.nth(3).wait_for()
+    adapters = [submit.adapter is not None for submit in site.engine.submitted]
+    assert sorted(adapters) == [False, False, True, True]
+    # The second question has the first and its answer before it.
+    lens = [len(submit.prompt_ids) for submit in site.engine.submitted]
+    assert min(lens[2:]) > max(lens[:2])
+    assert await seen.serious() == []
+
+
+async def test_an_answer_can_be_stopped_and_begun_anew(site: Site, seen: Visit) -> None:
+    site.engine.script = lambda submit: site.engine.says(submit, "Hello world " * 30, delay=0.05)
+    page = seen.page
+    await seen.go("/playground")
+    await page.fill("#message", "Go on and on")
+    await page.get_by_role("button", name="Send").click()
+    await page.locator(".turn.assistant .words:not(:empty)").wait_for()
+    await page.get_by_role("button", name="Stop").click()
+    await page.get_by_text("Stopped by you").wait_for()
+    await eventually(lambda: bool(site.engine.aborted), seconds=20)
+    await page.get_by_role("button", name="Start over").click()
+    assert await page.locator(".turn").count() == 0
+    site.engine.ready = False
+    await page.fill("#message", "Are you there?")
+    await page.keyboard.press("Enter")
+    await page.locator(".turn .problem").wait_for()
+    assert "not ready" in (await page.locator(".turn .problem").text_content() or "")
+    assert await page.input_value("#message") == "Are you there?"
+    assert [one for one in seen.complaints if "503" not in one] == []
+    seen.complaints.clear()
