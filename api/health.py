@@ -48,7 +48,10 @@ async def readyz(request: Request) -> Response:
 @router.get("/metrics", operation_id="metrics", response_model=None)
 async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
-    body = await asyncio.to_thread(generate_latest, services_of(request).metrics.registry)
+    services = services_of(request)
+    if services.books is not None:
+        await services.books.refresh()
+    body = await asyncio.to_thread(generate_latest, services.metrics.registry)
     return Response(body, media_type=CONTENT_TYPE_LATEST)
 
 

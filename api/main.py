@@ -30,16 +30,23 @@ from adapters.storage import StorageSettings, open_store
 from admin.pages.overview import OverviewPage
 from api.app import create_app
 from api.connections import connections_with
+from api.books_metrics import BooksCollector
 from api.console import console_over
 from api.deps import Limits, Services
 from api.edge import AsgiApp
 from api.onboarding import open_onboarding
+from api.payments import open_payments
 from api.playground import Playground
 from api.settings import ApiSettings
+from billing.invoices.credits import CreditService
+from billing.invoices.service import InvoiceService
+from billing.invoices.settings import InvoiceSettings
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
 from billing.notifications.settings import NotificationSettings
+from billing.payments.settings import StripeSettings
 from billing.pricing import PriceBook
+from billing.reconciliation.service import ReconciliationService
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from billing.window_usage import WindowUsage
@@ -164,6 +171,7 @@ async def open_services(
                 base_config=settings.base_path / "config.json",
             )
         )
+        payments = await opened.enter_async_context(open_payments(rows, onboarding.outbox, StripeSettings()))
         services = Services(
             engine=engine,
             text=text,
@@ -176,6 +184,7 @@ async def open_services(
             prices=prices,
             sla=sla,
             sla_reports=SlaReports(rows),
+            books=BooksCollector(ReconciliationService(rows, cache)),
             checks={
                 "postgres": rows.ping,
                 "redis": _Pinging(cache).check,
@@ -193,6 +202,9 @@ async def open_services(
             accounts=accounts,
             webhooks=WebhookService(rows, _webhook_sender(NotificationSettings())),
             spend_alerts=SpendAlertService(rows),
+            invoices=InvoiceService(rows, cache, InvoiceSettings()),
+            credits=CreditService(rows, cache),
+            payments=payments,
         )
         playground = Playground(services, UserCallers(rows))
         console = console_over(

@@ -43,6 +43,8 @@ from engine.protocol import JOURNAL_STREAM
 
 SETTLE_S = 180.0
 PROGRESS_S = 15.0
+SERVED_BYTES = 8_000
+"""Some fifty answers, as clients write them down."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ class Killing:
     site: Site
     seed: int
     wanted: int
+    seen: Path
+    """What clients write down."""
     kills: Counter[str] = field(default_factory=Counter)
     """By kind."""
     points: Counter[str] = field(default_factory=Counter)
@@ -157,8 +161,12 @@ class Killing:
             number += 1
             random = Random(f"{self.seed}/{name}/{number}")
             point, seconds = drawn(random, FATES[kind])
+            if number == 1:
+                point = None  # everything works once, before any of it dies
             began = time.monotonic()
             process = await self.site.start(name, point)
+            if number == 1:
+                await self._served()
             try:
                 status = await asyncio.wait_for(asyncio.shield(process.ended), seconds)
             except TimeoutError:
@@ -177,6 +185,7 @@ class Killing:
 
     async def _kill_store(self, name: str, restart: Callable[[], Awaitable[None]]) -> None:
         random = Random(f"{self.seed}/{name}")
+        await self._served()
         while True:
             due = time.monotonic() + random.uniform(*FATES[name].seconds)
             while time.monotonic() < due:
@@ -189,6 +198,11 @@ class Killing:
             await restart()
             if name == "postgres":
                 self.postgres_away_until = time.monotonic()
+
+    async def _served(self) -> None:
+        """Return once clients have had answers."""
+        while self.seen.stat().st_size < SERVED_BYTES:  # noqa: ASYNC110  another process writes it
+            await asyncio.sleep(0.05)
 
     async def _tell(self) -> None:
         due = 0.0
@@ -275,7 +289,7 @@ async def run(folder: Path, kills: int, seed: int) -> tuple[dict[str, Any], Verd
     seen.touch()
     async with open_site(folder) as site:
         load = await _start_load(site, seed, seen)
-        killing = Killing(site, seed, kills)
+        killing = Killing(site, seed, kills, seen)
         try:
             await killing.run()
             killed_for = time.monotonic() - began

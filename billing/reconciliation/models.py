@@ -17,7 +17,7 @@ class Reconciliation(Base):
     """One comparison of everything, over a stretch of time."""
 
     __tablename__ = "reconciliations"
-    __table_args__ = (Index(None, "started_at"), Index(None, "span_end"))
+    __table_args__ = (Index(None, "started_at"),)
 
     id: Mapped[str] = mapped_column(primary_key=True)
     """`rcn_...`."""

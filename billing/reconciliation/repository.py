@@ -274,10 +274,12 @@ class ReconciliationRepository:
             ],
         )
 
-    async def reconciled_until(self) -> datetime | None:
-        """The end of what was compared last."""
-        query = select(Reconciliation.span_end).order_by(Reconciliation.span_end.desc()).limit(1)
-        return (await self.session.execute(query)).scalar_one_or_none()
+    async def was_made(self, since: datetime, until: datetime) -> bool:
+        """Whether anything up to `until` was compared at or after `since`."""
+        query = select(Reconciliation.id).where(
+            Reconciliation.started_at >= since, Reconciliation.span_end >= until
+        )
+        return (await self.session.execute(query.limit(1))).scalar_one_or_none() is not None
 
 
 def _report(row: Reconciliation, differences: Sequence[Difference]) -> Report:

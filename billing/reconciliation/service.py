@@ -96,14 +96,12 @@ class ReconciliationService:
         """
         now = self._clock()
         today = now.replace(hour=0, minute=0, second=0, microsecond=0)
-        if now < today + timedelta(hours=NIGHTLY_HOUR):
+        night = today + timedelta(hours=NIGHTLY_HOUR)
+        if now < night:
             return None
         async with self._database.write(EVERY_TENANT) as session:
             repository = ReconciliationRepository(session)
-            if not await repository.take_turn():
-                return None
-            until = await repository.reconciled_until()
-            if until is not None and until >= today:
+            if not await repository.take_turn() or await repository.was_made(night, today):
                 return None
             # The turn is held while the work goes on, in sessions of its own.
             return await self.reconcile(today - timedelta(days=NIGHTLY_DAYS), today)

@@ -28,8 +28,7 @@ def upgrade() -> None:
         sa.Column("created_at", INSTANT, server_default=NOW, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_reconciliations"),
     )
-    for column in ("started_at", "span_end"):
-        op.create_index(f"ix_reconciliations_{column}", "reconciliations", [column])
+    op.create_index("ix_reconciliations_started_at", "reconciliations", ["started_at"])
     op.create_table(
         "reconciliation_differences",
         sa.Column("reconciliation_id", TEXT, nullable=False),

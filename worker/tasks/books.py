@@ -1,0 +1,42 @@
+"""The night's comparison of all books. In the queue of jobs: metering must not wait for it."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import Celery
+from redis.exceptions import RedisError
+
+from billing.payments.settings import StripeSettings
+from billing.reconciliation.differences import Report
+from billing.reconciliation.service import ReconciliationService
+from billing.stripe_gateway import StripeGateway
+from db.errors import DatabaseUnavailable
+from db.tasks import RECONCILE
+from worker.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+
+def register(app: Celery, runtime: Runtime) -> None:
+    @app.task(name=RECONCILE, time_limit=3000)
+    def reconcile() -> None:
+        """Once a night. What cannot be kept is compared again at the next look."""
+        try:
+            report = runtime.run(_reconcile(runtime))
+        except (DatabaseUnavailable, RedisError) as error:
+            logger.warning("the books wait to be compared: %s", error)
+        else:
+            if report is not None:
+                logger.info("books compared: %s, %d differences", report.id, report.num_differences)
+
+
+async def _reconcile(runtime: Runtime) -> Report | None:
+    settings = StripeSettings()
+    if not settings.enabled:
+        return await ReconciliationService(runtime.database, runtime.redis).reconcile_if_due()
+    gateway = StripeGateway(settings)
+    try:
+        return await ReconciliationService(runtime.database, runtime.redis, gateway).reconcile_if_due()
+    finally:
+        await gateway.close()
