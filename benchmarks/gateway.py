@@ -8,6 +8,8 @@ four limits (requests and tokens per minute, concurrent requests, spend per mont
 end the ledger must have a row for each. First the saturating rate is found with many requests always under
 way; then requests come by a Poisson process at half of it, through the API and straight to the engine. What
 the engine needs for its answer, its median at that rate, is subtracted from every percentile of the API's.
+`cores_busy` says where else requests wait: traffic, engine, Redis and PostgreSQL share what the measured
+process leaves them, and whatever else runs on the machine counts there too. `one_at_a_time` has no waiting.
 
 `--compare litellm` does the same with LiteLLM's proxy (`benchmarks.gateway_litellm`), in the same run.
 """
@@ -15,11 +17,13 @@ the engine needs for its answer, its median at that rate, is subtracted from eve
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.gateway_litellm import measure_litellm
-from benchmarks.gateway_site import BASE, BASE_NAME, Site, cpu_seconds, running_site
+from benchmarks.gateway_site import BASE, BASE_NAME, BusyCores, Site, cpu_seconds, running_site
 from benchmarks.gateway_traffic import Outcome, Task, run_beside
 from benchmarks.quotas import measure as measure_quotas
 from benchmarks.random_llama import random_words
@@ -49,6 +53,33 @@ STREAM_STEP_S = 0.016
 
 class Unfit(Exception):
     """The run says nothing: answers failed, or requests are missing in the ledger."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One task's outcome."""
+
+    outcome: Outcome
+    busy: dict[str, float]
+    """How busy cores were."""
+    cpu: float = 0.0
+    """Seconds of the API process; 0 for what went past it."""
+
+    def row(self) -> dict[str, Any]:
+        outcome = self.outcome
+        row: dict[str, Any] = {
+            "requests": outcome.requests,
+            "per_second": outcome.per_second,
+            "tok_s": outcome.tokens_per_second,
+            "ms": outcome.ms,
+            "traffic_cpu_share": outcome.cpu_share,
+            "cores_busy": self.busy,
+        }
+        if outcome.late_ms:
+            row["sent_late_ms"] = outcome.late_ms
+        if self.cpu:
+            row |= {"cpu_s": round(self.cpu, 2), "requests_per_cpu_s": _per(outcome.requests, self.cpu)}
+        return row
 
 
 class Bench:
@@ -76,22 +107,23 @@ class Bench:
         }
         return Task(seconds=seconds, **{**chosen, **changes})
 
-    def through_api(self, task: Task) -> tuple[Outcome, float]:
-        """The outcome, and CPU seconds of the API process meanwhile."""
+    def through_api(self, task: Task) -> Run:
         assert self._site.api is not None
         before = cpu_seconds(self._site.api.pid)
-        outcome = self._answered(task)
-        return outcome, cpu_seconds(self._site.api.pid) - before
+        run = self._answered(task)
+        return dataclasses.replace(run, cpu=cpu_seconds(self._site.api.pid) - before)
 
-    def straight(self, task: Task) -> Outcome:
+    def straight(self, task: Task) -> Run:
         return self._answered(msgspec.structs.replace(task, url=self._site.engine_endpoint))
 
-    def _answered(self, task: Task) -> Outcome:
+    def _answered(self, task: Task) -> Run:
+        cores = BusyCores(self._site.cores)
         outcome = run_beside(task, self._site.cores.others)
+        busy = cores.shares()
         if outcome.failures:
             raise Unfit(f"{outcome.failures} beside {outcome.requests} answers; {self._site.warnings()}")
         self.num_answered += outcome.requests
-        return outcome
+        return Run(outcome, busy)
 
 
 def measure(site: Site, seconds: float, seed: int) -> dict[str, Any]:
@@ -100,65 +132,59 @@ def measure(site: Site, seconds: float, seed: int) -> dict[str, Any]:
     bench.through_api(
         bench.task(60, every_key=True, at_once=LOOKING_UP)
     )  # every key is known, every budget has begun
-    saturated, saturated_cpu = bench.through_api(bench.task(seconds / 2))
-    rate = saturated.per_second / 2
+    saturated = bench.through_api(bench.task(seconds / 2))
+    rate = saturated.outcome.per_second / 2
     alone = [bench.straight(bench.task(seconds / 4, rate=rate))]
-    at_half, half_cpu = bench.through_api(bench.task(seconds, rate=rate))
+    at_half = bench.through_api(bench.task(seconds, rate=rate))
     alone.append(bench.straight(bench.task(seconds / 4, rate=rate)))
+    one_at_a_time = bench.task(seconds / 4, at_once=1)
+    one, one_alone = bench.through_api(one_at_a_time), bench.straight(one_at_a_time)
     cold_keys = site.keys[ACTIVE_KEYS:]
-    cold, cold_cpu = bench.through_api(
-        bench.task(seconds / 4, keys=cold_keys, every_key=True, at_once=LOOKING_UP)
-    )
+    cold = bench.through_api(bench.task(seconds / 4, keys=cold_keys, every_key=True, at_once=LOOKING_UP))
     streaming = _streams(bench, site, seconds / 2)
     _check_ledger(site, bench.num_answered)
-    engine_ms = min(one.ms["p50"] for one in alone)
+    engine_ms = min(run.outcome.ms["p50"] for run in alone)
     return {
-        "added_ms": {name: round(value - engine_ms, 3) for name, value in at_half.ms.items()},
-        "rps_per_core": _per(saturated.requests, saturated_cpu),
+        "added_ms": _less(at_half.outcome.ms, engine_ms),
+        "rps_per_core": _per(saturated.outcome.requests, saturated.cpu),
         "stream_tok_s_per_core": streaming.pop("stream_tok_s_per_core"),
-        "saturating_rps": saturated.per_second,
-        "saturated": _row(saturated, saturated_cpu),
-        "at_half": {"rate": round(rate, 1), **_row(at_half, half_cpu)},
-        "engine_alone": [{"rate": round(rate, 1), **_row(one)} for one in alone],
-        "keys_never_seen": _row(cold, cold_cpu),
+        "saturating_rps": saturated.outcome.per_second,
+        "saturated": saturated.row(),
+        "at_half": {"rate": round(rate, 1), **at_half.row()},
+        "engine_alone": [{"rate": round(rate, 1), **run.row()} for run in alone],
+        "one_at_a_time": {
+            "added_ms": _less(one.outcome.ms, one_alone.outcome.ms["p50"]),
+            **one.row(),
+            "engine_alone": one_alone.row(),
+        },
+        "keys_never_seen": cold.row(),
         "streams": streaming,
         "ledger_rows": bench.num_answered,
     }
+
+
+def _less(ms: dict[str, float], engine_ms: float) -> dict[str, float]:
+    return {name: round(value - engine_ms, 3) for name, value in ms.items()}
 
 
 def _streams(bench: Bench, site: Site, seconds: float) -> dict[str, Any]:
     """All rows of the engine streaming: a token for each in every step, then as fast as it can."""
     site.start_engine(STREAM_STEP_S)
     changes = {"stream": True, "at_once": STREAMS, "max_tokens": STREAM_TOKENS}
-    paced, paced_cpu = bench.through_api(bench.task(seconds, **changes))
+    paced = bench.through_api(bench.task(seconds, **changes))
     site.start_engine(0.0)
-    unpaced, unpaced_cpu = bench.through_api(bench.task(seconds / 2, **changes))
+    unpaced = bench.through_api(bench.task(seconds / 2, **changes))
     return {
-        "stream_tok_s_per_core": _per(paced.tokens, paced_cpu),
+        "stream_tok_s_per_core": _per(paced.outcome.tokens, paced.cpu),
         "step_ms": STREAM_STEP_S * 1e3,
-        "tokens_per_event": round(paced.tokens / paced.events, 2),
-        **_row(paced, paced_cpu),
+        "tokens_per_event": round(paced.outcome.tokens / paced.outcome.events, 2),
+        **paced.row(),
         "without_pace": {
-            "tok_s_per_core": _per(unpaced.tokens, unpaced_cpu),
-            "tokens_per_event": round(unpaced.tokens / unpaced.events, 2),
-            **_row(unpaced, unpaced_cpu),
+            "tok_s_per_core": _per(unpaced.outcome.tokens, unpaced.cpu),
+            "tokens_per_event": round(unpaced.outcome.tokens / unpaced.outcome.events, 2),
+            **unpaced.row(),
         },
     }
-
-
-def _row(outcome: Outcome, cpu: float | None = None) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "requests": outcome.requests,
-        "per_second": outcome.per_second,
-        "tok_s": outcome.tokens_per_second,
-        "ms": outcome.ms,
-        "traffic_cpu_share": outcome.cpu_share,
-    }
-    if outcome.late_ms:
-        row["sent_late_ms"] = outcome.late_ms
-    if cpu is not None:
-        row |= {"cpu_s": round(cpu, 2), "requests_per_cpu_s": _per(outcome.requests, cpu)}
-    return row
 
 
 def _per(amount: int, seconds: float) -> float:

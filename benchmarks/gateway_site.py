@@ -233,6 +233,36 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+class BusyCores:
+    """How busy cores are, whoever keeps them so, from when this is made on."""
+
+    def __init__(self, cores: Cores) -> None:
+        self._groups = {"measured": cores.measured, "others": cores.others}
+        self._before = _jiffies()
+
+    def shares(self) -> dict[str, float]:
+        """Of the measured process's core, and of what everything else is on: near 1, that is what waits."""
+        now = _jiffies()
+        shares = {}
+        for name, cores in self._groups.items():
+            busy, whole = (
+                sum(now[core][which] - self._before[core][which] for core in cores) for which in (0, 1)
+            )
+            shares[name] = round(busy / max(whole, 1), 3)
+        return shares
+
+
+def _jiffies() -> dict[int, tuple[int, int]]:
+    """(busy, in all) of each core since the machine started."""
+    counted = {}
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            spent = [int(field) for field in fields[:8]]  # what guests took is in the first two already
+            counted[int(name[3:])] = (sum(spent) - spent[3] - spent[4], sum(spent))
+    return counted
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

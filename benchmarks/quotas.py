@@ -8,6 +8,10 @@ waits for that.
 
 CPU is this process's and the Redis server's own, per reserve and settle together: on a machine that does
 other things too, which its load average tells, time on the clock says less.
+
+With one caller both processes sleep between any two messages, and waking them takes its time. So that caller
+is measured twice, on the cores as they come and with both processes on one core, and a PING over the same
+connection is timed beside each: what is above it is the quotas' own.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,12 +38,13 @@ from tenants.context import TenantContext
 from tenants.limits.kinds import Amounts, Limit, Metric
 from tenants.quotas import Contract, Quotas, Reservation
 from tenants.quotas.link import Link
-from tenants.quotas.scripts import Scripts
+from tenants.quotas.scripts import Scripts, command
 
 PLENTY = 10**10
 WORST, USED = Amounts(1, 400, 256, 900), Amounts(1, 400, 120, 600)
 CONTRACT = Contract("priority", PLENTY)
 CLOSED = (1, 8, 32)
+_PING = command(b"PING")
 OPEN = (300, 600)
 """Requests per second."""
 
@@ -95,6 +101,19 @@ class Bench:
         assert reservation.plan is not None
         used = (USED.requests, USED.input_tokens, USED.output_tokens, USED.spend)
         return self._scripts.settle(reservation.plan.tag, reservation.request_id.encode(), used, 300_000)
+
+    async def alone(self, seconds: float) -> dict[str, Any]:
+        """One caller, and in turns with it a command that does nothing."""
+        reserves: list[float] = []
+        settles: list[float] = []
+        pings: list[float] = []
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            began = time.perf_counter()
+            await self._link.call(_PING)
+            pings.append(time.perf_counter() - began)
+            await self.request_timed(reserves, settles)
+        return _latencies(reserves, settles) | {"ping_ms": _quantiles(pings)}
 
     async def closed(self, callers: int, seconds: float) -> dict[str, Any]:
         async def go_on(request: Callable[..., Awaitable[None]], until: float) -> None:
@@ -158,7 +177,22 @@ def _quantiles(seconds: list[float]) -> dict[str, float]:
     }
 
 
+@contextmanager
+def on_one_core(*pids: int) -> Iterator[None]:
+    """These processes share a core for as long."""
+    before = {pid: os.sched_getaffinity(pid) for pid in pids}
+    core = max(os.sched_getaffinity(0))
+    try:
+        for pid in pids:
+            os.sched_setaffinity(pid, {core})
+        yield
+    finally:
+        for pid, cores in before.items():
+            os.sched_setaffinity(pid, cores)
+
+
 async def measure(url: str, seconds: float, num_tenants: int) -> dict[str, Any]:
+    """With the Redis at `url`, of this machine."""
     quotas = Quotas(url, "bench")
     up = asyncio.Event()
     link = Link(url, Scripts().load(), timeout=5.0, on_up=up.set)
@@ -168,6 +202,10 @@ async def measure(url: str, seconds: float, num_tenants: int) -> dict[str, Any]:
     async with redis.asyncio.Redis.from_url(url) as client:
         bench = Bench(quotas, link, client, num_tenants)
         await bench.closed(8, 1.0)  # plans, buckets and loops are warm then
+        server = (await client.info("server"))["process_id"]
+        one_caller = {"any_core": await bench.alone(seconds)}
+        with on_one_core(os.getpid(), server):
+            one_caller["same_core"] = await bench.alone(seconds)
         closed = [await bench.closed(callers, seconds) for callers in CLOSED]
         open_ = [await bench.open(rate, seconds) for rate in OPEN]
         version = (await client.info("server"))["redis_version"]
@@ -178,6 +216,7 @@ async def measure(url: str, seconds: float, num_tenants: int) -> dict[str, Any]:
         "tenants": num_tenants,
         "limits": 6,
         "load_average": os.getloadavg()[0],
+        "one_caller": one_caller,
         "closed": closed,
         "open": open_,
     }
@@ -197,7 +236,7 @@ def main() -> None:
             figures = uvloop.run(measure(server.url, arguments.seconds, arguments.tenants))
     finally:
         shutil.rmtree(directory)
-    for load in (*figures["closed"], *figures["open"]):
+    for load in (figures["one_caller"], *figures["closed"], *figures["open"]):
         print(load)
     write_report(arguments.out, figures)
 

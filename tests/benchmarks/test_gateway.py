@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from benchmarks.gateway_litellm import OUTPUT_TOKENS, STREAM_TOKENS, NullUpstream
+from benchmarks.gateway_site import BusyCores, Cores
 from benchmarks.gateway_traffic import Outcome, Task, run
 
 
@@ -71,3 +74,19 @@ async def test_what_is_wrong_is_no_answer() -> None:
     assert all(reason.startswith("the stream broke off") for reason in short.failures)
     stingy = await outcome(Stingy, every_key=True)
     assert stingy.failures == {"not as many tokens as asked for": 1}
+
+
+def test_a_core_is_as_busy_as_what_runs_on_it() -> None:
+    core = min(os.sched_getaffinity(0))
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        busy = BusyCores(Cores(frozenset({core}), frozenset(before)))
+        until = time.process_time() + 0.3
+        while time.process_time() < until:
+            pass
+        shares = busy.shares()
+    finally:
+        os.sched_setaffinity(0, before)
+    assert shares["measured"] > 0.9, "it had nothing else to do than this"
+    assert 0 < shares["others"] <= 1
