@@ -22,9 +22,16 @@ from billing.stripe_gateway import StripeGateway
 from db.session import EVERY_TENANT, Database
 from tests.billing.payments.usage import TENANT, make_tenant
 from tests.support.stripe_double import API_KEY, StripeDouble
+from tests.support.text_base import write_base
+from tokenization.codec import TextCodec
 
 START = datetime(2027, 1, 10, 9, 30, tzinfo=UTC)
 SECRET = "whsec_test"
+
+
+@pytest.fixture(scope="session")
+def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
+    return TextCodec.load(write_base(tmp_path_factory.mktemp("base")))
 
 
 @pytest.fixture
