@@ -21,7 +21,6 @@ from billing.invoices.credits import CreditService
 from billing.invoices.lines import Line
 from billing.invoices.models import CreditEntry, CreditNote, InvoicePayment
 from billing.invoices.months import begin, following, month_of, parse
-from billing.invoices.rendering import render
 from billing.invoices.service import InvoiceService
 from billing.invoices.views import InvoiceView, line_details, note_name
 
@@ -128,7 +127,7 @@ async def _preview(invoices: InvoiceService, tenant_id: str, month: str | None) 
 
 
 async def _document(invoice: InvoiceView) -> Response:
-    body = await asyncio.get_running_loop().run_in_executor(_drawing, render, invoice)
+    body = await asyncio.get_running_loop().run_in_executor(_drawing, _drawn, invoice)
     name = invoice.name if invoice.number else f"preview-{invoice.month:%Y-%m}"
     return Response(
         body,
@@ -139,6 +138,12 @@ async def _document(invoice: InvoiceView) -> Response:
             "cache-control": "no-store",
         },
     )
+
+
+def _drawn(invoice: InvoiceView) -> bytes:
+    from billing.invoices.rendering import render  # with what only those need who ask for a document
+
+    return render(invoice)
 
 
 def invoice_object(invoice: InvoiceView, *, with_lines: bool = True) -> dict[str, Any]:
