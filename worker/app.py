@@ -101,7 +101,7 @@ def _schedule(settings: WorkerSettings) -> dict[str, Any]:
         PURGE_DELETED: 60.0,
         SETTLE_UPLOADS: 30.0,
         SWEEP_RESERVATIONS: 20.0,
-        WATCH_SPEND: 20.0,
+        WATCH_SPEND: settings.spend_interval,
         DELIVER_NOTIFICATIONS: 3.0,
         FORGET_NOTIFICATIONS: HOUR,
         SEND_METER_EVENTS: 60.0,

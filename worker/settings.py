@@ -39,6 +39,8 @@ class WorkerSettings(BaseSettings):
     """Seconds between two looks for messages that their writers did not send."""
     sweep_interval: float = Field(default=3.0, ge=0.1, le=60)
     """Seconds between two looks for jobs whose worker is gone."""
+    spend_interval: float = Field(default=20.0, ge=0.1, le=60)
+    """Seconds between two looks at what was spent, for alerts and for costs that no request reserved."""
     log_level: str = "INFO"
 
     @field_validator("queues")

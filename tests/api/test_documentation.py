@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+from base64 import b64decode
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
+from billing.notifications import signing
 from billing.rates import Rate
 from engine.protocol import Usage
 from tests.api.file_server import file_server
@@ -68,3 +70,17 @@ def test_usage(
     assert names["items"]["sapling, output_tokens"] == 500
     assert names["receipt"]["cost_micro_usd"] == sum(names["items"].values()) == 2700
     assert pyarrow.parquet.read_table("usage.parquet")["cost_micro_usd"].to_pylist() == [2700]
+
+
+def test_webhooks_and_alerts(codec: TextCodec, database_url: str, redis_url: str) -> None:
+    with serving_accounts(codec, database_url, redis_url) as site:
+        ours = site.party("ours")
+        with stock_client(site, ours.admin_key) as client:
+            names = {"client": client}
+            exec(example("Webhooks and alerts"), names)
+            body = b'{"id": "evt_1", "type": "spend.alert", "created_at": 1, "data": {}}'
+            signed = signing.headers("evt_1", int(time.time()), body, [b64decode(names["secret"][6:])])
+            assert names["handle"](body, signed) == "spend.alert"
+            assert names["newer"].signing_secret != names["secret"]
+            assert names["deliveries"] == []
+            assert len(list(client.admin.organization.spend_alerts.list())) == 2
