@@ -105,6 +105,8 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     services.metrics.registry.register(
         EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready)
     )
+    if services.payments_waiting is not None:
+        services.metrics.registry.register(services.payments_waiting)
     if services.books is not None:
         services.metrics.registry.register(services.books)
     direct = Direct(

@@ -24,6 +24,7 @@ from api.errors import (
     UnsupportedMediaType,
 )
 from api.onboarding import Onboarding
+from api.payments_metrics import PaymentsCollector
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
 from billing.notifications.service import WebhookService
@@ -126,6 +127,8 @@ class Services:
     invoices: InvoiceService | None = None
     credits: CreditService | None = None
     """None in one that bills nobody."""
+    payments_waiting: PaymentsCollector | None = None
+    """None in one that shows nothing of payments among its metrics."""
     books: BooksCollector | None = None
     """None in one that shows no books among its metrics."""
 

@@ -76,6 +76,7 @@ from billing.notifications.errors import (
 )
 from billing.payments.errors import (
     BadSignature,
+    ManualEntryNotFound,
     PaymentsNotConfigured,
     ProviderRefused,
     ProviderUnavailable,
@@ -339,6 +340,8 @@ FACES: dict[type[Exception], Face] = {
         message="The payment provider refused this. Please contact us.",
     ),
     BadSignature: Face(400, INVALID, "invalid_signature", retry=False),
+    # The operator's: it never crosses HTTP.
+    ManualEntryNotFound: INTERNAL,
     # The worker's, and the operator's: they never cross HTTP.
     MalformedEvent: INTERNAL,
     PriceTaken: INTERNAL,

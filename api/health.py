@@ -49,6 +49,8 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
     services = services_of(request)
+    if services.payments_waiting is not None:
+        await services.payments_waiting.refresh()
     if services.books is not None:
         await services.books.refresh()
     body = await asyncio.to_thread(generate_latest, services.metrics.registry)

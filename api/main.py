@@ -29,13 +29,14 @@ from adapters.resolver import ModelResolver
 from adapters.storage import StorageSettings, open_store
 from admin.pages.overview import OverviewPage
 from api.app import create_app
-from api.connections import connections_with
 from api.books_metrics import BooksCollector
+from api.connections import connections_with
 from api.console import console_over
 from api.deps import Limits, Services
 from api.edge import AsgiApp
 from api.onboarding import open_onboarding
 from api.payments import open_payments
+from api.payments_metrics import PaymentsCollector
 from api.playground import Playground
 from api.settings import ApiSettings
 from billing.invoices.credits import CreditService
@@ -205,6 +206,7 @@ async def open_services(
             invoices=InvoiceService(rows, cache, InvoiceSettings()),
             credits=CreditService(rows, cache),
             payments=payments,
+            payments_waiting=PaymentsCollector(rows),
         )
         playground = Playground(services, UserCallers(rows))
         console = console_over(

@@ -18,10 +18,13 @@ import typer
 from cli.account_commands import audit_app, key_app, project_app, tenant_app, user_app
 from cli.adapter_commands import adapter_app, plan_app
 from cli.billing import billing_app
+from cli.books import books_app
 from cli.errors import CliError, UsageError
+from cli.invoices import credit_app, invoice_app
 from cli.ledger import ledger_app
 from cli.prices import price_app
 from cli.printing import Data, print_rows
+from cli.stripe import stripe_app
 
 app = typer.Typer(
     name="rootstock",
@@ -39,7 +42,11 @@ app.add_typer(adapter_app, name="adapter")
 app.add_typer(plan_app, name="plan")
 app.add_typer(price_app, name="price")
 billing_app.add_typer(ledger_app)
+billing_app.add_typer(books_app)
+billing_app.add_typer(stripe_app, name="stripe")
 app.add_typer(billing_app, name="billing")
+app.add_typer(invoice_app, name="invoice")
+app.add_typer(credit_app, name="credit")
 app.add_typer(user_app, name="user")
 app.add_typer(audit_app, name="audit")
 

@@ -38,3 +38,11 @@ class BadSignature(PaymentError):
         super().__init__("the signature is not valid")
         self.why = why
         """For the log."""
+
+
+class ManualEntryNotFound(PaymentError):
+    """Nothing of this id waits for a person."""
+
+    def __init__(self, entry_id: str) -> None:
+        super().__init__(f"nothing with the id {entry_id!r} waits for a person")
+        self.entry_id = entry_id

@@ -1,0 +1,122 @@
+"""`rootstock billing stripe`: what goes to the payment provider, and what of it waits for a person.
+
+Owns one call to the service per command. Everything heavy is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.printing import Data, print_rows
+
+if TYPE_CHECKING:
+    from billing.payments.settings import StripeSettings
+
+stripe_app = typer.Typer(
+    name="stripe", help="What the payment provider was told, and was not.", no_args_is_help=True
+)
+
+HEADER = ("ID", "TENANT", "HOUR", "MICRO-USD", "WHY")
+Entry = Annotated[str, typer.Argument(help="As `rootstock billing stripe manual` lists it.")]
+
+
+@stripe_app.command("status")
+def status(data: Data = None) -> None:
+    """Count what is on its way, what waits for a person, and what hours are not planned yet."""
+    from billing.payments.planning import MeterPlanning
+    from billing.payments.repository import SendingQueue
+    from cli.operator import Services, call
+    from db.session import EVERY_TENANT
+
+    async def work(services: Services) -> list[tuple[str, str]]:
+        async with services.database.read(EVERY_TENANT) as session:
+            queue = SendingQueue(session)
+            counts = [(state, str(await queue.count(state))) for state in ("pending", "manual", "sent")]
+        unplanned = await MeterPlanning(services.database).unplanned(datetime.now(UTC))
+        return [*counts, ("hours to plan", str(len(unplanned)))]
+
+    print_rows(("STATE", "COUNT"), call(data, work))
+
+
+@stripe_app.command("manual")
+def manual(data: Data = None) -> None:
+    """List meter events and credits that were refused, are too old, or fit no sum of the provider's."""
+    from billing.payments.manual import ManualQueue
+    from cli.operator import Services, call
+
+    async def work(services: Services) -> list[tuple[str, ...]]:
+        return [
+            (
+                entry.id,
+                entry.tenant_id,
+                "" if entry.hour is None else entry.hour.isoformat(timespec="hours"),
+                str(entry.amount),
+                entry.why,
+            )
+            for entry in await ManualQueue(services.database).list()
+        ]
+
+    print_rows(HEADER, call(data, work))
+
+
+@stripe_app.command("send")
+def send(entry: Entry, data: Data = None) -> None:
+    """Have an entry billed with the present time."""
+    from billing.payments.errors import PaymentError
+    from billing.payments.manual import ManualQueue
+    from billing.stripe_gateway import StripeGateway
+    from cli.errors import CliError, UsageError
+    from cli.operator import Services, call
+
+    async def work(services: Services) -> None:
+        settings = _settings(services)
+        if not settings.enabled:
+            raise UsageError("ROOTSTOCK_STRIPE_API_KEY is not set")
+        gateway = StripeGateway(settings)
+        try:
+            await ManualQueue(services.database).send(entry, gateway, datetime.now(UTC))
+        except PaymentError as error:
+            raise CliError(str(error)) from error
+        finally:
+            await gateway.close()
+
+    call(data, work)
+
+
+@stripe_app.command("waive")
+def waive(
+    entry: Entry,
+    reason: Annotated[str, typer.Option(help="Why it is not billed, for the audit log.")],
+    data: Data = None,
+) -> None:
+    """Leave an entry: it was settled otherwise, or is not asked for."""
+    from billing.payments.errors import PaymentError
+    from billing.payments.manual import ManualQueue
+    from cli.errors import CliError
+    from cli.operator import Services, call
+
+    async def work(services: Services) -> None:
+        try:
+            await ManualQueue(services.database).waive(entry, reason, datetime.now(UTC))
+        except PaymentError as error:
+            raise CliError(str(error)) from error
+
+    call(data, work)
+
+
+def _settings(services: object) -> StripeSettings:
+    """Those of the service meant, whatever this shell has set."""
+    from billing.payments.settings import StripeSettings
+    from cli.operator import Services
+
+    assert isinstance(services, Services)
+    prefix = "ROOTSTOCK_STRIPE_"
+    given = {
+        name.removeprefix(prefix).lower(): value
+        for name, value in services.environment.items()
+        if name.startswith(prefix)
+    }
+    return StripeSettings(**given)  # type: ignore[arg-type]
