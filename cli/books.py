@@ -1,0 +1,103 @@
+"""`rootstock billing reconcile`: do the books balance?
+
+Owns the command's options, its forms, and its exit status: 0 when they do, 1 when not. Everything heavy is
+imported by the command.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.errors import CliError, UsageError
+from cli.printing import Data
+
+if TYPE_CHECKING:
+    from billing.reconciliation.differences import Report
+    from cli.operator import Services
+
+books_app = typer.Typer()
+
+
+class Form(StrEnum):
+    """Of a report."""
+
+    TEXT = "text"
+    JSON = "json"
+    CSV = "csv"
+
+
+@books_app.command("reconcile")
+def reconcile(
+    month: Annotated[
+        str | None, typer.Option(help="Which, as YYYY-MM in UTC; of the month that runs, its days so far.")
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=366, help="Without --month: so many days up to today.")] = 2,
+    form: Annotated[Form, typer.Option("--format", help="Of the report.")] = Form.TEXT,
+    out: Annotated[Path | None, typer.Option(help="A file for it, instead of the screen.")] = None,
+    data: Data = None,
+) -> None:
+    """Compare journal, ledger, sums, APIs, invoices and the payment provider; exit 1 when they differ.
+
+    The report is kept, and the last one's counts are among the metrics.
+    """
+    from cli.operator import call
+
+    start, end = span_of(month, days, datetime.now(UTC))
+
+    async def work(services: Services) -> Report:
+        return await _compared(services, start, end)
+
+    report = call(data, work)
+    shown = _rendered(report, form)
+    if out is None:
+        print(shown, end="" if form is Form.CSV else "\n")
+    else:
+        try:
+            out.write_text(shown, encoding="utf-8", newline="")
+        except OSError as error:
+            raise CliError(f"--out: {error.strerror}: {out}") from error
+    if not report.balanced:
+        raise typer.Exit(1)
+
+
+def span_of(month: str | None, days: int, now: datetime) -> tuple[datetime, datetime]:
+    """Whole UTC days, today among them. Raises `UsageError`."""
+    tomorrow = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    if month is None:
+        return tomorrow - timedelta(days=days), tomorrow
+    try:
+        start = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC)
+    except ValueError:
+        raise UsageError(f"--month takes a month such as 2027-01, not {month}") from None
+    if start >= tomorrow:
+        raise UsageError(f"--month {month} has not begun")
+    return start, min((start + timedelta(days=31)).replace(day=1), tomorrow)
+
+
+async def _compared(services: Services, start: datetime, end: datetime) -> Report:
+    from billing.payments.settings import StripeSettings
+    from billing.reconciliation.service import ReconciliationService
+    from billing.stripe_gateway import StripeGateway
+
+    variables = {name: f"ROOTSTOCK_STRIPE_{name.upper()}" for name in StripeSettings.model_fields}
+    told = {name: services.environment.get(variable) for name, variable in variables.items()}
+    settings = StripeSettings.model_validate({name: value for name, value in told.items() if value})
+    if not settings.enabled:
+        return await ReconciliationService(services.database, services.redis).reconcile(start, end)
+    gateway = StripeGateway(settings)
+    try:
+        return await ReconciliationService(services.database, services.redis, gateway).reconcile(start, end)
+    finally:
+        await gateway.close()
+
+
+def _rendered(report: Report, form: Form) -> str:
+    from billing.reconciliation import rendering
+
+    forms = {Form.TEXT: rendering.as_text, Form.JSON: rendering.as_json, Form.CSV: rendering.as_csv}
+    return forms[form](report)
