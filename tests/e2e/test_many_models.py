@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -56,14 +57,19 @@ class Totals:
     prompt: int = 0
     cached: int = 0
     completion: int = 0
+    cost: int = 0
+    """Micro-USD."""
 
 
 async def usage_today(client: AsyncOpenAI) -> Totals:
-    """All of the tenant's usage since yesterday, from the usage API."""
+    """All of the tenant's usage since yesterday, and what it costs, from the usage API."""
+    yesterday = int(time.time()) - 86_400
     answer = await client.admin.organization.usage.completions(
-        start_time=int(time.time()) - 86_400, bucket_width="1d", limit=31
+        start_time=yesterday, bucket_width="1d", limit=31
     )
     totals = Totals()
+    for day in (await client.admin.organization.usage.costs(start_time=yesterday)).data:
+        totals.cost += sum(result.amount_micro_usd for result in day.results)  # type: ignore[union-attr]
     for bucket in answer.data:
         for result in bucket.results:
             assert result.object == "organization.usage.completions.result"
@@ -102,8 +108,22 @@ async def test_64_streams_over_every_model_are_right_and_billed_exactly(stack: S
         assert after.completion - before.completion == sum(usage.completion_tokens for usage in mine)
         cached = sum(usage.prompt_tokens_details.cached_tokens for usage in mine)
         assert after.cached - before.cached == cached
+        assert after.cost - before.cost == await receipts(client, asked) > 0
 
         await assert_right(client, asked)
+
+
+async def receipts(client: AsyncOpenAI, asked: list[Asked]) -> int:
+    """What all of them cost, by their receipts."""
+    found: list[dict[str, Any]] = await asyncio.gather(
+        *(client.get(f"/generations/{one.stream.id}", cast_to=dict[str, Any]) for one in asked)
+    )
+    for one, receipt in zip(asked, found, strict=True):
+        assert (receipt["status"], receipt["finish_reason"]) == ("completed", "stop")
+        assert receipt["model"].partition("@")[0] == one.stream.model
+        assert receipt["usage"]["total_tokens"] == one.stream.usage.total_tokens
+        assert (receipt["adapter"] is None) == (one.task is None)
+    return sum(receipt["billed_micro_usd"] for receipt in found)
 
 
 async def assert_right(client: AsyncOpenAI, asked: list[Asked]) -> None:
