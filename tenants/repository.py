@@ -18,6 +18,7 @@ from sqlalchemy import (
     LargeBinary,
     Row,
     Select,
+    Text,
     any_,
     bindparam,
     false,
@@ -142,11 +143,15 @@ class TenantDirectory:
         # In one order in every process: two that note the same keys must not wait for each other.
         held = (
             select(ApiKey.id)
-            .where(ApiKey.id.in_(key_ids), due)
+            .where(ApiKey.id == any_(bindparam("key_ids", type_=ARRAY(Text))), due)
             .order_by(ApiKey.id)
             .with_for_update(skip_locked=True)
         )
-        await self.session.execute(update(ApiKey).where(ApiKey.id.in_(held)).values(last_used_at=func.now()))
+        noting = update(ApiKey).where(ApiKey.id.in_(held)).values(last_used_at=func.now())
+        # One parameter however many keys, and no list of them back: the API's requests wait meanwhile.
+        await self.session.execute(
+            noting, {"key_ids": list(key_ids)}, execution_options={"synchronize_session": False}
+        )
 
 
 ShownKey = Row[ApiKey, User | None, ServiceAccount | None]
