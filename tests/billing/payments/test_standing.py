@@ -87,8 +87,13 @@ async def test_grace_suspension_payment_and_back(site: Site) -> None:
     await site.standings.look_again(site.now)  # whether or not the webhook comes
     assert await site.state() == ("active", "active")
     async with site.database.read(EVERY_TENANT) as session:
-        told = (await session.execute(text("SELECT type FROM notifications ORDER BY created_at"))).scalars()
-        assert list(told) == ["account.grace", "account.suspended", "account.restored"]
+        told = (
+            await session.execute(text("SELECT type FROM notifications ORDER BY created_at, id"))
+        ).scalars()
+        assert list(told) == [
+            *("payment.failed", "account.grace"),
+            *("account.suspended", "account.restored"),
+        ]
         logged = await session.execute(
             text("SELECT details ->> 'to' FROM audit_log WHERE type = 'billing_account.updated' ORDER BY seq")
         )
