@@ -14,7 +14,12 @@ from typing import Literal
 
 import redis.asyncio
 
-from billing.notifications.events import ACCOUNT_GRACE, ACCOUNT_RESTORED, ACCOUNT_SUSPENDED
+from billing.notifications.events import (
+    ACCOUNT_GRACE,
+    ACCOUNT_RESTORED,
+    ACCOUNT_SUSPENDED,
+    PAYMENT_FAILED,
+)
 from billing.notifications.telling import tell
 from billing.payments.gateway import InvoiceView, PaymentGateway
 from billing.payments.repository import PaymentRecords
@@ -25,6 +30,8 @@ from tenants.repository import KeyRepository
 from tenants.resolver import publish_key_changes
 
 logger = logging.getLogger(__name__)
+
+MICRO_USD_PER_CENT = 10_000
 
 State = Literal["active", "grace", "suspended"]
 
@@ -72,6 +79,10 @@ class Standings:
             return None
         await records.account(tenant_id)  # held: two invoices of a tenant are taken in one after the other
         await records.keep_invoice(tenant_id, seen, now)
+        if seen.failed:
+            facts = {"invoice_id": seen.id, "amount_micro_usd": seen.amount_remaining * MICRO_USD_PER_CENT}
+            key = f"failed:{seen.id}:{seen.attempt_count}"
+            await tell(session, tenant_id, PAYMENT_FAILED, facts, key=key, now=now)
         return await self._settle(session, tenant_id, now)
 
     async def look_again(self, now: datetime) -> int:
