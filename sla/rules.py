@@ -90,6 +90,13 @@ def alerts() -> Iterator[Alert]:
         "5m",
     )
     yield Alert(
+        "PaymentsNeedAPerson",
+        'max(rootstock_payments_waiting{state="manual"}) > 0',
+        "ticket",
+        "The payment provider did not take what is owed: see `rootstock billing stripe manual`.",
+        "5m",
+    )
+    yield Alert(
         "KvBlocksShort",
         "max(rootstock_kv_occupancy_ratio) > 0.95",
         "ticket",

@@ -13,6 +13,8 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
 from api.engine_metrics import EngineCollector
+from api.payments_metrics import STATES, PaymentsCollector
+from db.session import Database
 from engine.protocol import EngineStats, PriorityClass
 from sla.dashboard import SECTIONS, dashboard_json
 from sla.generate import FILES
@@ -46,6 +48,9 @@ def exposed() -> set[str]:
     )
     mirrored = CollectorRegistry()
     mirrored.register(EngineCollector(lambda: stats, lambda: True))
+    payments = PaymentsCollector(Database("postgresql+psycopg://nobody@localhost/none"))
+    payments._counts = dict.fromkeys(STATES, 1)
+    mirrored.register(payments)
     shown = generate_latest(metrics.registry) + generate_latest(mirrored)
     return set(re.findall(r"^(rootstock_\w+)", shown.decode(), re.MULTILINE))
 
