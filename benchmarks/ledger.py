@@ -3,7 +3,8 @@
 "metering": one worker's meter drains a journal of requests, each with a checkpoint and an end, from Redis
 into PostgreSQL, as durable as in service. "queries": the reports of tenants large and small over a ledger of
 many requests, one at a time, through the services that answer them over HTTP. Both servers are this
-machine's; its load average tells what else it did.
+machine's; its load average tells what else it did. Of metering, CPU time is the worker's and its PostgreSQL
+backends', one after the other: what a busy machine changes least.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmarks.ledger_rows import Ledger, fill, year_until
 from billing.metering import JournalMeter
 from billing.rates import RATE_LABEL, Rate
 from billing.repository import UsageRepository
+from billing.rollups import TABLES
 from billing.service import UsageReports
 from billing.totals import LedgerTotals
 from cli.local.postgres import serving_url, start_postgres
@@ -36,7 +38,6 @@ from db import schema
 from db.session import EVERY_TENANT, Database
 from engine.protocol import JOURNAL_STREAM, PriorityClass, Usage, UsageEvent
 
-TABLES = ("usage_records", "usage_rollups", "usage_rollup_hours", "usage_rollup_days")
 STATEMENT_TIMEOUT = 3600.0
 Question = Callable[[str], Awaitable[object]]
 
@@ -52,6 +53,7 @@ async def metering(url: str, redis_url: str, num_requests: int, batch: int) -> d
         while await meter.backlog():
             await meter.drain()
         seconds = time.perf_counter() - began
+        worker, backends = time.process_time() - cpu, await _backends_cpu(database)
         async with database.read(EVERY_TENANT) as session:
             found = await session.execute(text("SELECT count(*), sum(cost) > 0 FROM usage_records"))
             assert tuple(found.one()) == (num_requests, True)
@@ -64,9 +66,24 @@ async def metering(url: str, redis_url: str, num_requests: int, batch: int) -> d
         "batch": batch,
         "seconds": round(seconds, 3),
         "requests_per_second": round(num_requests / seconds),
-        "worker_cpu_seconds": round(time.process_time() - cpu, 3),
+        "worker_cpu_seconds": round(worker, 3),
+        "postgres_cpu_seconds": round(backends, 3),
+        "requests_per_cpu_second": round(num_requests / (worker + backends)),
         "load_average": os.getloadavg()[0],
     }
+
+
+async def _backends_cpu(database: Database) -> float:
+    """CPU seconds of this process's connections' backends so far, which are on this machine."""
+    async with database.read(EVERY_TENANT) as session:
+        query = text("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
+        pids = (await session.execute(query)).scalars().all()
+    return sum(map(_process_cpu, pids))
+
+
+def _process_cpu(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def _write_journal(client: redis.asyncio.Redis, num_requests: int) -> None:
@@ -179,7 +196,7 @@ async def sizes(database: Database) -> dict[str, Any]:
     """Rows and bytes of each table, indexes included."""
     found = {}
     async with database.read(EVERY_TENANT) as session:
-        for table in TABLES:
+        for table in ("usage_records", *TABLES.values()):
             rows = (await session.execute(text(f"SELECT count(*) FROM {table}"))).scalar_one()
             size = text(
                 "SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(CAST(:table AS regclass))"

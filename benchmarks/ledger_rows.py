@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import text
 
 from billing.repository import LedgerWriter
-from billing.rollups import UNITS, add_sql
+from billing.rollups import KEYS, SUMS, TABLES, Unit, add_sql
 from db.session import EVERY_TENANT, Database
 
 BURST = 16
@@ -39,8 +39,9 @@ SELECT at, 'chatcmpl-' || lpad(to_hex(CAST(extract(epoch FROM at) * 1000000 AS b
        tenant || '-usr-' || b % 4, 'prc_bench', 150000, 75000, 600000, 100
 FROM (
     SELECT n, b, r,
-           'tnt_' || lpad(CAST(floor(:tenants * power(b % 1000003 / 1000003.0, 2.5)) AS text), 4, '0')
-               AS tenant,
+           'tnt_' || lpad(CAST(CAST(floor(
+               :tenants * power(CAST(b % 1000003 AS double precision) / 1000003, 2.5)
+           ) AS integer) AS text), 4, '0') AS tenant,
            CAST(:start AS timestamptz)
                + CAST(:span AS interval) * (n / CAST(:total AS double precision)) AS at
     FROM (
@@ -50,17 +51,24 @@ FROM (
     ) AS draws
 ) AS requests
 """
+_OF_RECORDS = """(
+    SELECT tenant_id, submitted_at AS at, key_id, model, service_tier, project_id, user_id, adapter_id,
+           1 AS num_requests, prompt_tokens, cached_tokens, completion_tokens, cost, cached_cost, output_cost
+    FROM usage_records WHERE submitted_at >= :begins AND submitted_at < :ends
+) AS records"""
+
+
+def _of_sums(unit: Unit) -> str:
+    return f"""(
+        SELECT tenant_id, {unit} AS at, {", ".join((*KEYS, *SUMS))}
+        FROM {TABLES[unit]} WHERE {unit} >= :begins AND {unit} < :ends
+    ) AS finer"""
+
+
 _SUMS = {
-    unit: add_sql(
-        unit,
-        """(
-        SELECT tenant_id, submitted_at AS at, key_id, model, service_tier, project_id, user_id, adapter_id,
-               1 AS num_requests, prompt_tokens, cached_tokens, completion_tokens,
-               cost, cached_cost, output_cost
-        FROM usage_records WHERE submitted_at >= :begins AND submitted_at < :ends
-    ) AS records""",
-    )
-    for unit in UNITS
+    "minute": add_sql("minute", _OF_RECORDS),
+    "hour": add_sql("hour", _of_sums("minute")),
+    "day": add_sql("day", _of_sums("hour")),
 }
 
 
@@ -110,12 +118,12 @@ async def fill(
     for day in range(ledger.days):
         begins = ledger.start + timedelta(days=day)
         async with database.write(EVERY_TENANT) as session:
-            for unit in UNITS:
+            for statement in _SUMS.values():
                 bounds = {"begins": begins, "ends": begins + timedelta(days=1)}
-                await session.execute(text(_SUMS[unit]), bounds)
+                await session.execute(text(statement), bounds)
     async with database.engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
-        for table in ("usage_records", "usage_rollups", "usage_rollup_hours", "usage_rollup_days"):
+        for table in ("usage_records", *TABLES.values()):
             await connection.execute(text(f"ANALYZE {table}"))
 
 

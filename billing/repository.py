@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -58,14 +57,15 @@ _STORED = ", ".join(f"r.{name}" for name in SUMS if name != "num_requests")
 _UPSERT = text(
     f"""
     WITH incoming AS (
-        SELECT to_timestamp(submitted) AS submitted_at, to_timestamp(recorded) AS recorded_at, x.*
+        SELECT to_timestamp(x.submitted_at) AS submitted_at, to_timestamp(x.recorded_at) AS recorded_at,
+               request_id, {_SAME}, {", ".join(name for name in _GROWING if name != "recorded_at")}
         FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(
-            request_id text, submitted double precision, tenant_id text, key_id text, model text,
+            request_id text, submitted_at double precision, tenant_id text, key_id text, model text,
             adapter_id text, adapter_version integer, adapter_digest text, endpoint text, service_tier text,
             num_choices integer, engine_id text, project_id text, user_id text, price_id text,
             input_price bigint, cached_input_price bigint, output_price bigint, price_percent integer,
             prompt_tokens bigint, cached_tokens bigint,
-            completion_tokens bigint, preemptions integer, recorded double precision, finish_reason text,
+            completion_tokens bigint, preemptions integer, recorded_at double precision, finish_reason text,
             queue_seconds double precision, first_token_seconds double precision,
             total_seconds double precision)
     ), before AS (
@@ -104,17 +104,11 @@ class LedgerWriter:
         twice in the rollups; a batch takes milliseconds, so waiting costs less than being clever.
         """
         await hold_ledger(self.session)
-        documents = []
-        for row in rows:
-            document = asdict(row)
-            document["submitted"] = document.pop("submitted_at")
-            document["recorded"] = document.pop("recorded_at")
-            documents.append(document)
         times = [row.submitted_at for row in rows]
         await self.session.execute(
             _UPSERT,
             {
-                "rows": msgspec.json.encode(documents).decode(),
+                "rows": msgspec.json.encode(rows).decode(),
                 "earliest": min(times) - 1e-3,
                 "latest": max(times) + 1e-3,
             },

@@ -60,12 +60,13 @@ def test_quantiles_are_of_what_was_measured() -> None:
 async def test_metering_keeps_up_with_a_thousand_requests_a_second(
     database: Database, database_url: str, redis_url: str
 ) -> None:
-    """Here some five times that: a machine half as fast is fast enough."""
+    """By the CPU it takes, its own and its database's; here twice as many, each told of twice."""
     figures = await metering(database_url, redis_url, num_requests=10_000, batch=1000)
-    assert figures["requests_per_second"] >= 1000
+    assert figures["requests_per_cpu_second"] >= 1000, figures
 
 
 @pytest.mark.quiet
+@pytest.mark.timeout(600)
 async def test_questions_to_two_million_rows_are_answered_at_once(database_url: str) -> None:
     """p95 at most 200 ms; here a tenth of that."""
     database = Database(database_url, statement_timeout=300)
