@@ -45,6 +45,7 @@ class MemberRoutes:
             Route("/members/invite", serving(self.show_form, write), methods=["GET"]),
             Route("/members/invite", changing(self.invite, write), methods=["POST"]),
             Route("/members/invites/{invite}/withdraw", changing(self.withdraw, write), methods=["POST"]),
+            Route("/members/{user}", serving(self.show_one, write), methods=["GET"]),
             Route("/members/{user}/role", changing(self.change_role, write), methods=["POST"]),
             Route("/members/{user}/remove", changing(self.remove, write), methods=["POST"]),
         ]
@@ -60,9 +61,11 @@ class MemberRoutes:
             visitor,
             page=shown,
             is_first=after is None,
-            roles=page.ROLE_CHOICES,
-            words=page.ROLE_WORDS,
         )
+
+    async def show_one(self, request: Request, visitor: Visitor) -> Response:
+        user = await self._members.get(visitor.tenant_id, request.path_params["user"])
+        return self._page(request, "member.html", visitor, member=user, words=page.ROLE_WORDS)
 
     async def show_form(self, request: Request, visitor: Visitor) -> Response:
         projects = await self._pages.projects(visitor.tenant_id)

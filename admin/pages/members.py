@@ -19,7 +19,7 @@ from tenants.models import Invite
 from tenants.projects.service import ProjectService
 from tenants.roles import ProjectRole, Role
 
-PAGE = 25
+PAGE = 50
 MAX_INVITES = 50
 MAX_PROJECTS = 30
 FIELDS = ("email", "role", "projects")

@@ -44,7 +44,17 @@ async def test_every_page_is_for_everybody(site: Site, seen: Visit, browser: Bro
     await site.account.invites.create(site.tenant_id, "grace@acme.example", "developer", OPERATOR)
     adapter = f"/adapters/{made.adapter.id}"
     pages = ["/", "/adapters", adapter, f"{adapter}/versions/1", "/adapters/new", "/keys", f"/keys/{key.id}"]
-    pages += ["/keys/new", "/members", "/members/invite", "/playground", "/audit", "/audit/check", "/sla"]
+    (me,) = await site.account.members.list(site.tenant_id)
+    pages += [
+        "/keys/new",
+        "/members",
+        f"/members/{me.id}",
+        "/members/invite",
+        "/playground",
+        "/audit",
+        "/audit/check",
+        "/sla",
+    ]
     found = []
     for scheme, width in (("light", 1280), ("dark", 390)):
         await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]

@@ -107,6 +107,7 @@ async def test_roles_are_changed_and_people_removed(site: Site, visitor: httpx.A
         site.tenant_id, "grace@acme.example", PASSWORD, role="developer", name=f"Grace {XSS}"
     )
     here = f"/members/{her.user_id}"
+    assert re.search(r'value="developer" checked', (await visitor.get(here)).text)
     assert (await act(visitor, "/members", f"{here}/role", role="admin")).status_code == 303
     page = (await visitor.get("/members")).text
     assert "grace@acme.example is admin now." in page
@@ -143,7 +144,8 @@ async def test_who_may_not_change_members_sees_them(site: Site, visitor: httpx.A
     await as_role(site, visitor, "viewer")
     page = await visitor.get("/members")
     assert EMAIL in page.text
-    assert "Change role" not in page.text
+    assert "Manage" not in page.text
+    assert (await visitor.get(f"/members/{owner.id}")).status_code == 403
     assert "/members/invite" not in page.text
     token = csrf_token(page)
     for path in ("/members/invite", f"/members/{owner.id}/role", f"/members/{owner.id}/remove"):
@@ -157,4 +159,5 @@ async def test_who_may_not_change_members_sees_them(site: Site, visitor: httpx.A
     assert refused.status_code == 403
     assert "owner" in refused.text
     theirs = await site.accounts.create(site.place.tenants[1], "far@birch.example", PASSWORD)
+    assert (await visitor.get(f"/members/{theirs.user_id}")).status_code == 404
     assert (await act(visitor, "/members", f"/members/{theirs.user_id}/remove")).status_code == 404
