@@ -18,6 +18,8 @@ from db.repository import TenantRepository
 from tenants.models import User
 from tenants.repository import is_id, keyset
 
+PER_DESTINATION = 4
+"""Deliveries to one endpoint or address that are taken together: what is slow there keeps nobody waiting."""
 _ACCOUNTS = table("billing_accounts", column("tenant_id", String), column("email", String))
 """Those who write accounts tell of them here: their models stand above this."""
 
@@ -127,9 +129,20 @@ class DueDeliveries:
         return bool((await self.session.execute(select(due))).scalar_one())
 
     async def take(self, now: datetime, *, lease: float, limit: int) -> list[Due]:
-        """Those that have waited longest: nobody else takes them for `lease` seconds."""
+        """Those that have waited longest, few of any one destination: nobody else takes them for `lease`
+        seconds.
+        """
+        to = func.coalesce(Delivery.endpoint_id, Delivery.recipient)
+        place = func.row_number().over(partition_by=to, order_by=Delivery.next_at)
+        due = (
+            select(Delivery.id, place.label("place"))
+            .where(Delivery.state == "pending", Delivery.next_at <= now)
+            .subquery()
+        )
         chosen = (
             select(Delivery.id)
+            .where(Delivery.id.in_(select(due.c.id).where(due.c.place <= PER_DESTINATION)))
+            # Again, of the row that is locked: somebody may have taken it meanwhile.
             .where(Delivery.state == "pending", Delivery.next_at <= now)
             .order_by(Delivery.next_at)
             .limit(limit)

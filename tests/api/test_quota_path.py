@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 
 import openai
 import pytest
 
+from billing.invoices.accounts import BillingAccounts
+from billing.invoices.credits import record_credit
 from billing.rates import Rate
 from cli.local.redis import start_redis
 from db.session import Database
 from engine.client import EngineClient
 from engine.protocol import Submit, Usage
+from tenants.actors import OPERATOR
 from tests.api.fakes import FakeEngine, Script
 from tests.api.quota_site import AMPLE, CACHED, INPUT, OUTPUT, Site, quota_site
 from tests.engine.process.conftest import folder
@@ -238,6 +242,45 @@ async def test_a_budget_that_is_used_up_is_not_worth_another_try(site: Site, eng
     assert tokens == sum(u.prompt_tokens + u.completion_tokens for u in engine.billed.values())
 
 
+async def test_what_is_prepaid_is_served_to_the_last_micro_dollar(site: Site, engine: FakeEngine) -> None:
+    """At once and by the stock client: refused for good with how to top up, and served once that is done."""
+    billing = BillingAccounts(site.database, site.redis)
+    await billing.set_mode(site.tenant_id, "prepaid", OPERATOR, now=datetime.now(UTC))
+
+    async def pay(amount: int, name: str, paid_in: int) -> None:
+        async with site.database.write(site.tenant_id) as session:
+            now = datetime.now(UTC)
+            await record_credit(session, site.redis, site.tenant_id, "top_up", amount, name, OPERATOR, at=now)
+
+        async def heard() -> bool:
+            known = (await site.keys.resolve(site.key, None)).limits
+            return paid_in in [limit.amount for limit in known if limit.metric == "prepaid_balance"]
+
+        await eventually(heard)
+
+    await pay(1000, "first", 1000)
+
+    async def ask() -> int:
+        answer = await site.client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 5})
+        assert answer.status_code in (200, 429)
+        return answer.status_code
+
+    for _ in range(5):
+        await asyncio.gather(*(ask() for _ in range(10)))
+    async with openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key=site.key) as sdk:
+        error = await refusal(sdk, max_tokens=100)
+        assert error.code == "insufficient_quota"
+        assert error.response.headers["x-should-retry"] == "false"
+        assert "Top it up" in str(error)
+        await site.settled()
+        spent = sum(RATE.cost(usage) for usage in engine.billed.values())
+        books = await site.books()
+        assert (books["prepaid_balance"].used, books["prepaid_balance"].held) == (spent, 0)
+        assert 0 < spent <= 1000
+        await pay(100_000, "second", 101_000)
+        assert (await sdk.chat.completions.create(model="sapling", messages=HELLO, max_tokens=100)).usage
+
+
 async def test_the_most_that_a_request_can_cost_is_held_while_it_runs(site: Site, engine: FakeEngine) -> None:
     engine.script = lambda submit: engine.says(submit, "one two", hang_after=1)
     body = CHAT | {"max_tokens": 100, "n": 2, "stream": True}
@@ -349,4 +392,4 @@ def test_every_metric_of_the_request_path_is_among_the_ample_ones() -> None:
     from tenants.limits.kinds import Metric
 
     counted = {metric for metric in Metric if metric.kind != "stored"}
-    assert counted - set(AMPLE) == {Metric.TOKENS_PER_MONTH}
+    assert counted - set(AMPLE) == {Metric.TOKENS_PER_MONTH, Metric.PREPAID_BALANCE}
