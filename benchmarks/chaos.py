@@ -7,8 +7,8 @@ workers, Redis and PostgreSQL. Each of these is killed with SIGKILL, over and ov
 schedule, so that several are away at once: some processes at a chosen call of a function where something is
 about to be written, sent or forgotten, or just was; the others, and the two stores, at a moment. Which, and
 when, is drawn from `--seed`. At the end everything is left alone until the journal is empty and nothing is
-held; then every request is looked up (`benchmarks.chaos_audit`). The exit status is 0 when nothing is lost or
-doubled.
+held; then every request is looked up (`benchmarks.chaos_audit`), and the service reconciles its books. The
+exit status is 0 when nothing is lost, doubled or different.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import httpx
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from benchmarks.chaos_audit import Verdict, audit, budgets_off
+from benchmarks.chaos_audit import Verdict, audit, budgets_off, reconciled
 from benchmarks.chaos_process import Point
 from benchmarks.chaos_site import APIS, WORKERS, Process, Site, open_site, told
 from benchmarks.report import write_report
@@ -302,6 +302,7 @@ async def run(folder: Path, kills: int, seed: int) -> tuple[dict[str, Any], Verd
         books = await settled(site)
         verdict = audit(site.postgres.url, site.witnesses, seen)
         off = budgets_off(site.postgres.url, books["used"])
+        verdict.differences += await reconciled(site.postgres.url, site.redis.url)
         verdict.differences += [f"ended by itself: {one}" for one in killing.own_ends]
         if books["dead_letters"]:
             verdict.differences.append(f"{books['dead_letters']} dead letters")

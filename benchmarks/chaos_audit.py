@@ -11,11 +11,17 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import redis.asyncio
 from sqlalchemy import make_url
+
+from billing.reconciliation.service import ReconciliationService
+from cli.local.postgres import serving_url
+from db.session import Database
 
 _PART = re.compile(r"(.+-[0-9a-f]{32})-[0-9]{1,4}")
 SHOWN = 50
@@ -190,3 +196,19 @@ def budgets_off(owner_url: str, used: dict[str, dict[str, int]]) -> list[int]:
     with psycopg.connect(url) as connection:
         ledger = {tenant: int(tokens) for tenant, tokens in connection.execute(query)}
     return [counts["tokens_per_day"] - ledger.get(tenant_id, 0) for tenant_id, counts in used.items()]
+
+
+async def reconciled(owner_url: str, redis_url: str) -> list[str]:
+    """What the service itself finds when it compares its books."""
+    database = Database(serving_url(owner_url))
+    client = redis.asyncio.Redis.from_url(redis_url)
+    tomorrow = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+    try:
+        report = await ReconciliationService(database, client).reconcile(
+            tomorrow - timedelta(days=2), tomorrow
+        )
+    finally:
+        await client.aclose()
+        await database.close()
+    found = [f"{one.check}: {one.what}: {one.expected}, {one.found}" for one in report.differences]
+    return found if report.balanced or found else [f"not compared: {report.outcomes}"]
