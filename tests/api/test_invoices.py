@@ -35,7 +35,18 @@ async def place(
         yield made
 
 
-async def test_an_invoice_its_preview_and_its_document(place: Everything) -> None:
+async def test_invoices_previews_and_documents(place: Everything) -> None:
+    await _final(place)
+    await _running(place)
+
+
+async def test_the_balance_and_who_may_see_bills(place: Everything) -> None:
+    await _balance(place)
+    await _permissions(place)
+
+
+async def _final(place: Everything) -> None:
+    """An invoice, its preview and its document."""
     client = place.ours.admin
     listed = (await client.get(URL)).json()
     assert (listed["object"], listed["has_more"], len(listed["data"])) == ("list", False, 1)
@@ -63,7 +74,8 @@ async def test_an_invoice_its_preview_and_its_document(place: Everything) -> Non
     assert (await client.get(f"{URL}/preview?month=2026-10")).json() == invoice, "final is final"
 
 
-async def test_the_preview_of_this_month_has_what_was_just_used(place: Everything) -> None:
+async def _running(place: Everything) -> None:
+    """The preview of this month has what was just used."""
     client, now = place.ours.admin, datetime.now(UTC)
     before = (await client.get(f"{URL}/preview")).json()
     assert (before["id"], before["number"], before["status"]) == (None, None, "draft")
@@ -78,7 +90,7 @@ async def test_the_preview_of_this_month_has_what_was_just_used(place: Everythin
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "month"), wrong
 
 
-async def test_the_balance_and_what_it_is_made_of(place: Everything) -> None:
+async def _balance(place: Everything) -> None:
     credits, now = CreditService(place.place.database, place.place.redis), datetime.now(UTC)
     for number in (1, 2):
         await credits.add(
@@ -97,10 +109,14 @@ async def test_the_balance_and_what_it_is_made_of(place: Everything) -> None:
     assert theirs["amount_micro_usd"] == 0
 
 
-async def test_bills_are_for_those_who_may_see_them(place: Everything) -> None:
+async def _permissions(place: Everything) -> None:
     paths = (URL, f"{URL}/preview", f"{URL}/{place.ours.ids['invoice_id']}", "/v1/organization/credits")
     made = await place.accounts.keys.create(
-        place.ours.tenant_id, "narrow", OPERATOR, kind="admin", terms=KeyTerms(scopes=frozenset({"usage.read"}))
+        place.ours.tenant_id,
+        "narrow",
+        OPERATOR,
+        kind="admin",
+        terms=KeyTerms(scopes=frozenset({"usage.read"})),
     )
     transport = httpx.ASGITransport(place.app)
     headers = {"authorization": f"Bearer {made.plaintext}"}
