@@ -56,7 +56,7 @@ def test_every_route_asks_for_an_admin_key_with_its_scope(site: Site, ours: Part
         f"organization.{what}"
         for what in (
             *("members.read", "members.write", "projects.read", "projects.write", "keys.read", "keys.write"),
-            *("limits.read", "limits.write", "audit.read"),
+            *("limits.read", "limits.write", "audit.read", "billing.read", "billing.write"),
         )
     }
 
