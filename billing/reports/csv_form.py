@@ -24,6 +24,8 @@ class CsvForm:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
+        self._texts = [place for place, column in enumerate(columns) if column.kind == "text"]
+        self._moments = [place for place, column in enumerate(columns) if column.kind == "moment"]
         self._buffer = io.StringIO(newline="")
         self._writer = csv.writer(self._buffer)
 
@@ -32,7 +34,7 @@ class CsvForm:
         return self._taken()
 
     def add(self, rows: Sequence[Row]) -> bytes:
-        self._writer.writerows([_cell(cell) for cell in row] for row in rows)
+        self._writer.writerows(self._written(row) for row in rows)
         return self._taken()
 
     def end(self) -> bytes:
@@ -44,11 +46,16 @@ class CsvForm:
         self._buffer.truncate()
         return written.encode()
 
-
-def _cell(cell: Cell) -> Cell:
-    """As it is written. Numbers stay numbers, however they begin."""
-    if isinstance(cell, str):
-        return f"'{cell}" if cell.startswith(_FORMULA) else cell
-    if isinstance(cell, datetime):
-        return cell.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return cell
+    def _written(self, row: Row) -> list[Cell]:
+        """Numbers stay numbers, however they begin."""
+        cells = list(row)
+        for place in self._texts:
+            cell = cells[place]
+            if cell and cell.startswith(_FORMULA):  # type: ignore[union-attr]
+                cells[place] = f"'{cell}"
+        for place in self._moments:
+            moment = cells[place]
+            if isinstance(moment, datetime):
+                shown = moment.astimezone(UTC).isoformat(timespec="microseconds")
+                cells[place] = shown.removesuffix("+00:00") + "Z"
+        return cells

@@ -7,16 +7,19 @@ charges, then reversals, each in the order of time.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
+
+from sqlalchemy import func, literal, null
 
 from billing.models import Charge, Reversal, UsageRecord
 from billing.reports.repository import LedgerRows, Place
-from billing.reports.tables import Cell, Column, Row
+from billing.reports.tables import Column, Row
 from db.session import Database
 
-PAGE_ROWS = 1000
+PAGE_ROWS = 500
+"""Few enough that reading them keeps an event loop for milliseconds only."""
 
 COLUMNS: tuple[Column, ...] = (
     Column("kind", "text", repeats=True),
@@ -53,9 +56,76 @@ COLUMNS: tuple[Column, ...] = (
 )
 """Prices are micro-USD: per million tokens, or of a charge per unit."""
 
-_NAMES = [column.name for column in COLUMNS]
 
-R = TypeVar("R", UsageRecord, Charge, Reversal)
+def _unless_empty(column: Any) -> Any:
+    return func.nullif(column, "")
+
+
+# What stands in the columns, for each kind of row: the database writes them, so that a row costs little here.
+_REQUESTS: dict[str, Any] = {
+    "kind": literal("request"),
+    "id": UsageRecord.request_id,
+    "at": UsageRecord.submitted_at,
+    "project_id": UsageRecord.project_id,
+    "user_id": UsageRecord.user_id,
+    "api_key_id": _unless_empty(UsageRecord.key_id),
+    "endpoint": _unless_empty(UsageRecord.endpoint),
+    "model": _unless_empty(UsageRecord.model),
+    "adapter_id": UsageRecord.adapter_id,
+    "adapter_version": UsageRecord.adapter_version,
+    "service_tier": _unless_empty(UsageRecord.service_tier),
+    "num_requests": literal(1),
+    "input_tokens": UsageRecord.prompt_tokens,
+    "input_cached_tokens": UsageRecord.cached_tokens,
+    "output_tokens": UsageRecord.completion_tokens,
+    "num_choices": UsageRecord.num_choices,
+    "finish_reason": UsageRecord.finish_reason,
+    "queue_seconds": UsageRecord.queue_seconds,
+    "first_token_seconds": UsageRecord.first_token_seconds,
+    "total_seconds": UsageRecord.total_seconds,
+    "preemptions": UsageRecord.preemptions,
+    "price_id": _unless_empty(UsageRecord.price_id),
+    "input_price": UsageRecord.input_price,
+    "cached_input_price": UsageRecord.cached_input_price,
+    "output_price": UsageRecord.output_price,
+    "price_percent": UsageRecord.price_percent,
+    "cost_micro_usd": UsageRecord.cost,
+}
+_CHARGES: dict[str, Any] = {
+    "kind": Charge.kind,
+    "id": Charge.id,
+    "at": Charge.at,
+    "num_requests": literal(0),
+    "input_tokens": literal(0),
+    "input_cached_tokens": literal(0),
+    "output_tokens": literal(0),
+    "quantity": Charge.quantity,
+    "price_id": _unless_empty(Charge.price_id),
+    "unit_price": Charge.unit_price,
+    "cost_micro_usd": Charge.cost,
+    "reference": Charge.reference,
+}
+_REVERSALS: dict[str, Any] = {
+    "kind": literal("reversal"),
+    "id": Reversal.id,
+    "at": Reversal.at,
+    "reverses": func.coalesce(Reversal.request_id, Reversal.charge_id),
+    "project_id": _unless_empty(Reversal.project_id),
+    "user_id": _unless_empty(Reversal.user_id),
+    "api_key_id": _unless_empty(Reversal.key_id),
+    "model": _unless_empty(Reversal.model),
+    "adapter_id": _unless_empty(Reversal.adapter_id),
+    "service_tier": _unless_empty(Reversal.service_tier),
+    "num_requests": -Reversal.num_requests,
+    "input_tokens": -Reversal.prompt_tokens,
+    "input_cached_tokens": -Reversal.cached_tokens,
+    "output_tokens": -Reversal.completion_tokens,
+    "cost_micro_usd": -Reversal.cost,
+    "reference": Reversal.reason,
+}
+_ID, _AT = (
+    next(place for place, column in enumerate(COLUMNS) if column.name == name) for name in ("id", "at")
+)
 
 
 async def ledger_pages(
@@ -65,101 +135,15 @@ async def ledger_pages(
 
     Raises DatabaseUnavailable.
     """
-    Read = Callable[[LedgerRows, Place | None], Awaitable[Sequence[Any]]]
-    sections: tuple[tuple[Read, Callable[[Any], Place], Callable[[Any], Row]], ...] = (
-        (lambda rows, after: rows.records(start, end, after, page_rows), _place_of_record, record_row),
-        (lambda rows, after: rows.charges(start, end, after, page_rows), _place, charge_row),
-        (lambda rows, after: rows.reversals(start, end, after, page_rows), _place, reversal_row),
-    )
-    for read, place, written in sections:
+    for model, cells in ((UsageRecord, _REQUESTS), (Charge, _CHARGES), (Reversal, _REVERSALS)):
+        columns = [cells.get(column.name, null()).label(column.name) for column in COLUMNS]
         after: Place | None = None
         while True:
             async with database.read(tenant_id) as session:
-                found = await read(LedgerRows(session, tenant_id), after)
-            if found:
-                after = place(found[-1])
-                yield [written(row) for row in found]
-            if len(found) < page_rows:
+                rows = LedgerRows(session, tenant_id)
+                page = await rows.page(model, columns, cells["at"], cells["id"], start, end, after, page_rows)
+            if page:
+                after = (page[-1][_AT], page[-1][_ID])
+                yield page
+            if len(page) < page_rows:
                 break
-
-
-def record_row(record: UsageRecord) -> Row:
-    return _row(
-        kind="request",
-        id=record.request_id,
-        at=record.submitted_at,
-        project_id=record.project_id,
-        user_id=record.user_id,
-        api_key_id=record.key_id or None,
-        endpoint=record.endpoint or None,
-        model=record.model or None,
-        adapter_id=record.adapter_id,
-        adapter_version=record.adapter_version,
-        service_tier=record.service_tier or None,
-        num_requests=1,
-        input_tokens=record.prompt_tokens,
-        input_cached_tokens=record.cached_tokens,
-        output_tokens=record.completion_tokens,
-        num_choices=record.num_choices,
-        finish_reason=record.finish_reason,
-        queue_seconds=record.queue_seconds,
-        first_token_seconds=record.first_token_seconds,
-        total_seconds=record.total_seconds,
-        preemptions=record.preemptions,
-        price_id=record.price_id or None,
-        input_price=record.input_price,
-        cached_input_price=record.cached_input_price,
-        output_price=record.output_price,
-        price_percent=record.price_percent,
-        cost_micro_usd=record.cost,
-    )
-
-
-def charge_row(charge: Charge) -> Row:
-    return _row(
-        kind=charge.kind,
-        id=charge.id,
-        at=charge.at,
-        num_requests=0,
-        input_tokens=0,
-        input_cached_tokens=0,
-        output_tokens=0,
-        quantity=charge.quantity,
-        price_id=charge.price_id or None,
-        unit_price=charge.unit_price,
-        cost_micro_usd=charge.cost,
-        reference=charge.reference,
-    )
-
-
-def reversal_row(reversal: Reversal) -> Row:
-    return _row(
-        kind="reversal",
-        id=reversal.id,
-        at=reversal.at,
-        reverses=reversal.request_id or reversal.charge_id,
-        project_id=reversal.project_id or None,
-        user_id=reversal.user_id or None,
-        api_key_id=reversal.key_id or None,
-        model=reversal.model or None,
-        adapter_id=reversal.adapter_id or None,
-        service_tier=reversal.service_tier or None,
-        num_requests=-reversal.num_requests,
-        input_tokens=-reversal.prompt_tokens,
-        input_cached_tokens=-reversal.cached_tokens,
-        output_tokens=-reversal.completion_tokens,
-        cost_micro_usd=-reversal.cost,
-        reference=reversal.reason,
-    )
-
-
-def _row(**cells: Cell) -> Row:
-    return [cells.get(name) for name in _NAMES]
-
-
-def _place_of_record(record: UsageRecord) -> Place:
-    return (record.submitted_at, record.request_id)
-
-
-def _place(row: Charge | Reversal) -> Place:
-    return (row.at, row.id)

@@ -19,30 +19,12 @@ Place = tuple[datetime, str]
 
 
 class LedgerRows(TenantRepository):
-    """One tenant's rows, oldest first."""
+    """One tenant's rows."""
 
-    async def records(
-        self, start: datetime, end: datetime, after: Place | None, limit: int
-    ) -> Sequence[UsageRecord]:
-        """Requests submitted in [start, end)."""
-        return await self._page(
-            UsageRecord, UsageRecord.submitted_at, UsageRecord.request_id, start, end, after, limit
-        )
-
-    async def charges(
-        self, start: datetime, end: datetime, after: Place | None, limit: int
-    ) -> Sequence[Charge]:
-        return await self._page(Charge, Charge.at, Charge.id, start, end, after, limit)
-
-    async def reversals(
-        self, start: datetime, end: datetime, after: Place | None, limit: int
-    ) -> Sequence[Reversal]:
-        """Those made in [start, end), whenever what they take back was."""
-        return await self._page(Reversal, Reversal.at, Reversal.id, start, end, after, limit)
-
-    async def _page(
+    async def page(
         self,
-        model: Any,
+        model: type[Any],
+        columns: Sequence[Any],
         at: Any,
         name: Any,
         start: datetime,
@@ -50,10 +32,13 @@ class LedgerRows(TenantRepository):
         after: Place | None,
         limit: int,
     ) -> Sequence[Any]:
-        query = self.select_own(model).where(at >= (start if after is None else after[0]), at < end)
+        """`columns` of rows of `model` in [start, end), the oldest first, beginning after a place: `at` and
+        `name` are the columns of it.
+        """
+        query = self.select_own(model, *columns).where(at >= (start if after is None else after[0]), at < end)
         if after is not None:
             query = query.where(tuple_(at, name) > tuple_(*after))
-        return (await self.session.execute(query.order_by(at, name).limit(limit))).scalars().all()
+        return (await self.session.execute(query.order_by(at, name).limit(limit))).all()
 
     async def of_request(
         self, request_id: str, submitted_from: datetime, submitted_to: datetime
