@@ -18,8 +18,12 @@ from openai._base_client import AsyncPaginator
 from openai.pagination import AsyncPage
 
 from api.deps import Services
+from billing.invoices.credits import CreditService
+from billing.invoices.service import InvoiceService
+from billing.invoices.settings import InvoiceSettings
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
+from billing.payments.service import PaymentService
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from db.session import Database
@@ -114,6 +118,9 @@ def serving_accounts(codec: TextCodec, database_url: str, redis_url: str) -> Ite
         usage=usage,
         webhooks=WebhookService(database, WebhookSender(http_allowed=True, private_allowed=True)),
         spend_alerts=SpendAlertService(database),
+        invoices=InvoiceService(database, cache, InvoiceSettings()),
+        credits=CreditService(database, cache),
+        payments=PaymentService(database, None, return_url="https://us.example/"),
     )
     loops: list[asyncio.AbstractEventLoop] = []
 
