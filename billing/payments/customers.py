@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta
 
+from billing.payments.errors import ProviderRefused
 from billing.payments.gateway import PaymentGateway
 from billing.payments.models import Subscription
 from billing.payments.repository import PaymentRecords
@@ -77,9 +78,16 @@ class Customers:
         return made
 
     async def subscribe_all(self, now: datetime, *, limit: int = 100) -> int:
-        """Subscribe tenants that are billed afterwards and are not subscribed; how many."""
+        """Subscribe tenants that are billed afterwards and are not subscribed; how many. One that is refused,
+        for its address for example, keeps no other waiting. Raises ProviderUnavailable, DatabaseUnavailable.
+        """
         async with self._database.read(EVERY_TENANT) as session:
             waiting = await PaymentRecords(session).unsubscribed(limit)
+        done = 0
         for tenant_id in waiting:
-            await self.subscribe(tenant_id, now)
-        return len(waiting)
+            try:
+                await self.subscribe(tenant_id, now)
+                done += 1
+            except ProviderRefused as error:
+                logger.error("%s cannot be subscribed: %s", tenant_id, error)
+        return done

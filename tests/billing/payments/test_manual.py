@@ -119,3 +119,14 @@ async def test_who_died_between_making_a_customer_and_writing_it_down_makes_no_s
     made = await site.customers.subscribe(TENANT, site.now)
     assert made.customer_id == site.customer
     assert len(site.double.books.all("customer")) == len(site.double.books.all("subscription")) == 1
+
+
+async def test_a_tenant_that_is_refused_keeps_no_other_waiting(site: Site) -> None:
+    for tenant in ("ten_b", "ten_c"):
+        await make_tenant(site.database, tenant)
+    async with site.database.write(EVERY_TENANT) as session:
+        statement = "INSERT INTO billing_accounts (tenant_id, email) VALUES ('ten_b', 'nowhere')"
+        await session.execute(text(statement))
+    assert await site.customers.subscribe_all(site.now) == 1
+    assert await site.customers.subscribe_all(site.now) == 0
+    assert len(site.double.books.all("subscription")) == 2

@@ -16,6 +16,8 @@ class Payments:
     # Customers ---------------------------------------------------------------------------------------------
 
     def create_customer(self, form: Object) -> Object:
+        if "email" in form and "@" not in form["email"]:
+            raise Refused(f"Invalid email address: {form['email']}", code="email_invalid", param="email")
         made = self._books.make(
             "cus",
             "customer",
