@@ -84,11 +84,14 @@ class Visit:
         await self.page.click("button[type=submit]")
         await self.page.wait_for_url(f"{self.console}/")
 
-    async def serious(self) -> list[str]:
-        """What axe finds serious or worse on the page as it is."""
+    async def serious(self, *rules: str) -> list[str]:
+        """What axe finds serious or worse on the page as it is, by these rules or all."""
         if not await self.page.evaluate("'axe' in window"):
             await self.page.evaluate(AXE.read_text())
-        found: dict[str, Any] = await self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        options: dict[str, Any] = {"resultTypes": ["violations"]}
+        if rules:
+            options["runOnly"] = {"type": "rule", "values": [*rules]}
+        found: dict[str, Any] = await self.page.evaluate("(options) => axe.run(document, options)", options)
         return [
             f"{one['id']}: {node['target']} {node['failureSummary']}"
             for one in found["violations"]
