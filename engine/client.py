@@ -101,7 +101,6 @@ class Generation:
         "_unread",
         "_waiter",
         "error",
-        "num_received",
         "request_id",
         "scores",
         "usage",
@@ -113,8 +112,6 @@ class Generation:
         """Set once the engine has spoken its last word."""
         self.error: EngineError | None = None
         """Why there is no answer, or no more of it."""
-        self.num_received = 0
-        """Tokens of the answer that have come so far, over all choices."""
         self.scores: list[TokenLogprob] = []
         """Of the prompt's tokens from `score_from` on, where asked for; complete before the first chunk."""
         self._client = client
@@ -169,7 +166,6 @@ class Generation:
         and dropped.
         """
         num_tokens = len(chunk.token_ids)
-        self.num_received += num_tokens
         if self.error is not None:
             return 0
         unread = self._unread

@@ -1,8 +1,8 @@
 """What a request may take, before it runs; what it took, once it has ended.
 
 Owns the choice of the class that serves it, the amounts that are reserved, and that every reservation ends,
-whichever way the request does: settled with what the engine counted, or cancelled when nothing ran. Refuses
-to know HTTP, and how limits and prices are kept.
+whichever way the request does: settled with what the engine counted, cancelled when nothing ran, or left to
+the engine's journal when the engine has gone. Refuses to know HTTP, and how limits and prices are kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from api.errors import InvalidValue
 from api.openai.submission import Draft, Submission
 from billing.pricing import PriceBook
 from billing.rates import Rate
-from engine.client import Generation
+from engine.client import EngineGone, Generation
 from engine.protocol import PriorityClass, Usage
 from tenants.context import TenantContext
 from tenants.limits.kinds import Amounts
@@ -38,6 +38,8 @@ class Booking:
         self._num_open: int | None = None
         """Generations that have not ended; None before there are any."""
         self._used: list[Usage] = []
+        self._lost = False
+        """Whether the engine has gone with what it counted."""
 
     def follow(self, generations: Sequence[Generation]) -> None:
         """Settle with what these come to once all have ended, whoever still reads them then."""
@@ -56,13 +58,15 @@ class Booking:
     def _ended(self, generation: Generation) -> None:
         assert self._num_open
         self._num_open -= 1
-        usage = generation.usage
-        if usage is None and generation.num_received:
-            # The engine is gone, and what it counted with it. What it had delivered counts.
-            usage = Usage(self._prompt_len(generation.request_id), 0, generation.num_received)
-        if usage is not None:
-            self._used.append(usage)
+        if generation.usage is not None:
+            self._used.append(generation.usage)
+        elif isinstance(generation.error, EngineGone):
+            self._lost = True
         if self._num_open:
+            return
+        if self._lost:
+            # What the ledger will bill is more than what came here; only the journal knows it.
+            self._quotas.leave(self.reservation)
             return
         if not self._used:
             self._quotas.cancel(self.reservation)
@@ -75,11 +79,6 @@ class Booking:
                 output_tokens=sum(usage.completion_tokens for usage in self._used),
                 spend=sum(self._rate.cost(usage) for usage in self._used),
             ),
-        )
-
-    def _prompt_len(self, request_id: str) -> int:
-        return next(
-            len(submit.prompt_ids) for submit in self.submission.submits if submit.request_id == request_id
         )
 
 

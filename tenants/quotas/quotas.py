@@ -255,6 +255,17 @@ class Quotas:
         """Return everything: the request was refused before it ran, and does not count either."""
         self.settle(reservation, NOTHING)
 
+    def leave(self, reservation: Reservation) -> None:
+        """Nobody here knows what was used: the usage journal settles, or what is held is returned when the
+        reservation expires.
+        """
+        if reservation.local:
+            self.settle(reservation, reservation.expected)
+        elif not reservation.ended:
+            reservation.ended = True
+            assert reservation.plan is not None
+            self._renewal.remove(reservation, reservation.plan)
+
     async def _take_again(self, reservation: Reservation) -> None:
         """Make a reservation that Redis has lost once more, whether or not there is room."""
         assert reservation.plan is not None

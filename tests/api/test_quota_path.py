@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import openai
 import pytest
+import redis.asyncio
 
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import record_credit
+from billing.metering import JournalMeter
 from billing.rates import Rate
+from billing.repository import UsageRepository
+from billing.settling import ReservationSettlement
 from cli.local.redis import start_redis
 from db.session import Database
 from engine.client import EngineClient
 from engine.protocol import Submit, Usage
 from tenants.actors import OPERATOR
+from tenants.limits.kinds import Amounts
+from tenants.quotas.journal import JournalSettling, MeteredRequest
 from tests.api.fakes import FakeEngine, Script
 from tests.api.quota_site import AMPLE, CACHED, INPUT, OUTPUT, Site, quota_site
 from tests.engine.process.conftest import folder
@@ -129,27 +135,32 @@ async def test_a_client_that_leaves_pays_what_was_made(
     assert await site.settled() == charge(usage)
 
 
+@pytest.mark.parametrize("num_delivered", [0, 3])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_when_the_engine_dies_what_was_delivered_counts(
-    site: Site, engine: FakeEngine, stream: bool
+async def test_when_the_engine_dies_its_journal_settles(
+    site: Site, engine: FakeEngine, stream: bool, num_delivered: int, redis_url: str
 ) -> None:
-    engine.script = lambda submit: engine.says(submit, "one two three four", gone_after=3)
+    engine.script = lambda submit: engine.says(submit, "one two three four", gone_after=num_delivered)
     answer = await site.client.post("/v1/chat/completions", json=CHAT | {"stream": stream})
     assert "engine_unavailable" in answer.text
-    prompt = len(engine.submitted[0].prompt_ids)
-    assert await site.settled() == charge(Usage(prompt, 0, 3))
+    assert site.quotas.num_open == 0, "nobody renews it"
+    assert (await site.books())["spend_per_month"].held > 0
+    usage = Usage(len(engine.submitted[0].prompt_ids), 0, num_delivered + 2)
+    requests, _, spend = charge(usage)
+    async with redis.asyncio.Redis.from_url(redis_url) as raw:
+        used = Amounts(requests, usage.prompt_tokens, usage.completion_tokens, spend)
+        name = engine.submitted[0].request_id
+        assert await JournalSettling(raw).settle([MeteredRequest(site.tenant_id, name, used)]) == 1
+    assert await site.settled() == charge(usage)
 
 
 async def test_without_an_engine_nothing_counts(site: Site, engine: FakeEngine) -> None:
     engine.ready = False
     assert (await site.client.post("/v1/chat/completions", json=CHAT)).status_code == 503
-    engine.ready = True
-    engine.script = lambda submit: Script(gone_after=0, steps=engine.says(submit, "one").steps)
-    assert (await site.client.post("/v1/chat/completions", json=CHAT)).status_code == 503
     assert await site.settled() == (0, 0, 0)
 
 
-async def test_a_killed_engine_process_leaves_nothing_held(
+async def test_of_a_killed_engine_budgets_have_what_the_ledger_has(
     codec: TextCodec, database: Database, redis_url: str, base_dir: Any, folder: Any
 ) -> None:
     settings = {"base": base_dir, "base_name": "sapling", "context_length": 2048}
@@ -167,10 +178,24 @@ async def test_a_killed_engine_process_leaves_nothing_held(
                     if len(received) == 9:
                         process.kill()
             assert "engine_unavailable" in "".join(received)
-            requests, tokens, spend = await site.settled()
-            assert requests == 1
-            assert 0 < tokens < 1500
-            assert spend > 0
+            process.start()
+            async with redis.asyncio.Redis.from_url(redis_url) as raw:
+                meter = JournalMeter(
+                    database, raw, "test", on_ended=ReservationSettlement(JournalSettling(raw))
+                )
+
+                async def metered(meter: JournalMeter = meter) -> bool:
+                    return (await meter.drain()).num_requests > 0
+
+                await eventually(metered, seconds=60)
+            async with database.read(site.tenant_id) as session:
+                (row,) = await UsageRepository(session, site.tenant_id).records(
+                    datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC)
+                )
+            assert 0 < row.completion_tokens < 1500
+            tokens = row.prompt_tokens + row.completion_tokens
+            assert await site.settled() == (1, tokens, row.cost)
+            assert row.cost > 0
         await engine.close()
 
 

@@ -265,7 +265,6 @@ async def test_the_end_is_heard_with_the_usage_whatever_becomes_of_the_reader(
     assert {request_id: generation.usage for request_id, generation in ended.items()} == charged
     assert isinstance(ended["stalled"].error, ReaderStalled)
     assert ended["left"].error is None
-    assert ended["read"].num_received == 9
 
 
 async def test_adapters_load_in_the_engine_and_heartbeats_show_it(
