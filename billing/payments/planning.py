@@ -1,91 +1,14 @@
-"""What is still to be metered: the ledger's hours against what was decided to send. SQL alone, one statement.
-
-Owns when an hour may be planned and what of it counts: not what was used before the subscription's metering
-began, nor what a prepaid balance paid for. Sends nothing.
-"""
+"""What is still to be metered, as numbered events. Owns when an hour may be planned. Sends nothing."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import text
-
-from db.session import EVERY_TENANT, Database, WriteSession
+from billing.payments.hours.repository import HourBook
+from db.session import EVERY_TENANT, Database
 
 SETTLING = timedelta(minutes=10)
 """From an hour's end to its first number: what is recorded later is a number of its own."""
-PLANNER_LOCK = 0x4D747273
-"""Advisory lock, "Mtrs": two that planned at once would plan the same difference."""
-
-# Sums of whole hours that are metered, less the minutes that a balance paid for, less what is planned.
-_OPEN_HOURS = """
-    WITH metered AS (
-        SELECT tenant_id, min(metered_from) AS metered_from FROM stripe_subscriptions GROUP BY tenant_id
-    ), moments AS (
-        SELECT r.tenant_id, r.hour AS at, r.cost FROM usage_rollup_hours r
-        WHERE r.hour >= :since AND r.hour < :until
-      UNION ALL
-        SELECT c.tenant_id, c.at, c.cost FROM charges c WHERE c.at >= :since AND c.at < :until
-      UNION ALL
-        SELECT v.tenant_id, v.at, -v.cost FROM reversals v
-        WHERE v.charge_id IS NOT NULL AND v.at >= :since AND v.at < :until
-      UNION ALL
-        SELECT r.tenant_id, r.minute, -r.cost FROM usage_rollups r
-        JOIN prepaid_periods p ON p.tenant_id = r.tenant_id AND r.minute >= p.since
-            AND (p.until IS NULL OR r.minute < p.until)
-        WHERE r.minute >= :since AND r.minute < :until
-      UNION ALL
-        SELECT c.tenant_id, c.at, -c.cost FROM charges c
-        JOIN prepaid_periods p ON p.tenant_id = c.tenant_id AND c.at >= p.since
-            AND (p.until IS NULL OR c.at < p.until)
-        WHERE c.at >= :since AND c.at < :until
-      UNION ALL
-        SELECT v.tenant_id, v.at, v.cost FROM reversals v
-        JOIN prepaid_periods p ON p.tenant_id = v.tenant_id AND v.at >= p.since
-            AND (p.until IS NULL OR v.at < p.until)
-        WHERE v.charge_id IS NOT NULL AND v.at >= :since AND v.at < :until
-      UNION ALL
-        SELECT e.tenant_id, e.hour, -e.value FROM meter_events e WHERE e.hour >= :since AND e.hour < :until
-    ), differences AS (
-        SELECT tenant_id, date_trunc('hour', at, 'UTC') AS hour, sum(cost) AS value
-        FROM moments JOIN metered USING (tenant_id)
-        WHERE date_trunc('hour', at, 'UTC') >= metered_from
-        GROUP BY 1, 2 HAVING sum(cost) <> 0
-    )
-"""
-_PLAN = text(
-    _OPEN_HOURS
-    + """
-    INSERT INTO meter_events (tenant_id, hour, number, value, identifier, state, settled_at, next_attempt_at)
-    SELECT d.tenant_id, d.hour, n.number, d.value,
-           d.tenant_id || ':' || to_char(d.hour AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24') || ':' || n.number,
-           CASE WHEN d.value > 0 THEN 'pending' ELSE 'credited' END,
-           CASE WHEN d.value > 0 THEN NULL ELSE CAST(:now AS timestamptz) END,
-           CAST(:now AS timestamptz)
-    FROM differences d CROSS JOIN LATERAL (
-        SELECT count(*) AS number FROM meter_events e WHERE e.tenant_id = d.tenant_id AND e.hour = d.hour
-    ) n
-    RETURNING tenant_id, value
-    """
-)
-# Whole cents of all that was below zero and is not given back yet. What is less than a cent waits for more.
-_CREDIT = text(
-    """
-    INSERT INTO stripe_credits (id, tenant_id, cents, next_attempt_at)
-    SELECT 'scr_' || replace(gen_random_uuid()::text, '-', ''), owed.tenant_id,
-           owed.micro_usd / 10000 - given.cents, CAST(:now AS timestamptz)
-    FROM (
-        SELECT tenant_id, CAST(-sum(value) AS bigint) AS micro_usd FROM meter_events
-        WHERE state = 'credited' GROUP BY tenant_id
-    ) owed CROSS JOIN LATERAL (
-        SELECT coalesce(CAST(sum(c.cents) AS bigint), 0) AS cents FROM stripe_credits c
-        WHERE c.tenant_id = owed.tenant_id
-    ) given
-    WHERE owed.micro_usd / 10000 > given.cents
-    RETURNING id
-    """
-)
-_DIFFERENCES = text(_OPEN_HOURS + "SELECT tenant_id, hour, value FROM differences ORDER BY 1, 2")
 EPOCH = datetime.fromisoformat("2000-01-01T00:00:00+00:00")
 
 
@@ -102,24 +25,12 @@ class MeterPlanning:
         `since` spares looking at every hour there ever was: what changed before it waits for a call without.
         """
         async with self._database.write(EVERY_TENANT) as session:
-            await session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": PLANNER_LOCK})
-            span = {"since": _hour(since), "until": _hour(now - SETTLING), "now": now}
-            planned = (await session.execute(_PLAN, span)).all()
-            if any(row.value < 0 for row in planned):
-                await _credit(session, now)
-        return len(planned)
+            return await HourBook(session).plan(_hour(since), _hour(now - SETTLING), now)
 
     async def unplanned(self, now: datetime) -> list[tuple[str, datetime, int]]:
         """Tenants, hours and by how much they differ from what was planned: none, right after `plan`."""
         async with self._database.read(EVERY_TENANT) as session:
-            span = {"since": EPOCH, "until": _hour(now - SETTLING)}
-            return [
-                (row.tenant_id, row.hour, int(row.value)) for row in await session.execute(_DIFFERENCES, span)
-            ]
-
-
-async def _credit(session: WriteSession, now: datetime) -> None:
-    await session.execute(_CREDIT, {"now": now})
+            return await HourBook(session).unplanned(EPOCH, _hour(now - SETTLING))
 
 
 def _hour(moment: datetime) -> datetime:

@@ -1,58 +1,22 @@
-"""Reversals: one request's record or one charge taken back, whole and at most once, as a new row.
+"""Takes back one request's record or one charge.
 
-A reversal counts in the minute in which it is made, so that a month that is over stays as it was. Owns what
-is taken back and by whom; refuses to know what becomes of money that was paid.
+Owns what is taken back and by whom; refuses to know what becomes of money that was paid.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sqlalchemy import text
-
 from billing.charges import ChargeRepository
 from billing.errors import AlreadyReversed, NothingToReverse, StillRunning
 from billing.models import Charge, Reversal, UsageRecord
 from billing.repository import UsageRepository
-from billing.rollups import KEYS, SUMS, UNITS, add_sql, hold_ledger
+from billing.reversals.repository import ReversalRepository
+from billing.rollups import KEYS, SUMS, hold_ledger
 from db.base import new_id
-from db.repository import TenantRepository
 from db.session import Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-
-_TAKE_BACK = [
-    text(
-        add_sql(
-            unit,
-            f"(SELECT tenant_id, at, {', '.join(KEYS)}, {', '.join(f'-{name} AS {name}' for name in SUMS)} "
-            "FROM reversals WHERE id = :id) AS taken_back",
-        )
-    )
-    for unit in UNITS
-]
-
-
-class ReversalRepository(TenantRepository):
-    """One tenant's reversals."""
-
-    async def of_request(self, submitted_at: datetime, request_id: str) -> Reversal | None:
-        query = self.select_own(Reversal).where(
-            Reversal.submitted_at == submitted_at, Reversal.request_id == request_id
-        )
-        return (await self.session.execute(query)).scalar_one_or_none()
-
-    async def of_charge(self, charge_id: str) -> Reversal | None:
-        query = self.select_own(Reversal).where(Reversal.charge_id == charge_id)
-        return (await self.session.execute(query)).scalar_one_or_none()
-
-    async def add(self, reversal: Reversal) -> None:
-        """Write it down, and take what it takes back off the rollups of its minute. Hold the ledger."""
-        self.add_own(reversal)
-        await self.session.flush()
-        if reversal.request_id is not None:
-            for statement in _TAKE_BACK:
-                await self.session.execute(statement, {"id": reversal.id})
 
 
 class ReversalService:

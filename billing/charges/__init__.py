@@ -1,0 +1,30 @@
+"""Charges that are no request's: storage of packed adapters by the day, calibration jobs that ended well."""
+
+from billing.charges.dues import (
+    CALIBRATION,
+    GB,
+    STORAGE,
+    Due,
+    byte_days,
+    calibration_due,
+    storage_cost,
+    storage_dues,
+)
+from billing.charges.repository import ChargeBook, ChargeRepository
+from billing.charges.service import SETTLED_AFTER, ChargeService, OnCharged
+
+__all__ = [
+    "CALIBRATION",
+    "GB",
+    "SETTLED_AFTER",
+    "STORAGE",
+    "ChargeBook",
+    "ChargeRepository",
+    "ChargeService",
+    "Due",
+    "OnCharged",
+    "byte_days",
+    "calibration_due",
+    "storage_cost",
+    "storage_dues",
+]

@@ -1,0 +1,109 @@
+"""Queries on charges and on what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, and_, cast, delete, func, literal, or_, select, union_all
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from billing.charges.dues import Due
+from billing.models import CalibrationDue, Charge, ChargedDay, Reversal, StoredAdapter
+from billing.repository import INSTANT
+from billing.rollups import Unit
+from db.repository import TenantRepository
+
+_DAY = timedelta(days=1)
+
+
+class ChargeRepository(TenantRepository):
+    """One tenant's charges, less those that were reversed: both when they were made."""
+
+    async def find(self, charge_id: str) -> Charge | None:
+        query = self.select_own(Charge).where(Charge.id == charge_id)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def total(self, start: datetime, end: datetime) -> int:
+        """Micro-USD in [start, end)."""
+        return sum(row.cost for row in await self.sums(start, end, None))
+
+    async def sums(self, start: datetime, end: datetime, unit: Unit | None) -> list[Any]:
+        """Rows (bucket, kind, reference, quantity, cost) in [start, end), by the first three. `unit` is the
+        bucket's width, None: one bucket, of `start`.
+        """
+
+        def bucket(at: Any) -> ColumnElement[datetime]:
+            whole = (
+                literal(start, INSTANT) if unit is None else func.date_trunc(unit, at, "UTC", type_=INSTANT)
+            )
+            return whole.label("bucket")
+
+        def within(at: Any) -> ColumnElement[bool]:
+            return and_(at >= start, at < end)
+
+        what = (Charge.kind, Charge.reference)
+        charged = self.select_own(Charge, bucket(Charge.at), *what, Charge.quantity, Charge.cost)
+        reversed_ = self.select_own(
+            Reversal,
+            bucket(Reversal.at),
+            *what,
+            (-Charge.quantity).label("quantity"),
+            (-Reversal.cost).label("cost"),
+        ).join(Charge, Charge.id == Reversal.charge_id)
+        rows = union_all(charged.where(within(Charge.at)), reversed_.where(within(Reversal.at))).subquery()
+        keys = (rows.c.bucket, rows.c.kind, rows.c.reference)
+        sums = (cast(func.sum(rows.c[name]), BigInteger).label(name) for name in ("quantity", "cost"))
+        query = select(*keys, *sums).group_by(*keys).order_by(*keys)
+        return list((await self.session.execute(query)).all())
+
+
+class ChargeBook:
+    """All tenants' charges, and what they are made of. Its session's scope is every tenant."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    async def add(self, dues: Sequence[Due]) -> list[Due]:
+        """Make those charges that were not made before; which they were."""
+        if not dues:
+            return []
+        made = insert(Charge).on_conflict_do_nothing(index_elements=[Charge.id]).returning(Charge.id)
+        ids = set((await self.session.execute(made, [asdict(due) for due in dues])).scalars())
+        return [due for due in dues if due.id in ids]
+
+    async def first_uncharged_day(self) -> date | None:
+        """The day after the last that is charged; the first on which anything was stored before there is
+        any, None where nothing ever was.
+        """
+        last = (await self.session.execute(select(func.max(ChargedDay.day)))).scalar_one()
+        if last is not None:
+            return last + _DAY
+        first = (await self.session.execute(select(func.min(StoredAdapter.since)))).scalar_one()
+        return None if first is None else first.astimezone(UTC).date()
+
+    async def take_day(self, day: date, now: datetime) -> bool:
+        """Note that a day is charged, in the transaction that does so; False: it is already."""
+        taken = insert(ChargedDay).values(day=day, charged_at=now).on_conflict_do_nothing()
+        return (await self.session.execute(taken.returning(ChargedDay.day))).scalar_one_or_none() is not None
+
+    async def stored(self, start: datetime, end: datetime) -> list[StoredAdapter]:
+        """What was stored at any time in [start, end)."""
+        query = select(StoredAdapter).where(
+            StoredAdapter.since < end, or_(StoredAdapter.until.is_(None), StoredAdapter.until > start)
+        )
+        ordered = query.order_by(StoredAdapter.adapter_id, StoredAdapter.version, StoredAdapter.number)
+        return list((await self.session.execute(ordered)).scalars())
+
+    async def take_calibrations(self, limit: int = 1000) -> list[CalibrationDue]:
+        """Jobs to be charged, taken off the list in the transaction that charges them; those that another is
+        charging are left to it.
+        """
+        query = select(CalibrationDue).order_by(CalibrationDue.job_id).limit(limit)
+        rows = list((await self.session.execute(query.with_for_update(skip_locked=True))).scalars())
+        taken = delete(CalibrationDue).where(CalibrationDue.job_id.in_([row.job_id for row in rows]))
+        await self.session.execute(taken.execution_options(synchronize_session=False))
+        return rows

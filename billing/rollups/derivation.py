@@ -1,0 +1,35 @@
+"""Summing the ledger up again: whether its rollups are what its rows come to, and making them so."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timedelta
+
+from billing.rollups.grains import month_of
+from billing.rollups.repository import RollupBooks, RollupDifference, hold_ledger
+from db.session import EVERY_TENANT, Database
+
+
+async def rederive(
+    database: Database, month: date, *, fix: bool = False, until: datetime | None = None
+) -> list[RollupDifference]:
+    """Sum a UTC month's rows up again, a day at a time, and name every row of a rollup that differs; with
+    `fix`, make it right, with no other writer meanwhile. Raises DatabaseUnavailable.
+
+    `until`: days that begin later have no rows yet.
+    """
+    day, end = month_of(month)
+    end = min(end, until or end)
+    found: list[RollupDifference] = []
+    while day < end:
+        following = day + timedelta(days=1)
+        session_of = database.write if fix else database.read
+        async with session_of(EVERY_TENANT) as session:
+            if fix:
+                await hold_ledger(session)
+            books = RollupBooks(session)
+            differences = await books.differences(day, following)
+            if fix:
+                await books.correct(differences)
+        found += differences
+        day = following
+    return found
