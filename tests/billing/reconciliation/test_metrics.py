@@ -16,7 +16,8 @@ from tests.billing.reconciliation.conftest import NOW, Books
 
 async def test_a_scrape_shows_the_last_comparison(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(books_metrics, "ASK_EVERY", 0.0)
-    services = SimpleNamespace(metrics=ServingMetrics(), books=BooksCollector(books.service))
+    collector = BooksCollector(books.service)
+    services = SimpleNamespace(metrics=ServingMetrics(), payments_waiting=None, books=collector)
     services.metrics.registry.register(services.books)
     app = FastAPI()
     app.include_router(health.router)
