@@ -1,51 +1,26 @@
-"""The last reconciliation's counts, shown on this process's /metrics.
-
-Owns the metrics' names, and how often the database is asked: what a scrape shows is at most that old. While
-it cannot be asked, the last answer stays.
-"""
+"""The last reconciliation's counts, shown on this process's /metrics. Owns the metrics' names."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterator
 
-import structlog
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from api.asked_metrics import AskedCollector
 from billing.reconciliation.differences import NOT_THERE, Report
 from billing.reconciliation.service import ReconciliationService
-from db.errors import DatabaseUnavailable
-
-log = structlog.get_logger(__name__)
-
-ASK_EVERY = 15.0
-ANSWER_WITHIN = 2.0
 
 
-class BooksCollector(Collector):
-    """`refresh` before a scrape."""
+class BooksCollector(AskedCollector):
+    problem = "the last reconciliation cannot be read"
 
     def __init__(self, reconciliations: ReconciliationService) -> None:
+        super().__init__()
         self._reconciliations = reconciliations
         self._latest: Report | None = None
-        self._asked_at = float("-inf")
 
-    async def refresh(self) -> None:
-        now = time.monotonic()
-        if now < self._asked_at + ASK_EVERY:
-            return
-        self._asked_at = now
-        try:
-            async with asyncio.timeout(ANSWER_WITHIN):
-                self._latest = await self._reconciliations.latest()
-        except (TimeoutError, DatabaseUnavailable) as error:
-            log.warning("the last reconciliation cannot be read", reason=str(error))
-
-    def describe(self) -> list[Metric]:
-        """Nothing beforehand: there may be none yet."""
-        return []
+    async def ask(self) -> None:
+        self._latest = await self._reconciliations.latest()
 
     def collect(self) -> Iterator[Metric]:
         report = self._latest

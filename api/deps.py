@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from fastapi import Request
 
@@ -44,6 +45,8 @@ from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
 from tokenization.codec import TextCodec
+
+ServiceT = TypeVar("ServiceT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +141,16 @@ def services_of(request: Request) -> Services:
     return services
 
 
+def served(service: ServiceT | None, what: str) -> ServiceT:
+    """A service that a process may do without. Raises NotServing where it does; `what` is in the plural."""
+    if service is None:
+        raise NotServing(f"{what} are not served here.")
+    return service
+
+
 def onboarding_of(request: Request) -> Onboarding:
     """Raises NotServing where there is none."""
-    onboarding = services_of(request).onboarding
-    if onboarding is None:
-        raise NotServing("Files and adapters are not served here.")
-    return onboarding
+    return served(services_of(request).onboarding, "Files and adapters")
 
 
 async def authenticate(request: Request, *needed: Permission) -> TenantContext:

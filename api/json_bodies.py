@@ -6,7 +6,7 @@ Refuses to know which fields there are.
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from datetime import datetime
 from typing import TypeVar
 
@@ -38,6 +38,20 @@ def decode(
         raise InvalidValue("The body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidValue(f"The body is not valid JSON: {error}.") from None
+
+
+class BodyDecoders:
+    """One decoder for each of some kinds of body."""
+
+    def __init__(self, kinds: Iterable[type]) -> None:
+        self._decoders: dict[type, msgspec.json.Decoder] = {
+            kind: msgspec.json.Decoder(kind) for kind in kinds
+        }
+
+    def decode(self, kind: type[RequestT], body: bytes) -> RequestT:
+        """Raises as `decode` does; `kind` is one of those given."""
+        decoder: msgspec.json.Decoder[RequestT] = self._decoders[kind]
+        return decode(decoder, body)
 
 
 def unix(moment: datetime | None) -> int | None:

@@ -15,16 +15,16 @@ from typing import TypeVar
 import msgspec
 from fastapi import Request
 
-from api.deps import Permission, actor_of, authenticate, read_json, services_of
-from api.errors import InvalidValue, NotServing
-from api.json_bodies import decode
+from api.deps import Permission, actor_of, authenticate, read_json, served, services_of
+from api.errors import InvalidValue
+from api.json_bodies import BodyDecoders
 from api.organization.bodies import BODIES
 from tenants.actors import Actor
 from tenants.context import TenantContext
 from tenants.service import AccountServices
 
 _FIELD = re.compile(r"([a-z_]+)\b")
-_decoders = {body: msgspec.json.Decoder(body) for body in BODIES}
+_bodies = BodyDecoders(BODIES)
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
@@ -44,10 +44,7 @@ class Asking:
 
 def accounts_of(request: Request) -> AccountServices:
     """Raises NotServing where there are none."""
-    accounts = services_of(request).accounts
-    if accounts is None:
-        raise NotServing("Accounts are not served here.")
-    return accounts
+    return served(services_of(request).accounts, "Accounts")
 
 
 async def asking(request: Request, needed: Permission) -> Asking:
@@ -58,8 +55,7 @@ async def asking(request: Request, needed: Permission) -> Asking:
 
 async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
     """Raises InvalidValue, UnsupportedParameter."""
-    decoder: msgspec.json.Decoder[BodyT] = _decoders[kind]  # type: ignore[index,assignment]
-    return decode(decoder, await read_json(request))
+    return _bodies.decode(kind, await read_json(request))
 
 
 @contextmanager

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import msgspec
 from fastapi import APIRouter, Request
 
-from api.deps import READ_BILLING, WRITE_BILLING, actor_of, authenticate, read_json, services_of
-from api.errors import NotServing
+from api.deps import READ_BILLING, WRITE_BILLING, actor_of, authenticate, read_json, served, services_of
 from api.json_bodies import decode, unix
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.requests import naming_fields
@@ -32,10 +31,7 @@ _top_up = msgspec.json.Decoder(TopUpRequest)
 
 
 def _payments(request: Request) -> PaymentService:
-    payments = services_of(request).payments
-    if payments is None:
-        raise NotServing("Payments are not served here.")
-    return payments
+    return served(services_of(request).payments, "Payments")
 
 
 @router.get("", operation_id="retrieveBilling")

@@ -5,13 +5,13 @@ Owns reading the query string and the answer's headers. What is in the file is `
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.deps import READ_USAGE, authenticate, services_of
+from api.downloads import attachment, beginning_with
 from api.openapi import ERROR_RESPONSES
 from api.v1.report_query import Repeated, ReportQuery
 
@@ -49,17 +49,7 @@ async def export(
     )
     first = await anext(export.pieces)  # a database that is away is told before the 200
     return StreamingResponse(
-        _beginning_with(first, export.pieces),
+        beginning_with(first, export.pieces),
         media_type=export.media_type,
-        headers={
-            "content-disposition": f'attachment; filename="{export.filename}"',
-            "x-content-type-options": "nosniff",
-            "cache-control": "no-store",
-        },
+        headers=attachment(export.filename),
     )
-
-
-async def _beginning_with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for piece in rest:
-        yield piece

@@ -18,6 +18,7 @@ from adapters.files.models import StoredFile
 from adapters.files.service import MAX_PAGE
 from adapters.storage.receiving import Received
 from api.deps import READ_FILES, WRITE_FILES, actor_of, authenticate, services_of
+from api.downloads import beginning_with
 from api.errors import InvalidValue
 from api.forms import read_form
 from api.json_bodies import unix
@@ -129,7 +130,7 @@ async def download_file(request: Request, file_id: str) -> Response:
     file, pieces = await services_of(request).files.content(caller.tenant_id, file_id)
     first = await anext(pieces, b"")  # a store that is away is told before the 200
     return StreamingResponse(
-        _beginning_with(first, pieces),
+        beginning_with(first, pieces),
         media_type="application/octet-stream",
         headers={
             "content-length": str(file.size),
@@ -138,12 +139,6 @@ async def download_file(request: Request, file_id: str) -> Response:
             "x-content-type-options": "nosniff",
         },
     )
-
-
-async def _beginning_with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for piece in rest:
-        yield piece
 
 
 def refuse_declared(request: Request, field: str, limit: int) -> None:

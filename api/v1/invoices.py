@@ -13,8 +13,9 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from api.deps import READ_BILLING, authenticate, services_of
-from api.errors import NotServing
+from api.deps import READ_BILLING, authenticate, served, services_of
+from api.downloads import attachment
+from api.json_bodies import unix
 from api.openapi import ERROR_RESPONSES
 from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
 from billing.invoices.credits import CreditService
@@ -108,17 +109,11 @@ async def list_credits(request: Request, query: Paged) -> dict[str, Any]:
 async def _asking(request: Request) -> tuple[str, InvoiceService]:
     """Whose invoices. Raises NotServing where there are none."""
     caller = await authenticate(request, READ_BILLING)
-    invoices = services_of(request).invoices
-    if invoices is None:
-        raise NotServing("Invoices are not served here.")
-    return caller.tenant_id, invoices
+    return caller.tenant_id, served(services_of(request).invoices, "Invoices")
 
 
 def _credits(request: Request) -> CreditService:
-    credits = services_of(request).credits
-    if credits is None:
-        raise NotServing("Balances are not served here.")
-    return credits
+    return served(services_of(request).credits, "Balances")
 
 
 async def _preview(invoices: InvoiceService, tenant_id: str, month: str | None) -> InvoiceView:
@@ -129,15 +124,7 @@ async def _preview(invoices: InvoiceService, tenant_id: str, month: str | None) 
 async def _document(invoice: InvoiceView) -> Response:
     body = await asyncio.get_running_loop().run_in_executor(_drawing, _drawn, invoice)
     name = invoice.name if invoice.number else f"preview-{invoice.month:%Y-%m}"
-    return Response(
-        body,
-        media_type="application/pdf",
-        headers={
-            "content-disposition": f'attachment; filename="{name}.pdf"',
-            "x-content-type-options": "nosniff",
-            "cache-control": "no-store",
-        },
-    )
+    return Response(body, media_type="application/pdf", headers=attachment(f"{name}.pdf"))
 
 
 def _drawn(invoice: InvoiceView) -> bytes:
@@ -153,10 +140,10 @@ def invoice_object(invoice: InvoiceView, *, with_lines: bool = True) -> dict[str
         "number": invoice.name if invoice.number else None,
         "status": invoice.status,
         "month": f"{invoice.month:%Y-%m}",
-        "period_start": _unix(begin(invoice.month)),
-        "period_end": _unix(begin(following(invoice.month))),
-        "issued_at": _unix(invoice.issued_at) if invoice.number else None,
-        "due_at": _unix(invoice.due_at) if invoice.number else None,
+        "period_start": unix(begin(invoice.month)),
+        "period_end": unix(begin(following(invoice.month))),
+        "issued_at": unix(invoice.issued_at) if invoice.number else None,
+        "due_at": unix(invoice.due_at) if invoice.number else None,
         "currency": "usd",
         "total_micro_usd": invoice.total,
         "total_cents": invoice.total_cents,
@@ -189,7 +176,7 @@ def _note(note: CreditNote) -> dict[str, Any]:
         "id": note.id,
         "object": "organization.credit_note",
         "number": note_name(note.number),
-        "issued_at": _unix(note.issued_at),
+        "issued_at": unix(note.issued_at),
         "amount_cents": note.amount_cents,
         "settlement": note.settlement,
         "reason": note.reason,
@@ -201,7 +188,7 @@ def _payment(payment: InvoicePayment) -> dict[str, Any]:
         "id": payment.id,
         "object": "organization.invoice.payment",
         "kind": payment.kind,
-        "at": _unix(payment.at),
+        "at": unix(payment.at),
         "amount_cents": payment.amount_cents,
     }
 
@@ -211,13 +198,9 @@ def _credit(entry: CreditEntry) -> dict[str, Any]:
         "id": entry.id,
         "object": "organization.credit",
         "kind": entry.kind,
-        "at": _unix(entry.at),
+        "at": unix(entry.at),
         "amount_micro_usd": entry.amount,
         "reason": entry.reason,
         "invoice_id": entry.invoice_id,
-        "expires_at": None if entry.expires_at is None else _unix(entry.expires_at),
+        "expires_at": unix(entry.expires_at),
     }
-
-
-def _unix(moment: datetime) -> int:
-    return int(moment.timestamp())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypeVar
 
-import msgspec
 from fastapi import Request
 from msgspec import Meta, Struct
 
 from api.deps import read_json
-from api.json_bodies import decode
+from api.json_bodies import BodyDecoders
 
 Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Url = Annotated[str, Meta(min_length=1, max_length=2000)]
@@ -68,11 +67,10 @@ BODIES = (
     SampleEventRequest,
     SpendAlertRequest,
 )
-_decoders = {body: msgspec.json.Decoder(body) for body in BODIES}
+_bodies = BodyDecoders(BODIES)
 BodyT = TypeVar("BodyT", bound=Struct)
 
 
 async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
     """Raises InvalidValue, UnsupportedParameter."""
-    decoder: msgspec.json.Decoder[BodyT] = _decoders[kind]  # type: ignore[index,assignment]
-    return decode(decoder, await read_json(request))
+    return _bodies.decode(kind, await read_json(request))

@@ -11,8 +11,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from api.deps import READ_LIMITS, WRITE_LIMITS, Permission, actor_of, authenticate, services_of
-from api.errors import InvalidValue, NotServing
+from api.deps import READ_LIMITS, WRITE_LIMITS, Permission, actor_of, authenticate, served, services_of
+from api.errors import InvalidValue
 from api.json_bodies import unix
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.requests import naming_fields
@@ -37,9 +37,7 @@ class _Asking:
 
 async def _asking(request: Request, needed: Permission) -> _Asking:
     caller = await authenticate(request, needed)
-    alerts = services_of(request).spend_alerts
-    if alerts is None:
-        raise NotServing("Spend alerts are not served here.")
+    alerts = served(services_of(request).spend_alerts, "Spend alerts")
     return _Asking(caller.tenant_id, actor_of(request, caller), alerts)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from api.deps import READ_WEBHOOKS, WRITE_WEBHOOKS, Permission, actor_of, authenticate, services_of
-from api.errors import NotServing
+from api.deps import READ_WEBHOOKS, WRITE_WEBHOOKS, Permission, actor_of, authenticate, served, services_of
 from api.json_bodies import unix
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.requests import naming_fields
@@ -42,9 +41,7 @@ class _Asking:
 
 async def _asking(request: Request, needed: Permission) -> _Asking:
     caller = await authenticate(request, needed)
-    webhooks = services_of(request).webhooks
-    if webhooks is None:
-        raise NotServing("Webhooks are not served here.")
+    webhooks = served(services_of(request).webhooks, "Webhooks")
     return _Asking(caller.tenant_id, actor_of(request, caller), webhooks)
 
 

@@ -8,14 +8,14 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from api import books_metrics, health
+from api import asked_metrics, health
 from api.books_metrics import BooksCollector
 from telemetry.metrics import ServingMetrics
 from tests.billing.reconciliation.conftest import NOW, Books
 
 
 async def test_a_scrape_shows_the_last_comparison(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(books_metrics, "ASK_EVERY", 0.0)
+    monkeypatch.setattr(asked_metrics, "ASK_EVERY", 0.0)
     collector = BooksCollector(books.service)
     services = SimpleNamespace(metrics=ServingMetrics(), payments_waiting=None, books=collector)
     services.metrics.registry.register(services.books)
