@@ -59,13 +59,14 @@ from api.ratelimit import rate_headers
 from billing.errors import (
     AlreadyReversed,
     GenerationNotFound,
+    InvalidBillingMonth,
     InvalidReportQuery,
     MalformedEvent,
     NothingToReverse,
     PriceTaken,
     StillRunning,
 )
-from billing.invoices.errors import CreditNotAllowed, InvalidBillingMonth, InvoiceNotFound, MonthSettled
+from billing.invoices.errors import CreditNotAllowed, InvoiceNotFound, MonthSettled
 from billing.notifications.errors import (
     DeliveryNotFound,
     EndpointUnreachable,

@@ -58,3 +58,7 @@ class AlreadyReversed(ValueError):
         super().__init__(f"{name} is reversed already, by {reversal_id}")
         self.name = name
         self.reversal_id = reversal_id
+
+
+class InvalidBillingMonth(ValueError):
+    """Not a month there can be an invoice of. The message begins with the field."""

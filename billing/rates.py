@@ -19,6 +19,7 @@ MAX_PRICE = 10**12
 MAX_RATE = 2 * MAX_PRICE
 """With the surcharge for an adapter."""
 MAX_PERCENT = 10_000
+MICRO_USD_PER_CENT = 10_000
 _UNIT = 100 * 1_000_000
 
 

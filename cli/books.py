@@ -67,6 +67,8 @@ def reconcile(
 
 def span_of(month: str | None, days: int, now: datetime) -> tuple[datetime, datetime]:
     """Whole UTC days, today among them. Raises `UsageError`."""
+    from billing.months import begin, following
+
     tomorrow = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
     if month is None:
         return tomorrow - timedelta(days=days), tomorrow
@@ -76,7 +78,7 @@ def span_of(month: str | None, days: int, now: datetime) -> tuple[datetime, date
         raise UsageError(f"--month takes a month such as 2027-01, not {month}") from None
     if start >= tomorrow:
         raise UsageError(f"--month {month} has not begun")
-    return start, min((start + timedelta(days=31)).replace(day=1), tomorrow)
+    return start, min(begin(following(start)), tomorrow)
 
 
 async def _compared(services: Services, start: datetime, end: datetime) -> Report:

@@ -95,7 +95,7 @@ def invoice_preview(
     """Show what a month would be invoiced as if nothing more were used."""
 
     async def work(services: Services) -> InvoiceView:
-        from billing.invoices.months import month_of, parse
+        from billing.months import month_of, parse
 
         owner = await services.accounts.tenants.find_tenant(tenant)
         now = datetime.now(UTC)

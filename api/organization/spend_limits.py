@@ -13,12 +13,11 @@ from api.deps import READ_LIMITS, WRITE_LIMITS, services_of
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.bodies import SpendLimitRequest
 from api.organization.requests import Asking, asking, naming_fields, read_body
+from billing.rates import MICRO_USD_PER_CENT
 from tenants.errors import LimitNotFound, QuotaUnavailable
 from tenants.limits.kinds import Limit, Metric, Scope
 
 router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Limits"])
-
-MICRO_USD_PER_CENT = 10_000
 
 
 @router.get("/spend_limit", operation_id="retrieveSpendLimit")

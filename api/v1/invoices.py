@@ -21,9 +21,9 @@ from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
 from billing.invoices.credits import CreditService
 from billing.invoices.lines import Line
 from billing.invoices.models import CreditEntry, CreditNote, InvoicePayment
-from billing.invoices.months import begin, following, month_of, parse
 from billing.invoices.service import InvoiceService
 from billing.invoices.views import InvoiceView, line_details, note_name
+from billing.months import begin, following, month_of, parse
 
 router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Billing"])
 

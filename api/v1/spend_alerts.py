@@ -18,13 +18,13 @@ from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.requests import naming_fields
 from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
 from api.v1.notification_bodies import SpendAlertRequest, read_body
+from billing.rates import MICRO_USD_PER_CENT
 from billing.spend.alerts import SpendAlertService, Threshold
 from billing.spend.models import SpendAlert
 from tenants.actors import Actor
 
 router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Limits"])
 
-MICRO_USD_PER_CENT = 10_000
 _BODY = json_body("SpendAlertRequest")
 
 

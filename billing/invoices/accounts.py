@@ -15,8 +15,8 @@ from typing import Literal
 import redis.asyncio
 
 from billing.invoices.models import BillingAccount, PrepaidPeriod
-from billing.invoices.months import minute_of
 from billing.invoices.repository import AccountRepository
+from billing.months import minute_of
 from db.session import Database
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog

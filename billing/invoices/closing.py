@@ -15,9 +15,9 @@ from datetime import UTC, date, datetime, timedelta
 
 import redis.asyncio
 
-from billing.invoices.months import begin, following, month_of
 from billing.invoices.repository import MonthRepository
 from billing.invoices.service import InvoiceService
+from billing.months import begin, following, month_of
 from db.session import EVERY_TENANT, Database
 from engine.protocol import JOURNAL_STREAM
 from tenants.repository import TenantDirectory

@@ -14,11 +14,11 @@ import redis.asyncio
 
 from billing.invoices.credits import record_credit
 from billing.invoices.errors import CreditNotAllowed, InvoiceNotFound
-from billing.invoices.lines import MICROS_PER_CENT
 from billing.invoices.models import CreditNote
 from billing.invoices.repository import AccountRepository, InvoiceRepository
 from billing.invoices.service import record_payment
 from billing.invoices.views import due
+from billing.rates import MICRO_USD_PER_CENT
 from db.base import new_id
 from db.session import Database, WriteSession
 from tenants.actors import Actor
@@ -106,7 +106,7 @@ class CreditNotes:
                 self._redis,
                 note.tenant_id,
                 "credit_note",
-                note.amount_cents * MICROS_PER_CENT,
+                note.amount_cents * MICRO_USD_PER_CENT,
                 note.id,
                 actor,
                 at=now,

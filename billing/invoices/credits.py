@@ -17,8 +17,8 @@ import redis.asyncio
 from billing.invoices.errors import CreditNotAllowed
 from billing.invoices.ledger import MonthLedger
 from billing.invoices.models import CreditEntry
-from billing.invoices.months import minute_of
 from billing.invoices.repository import AccountRepository, MonthRepository
+from billing.months import minute_of
 from db.base import new_id
 from db.session import EVERY_TENANT, Database, ReadSession, WriteSession
 from tenants.actors import SYSTEM, Actor

@@ -10,18 +10,19 @@ from datetime import date
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from billing.errors import InvalidBillingMonth
 from billing.invoices.credits import balance_of
-from billing.invoices.errors import InvalidBillingMonth, MonthSettled
+from billing.invoices.errors import MonthSettled
 from billing.invoices.ledger import MonthLedger
 from billing.invoices.lines import Bill, MonthBooks, bill, ledger_line
 from billing.invoices.models import InvoiceLine
-from billing.invoices.months import begin, between, following
 from billing.invoices.repository import (
     LEDGER_KINDS,
     AccountRepository,
     InvoiceRepository,
     MonthRepository,
 )
+from billing.months import begin, between, following
 from db.session import ReadSession, WriteSession
 from tenants.models import Tenant
 from tenants.repository import TenantDirectory

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-
-class InvalidBillingMonth(ValueError):
-    """Not a month there can be an invoice of. The message begins with the field."""
+from billing.errors import InvalidBillingMonth
 
 
 class MonthSettled(InvalidBillingMonth):

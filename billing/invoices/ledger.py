@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.invoices.lines import LedgerLine, LineKind
-from billing.invoices.months import begin, following
+from billing.months import begin, following
 from billing.totals import LedgerTotals
 
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any, Literal
 
+from billing.rates import MICRO_USD_PER_CENT
+
 LineKind = Literal[
     "usage",
     "storage",
@@ -24,7 +26,6 @@ LineKind = Literal[
     "credit",
     "kept",
 ]
-MICROS_PER_CENT = 10_000
 Key = tuple[str, str, str, str]
 
 
@@ -85,8 +86,8 @@ class Bill:
 
 def in_cents(total: int) -> tuple[int, int]:
     """Cents, half a cent up, and the micro-USD they fall short of the total by."""
-    cents = (total + MICROS_PER_CENT // 2) // MICROS_PER_CENT
-    return cents, total - cents * MICROS_PER_CENT
+    cents = (total + MICRO_USD_PER_CENT // 2) // MICRO_USD_PER_CENT
+    return cents, total - cents * MICRO_USD_PER_CENT
 
 
 def bill(

@@ -14,8 +14,8 @@ from fpdf.enums import TableBordersLayout, XPos, YPos
 from fpdf.fonts import FontFace
 
 from billing.invoices.lines import Line
-from billing.invoices.months import following
 from billing.invoices.views import InvoiceView, cents, dollars, note_name
+from billing.months import following
 
 _FONTS = Path(__file__).parent / "fonts"
 _FONT = "DejaVu"

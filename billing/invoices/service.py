@@ -14,14 +14,15 @@ from typing import Literal
 
 import redis.asyncio
 
+from billing.errors import InvalidBillingMonth
 from billing.invoices.credits import CreditKind, record_credit
 from billing.invoices.drafting import Draft, draft
-from billing.invoices.errors import InvalidBillingMonth, InvoiceNotFound, MonthSettled
+from billing.invoices.errors import InvoiceNotFound, MonthSettled
 from billing.invoices.models import Invoice, InvoiceLine, InvoicePayment
-from billing.invoices.months import begin, following, month_of
 from billing.invoices.repository import AccountRepository, InvoiceRepository, MonthRepository
 from billing.invoices.settings import InvoiceSettings
 from billing.invoices.views import InvoiceView, invoice_view
+from billing.months import begin, following, month_of
 from billing.rollups import hold_ledger
 from db.base import new_id
 from db.session import EVERY_TENANT, Database, ReadSession, WriteSession

@@ -16,7 +16,6 @@ from billing.invoices.drafting import Books
 from billing.invoices.ledger import MonthLedger
 from billing.invoices.lines import Key, LedgerLine, added, in_cents, ledger_line
 from billing.invoices.models import CreditEntry, Invoice, InvoiceLine
-from billing.invoices.months import begin, following
 from billing.invoices.repository import (
     LEDGER_KINDS,
     AccountRepository,
@@ -24,6 +23,7 @@ from billing.invoices.repository import (
     MonthRepository,
 )
 from billing.invoices.views import invoice_name
+from billing.months import begin, following
 from db.session import EVERY_TENANT, Database, ReadSession
 from tenants.repository import TenantDirectory
 

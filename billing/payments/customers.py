@@ -7,8 +7,9 @@ makes no second one.
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from datetime import datetime
 
+from billing.months import month_of, span
 from billing.payments.errors import ProviderRefused
 from billing.payments.gateway import PaymentGateway
 from billing.payments.models import Subscription
@@ -16,8 +17,6 @@ from billing.payments.repository import PaymentRecords
 from db.session import EVERY_TENANT, Database
 
 logger = logging.getLogger(__name__)
-
-_FOUR_DAYS = timedelta(days=4)
 
 
 class Customers:
@@ -50,9 +49,8 @@ class Customers:
         customer = await self.ensure(tenant_id)
         catalogue = await self._gateway.catalogue()
         found = await self._gateway.find_subscription(customer)
-        month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        month, anchor = span(month_of(now))
         if found is None:
-            anchor = (month.replace(day=28) + _FOUR_DAYS).replace(day=1)
             key = f"subscription:{customer}:{now:%Y-%m-%d}"
             found = await self._gateway.create_subscription(
                 tenant_id, customer, catalogue.price_id, anchor, key

@@ -13,11 +13,10 @@ from billing.payments.errors import ManualEntryNotFound
 from billing.payments.gateway import PaymentGateway
 from billing.payments.models import Credit, MeterEvent
 from billing.payments.repository import PaymentRecords, SendingQueue
+from billing.rates import MICRO_USD_PER_CENT
 from db.session import EVERY_TENANT, Database, WriteSession
 from tenants.actors import OPERATOR
 from tenants.audit.service import AuditLog
-
-MICRO_USD_PER_CENT = 10_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from billing.invoices.service import record_payment
 from billing.notifications.events import PAYMENT_SUCCEEDED
 from billing.notifications.telling import tell
 from billing.payments.repository import PaymentRecords
+from billing.rates import MICRO_USD_PER_CENT
 from db.session import EVERY_TENANT, Database
-
-MICRO_USD_PER_CENT = 10_000
 
 
 async def match_payments(database: Database, now: datetime, *, limit: int = 1000) -> int:

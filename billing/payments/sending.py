@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from billing.months import begin, month_of
 from billing.payments.errors import ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import PaymentGateway
 from billing.payments.models import Credit, MeterEvent
@@ -260,7 +261,7 @@ def _give_up(row: MeterEvent | Credit, why: str, now: datetime) -> None:
 
 def _open_since(started_at: datetime | None, now: datetime) -> datetime:
     """Earlier times are billed no more: their month is invoiced, or there was no subscription yet."""
-    month = (now - MONTH_STAYS_OPEN).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    month = begin(month_of(now - MONTH_STAYS_OPEN))
     return month if started_at is None else max(month, started_at)
 
 

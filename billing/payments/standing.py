@@ -23,6 +23,7 @@ from billing.notifications.events import (
 from billing.notifications.telling import tell
 from billing.payments.gateway import InvoiceView, PaymentGateway
 from billing.payments.repository import PaymentRecords
+from billing.rates import MICRO_USD_PER_CENT
 from db.session import EVERY_TENANT, Database, WriteSession
 from tenants.actors import SYSTEM
 from tenants.audit.service import AuditLog
@@ -31,7 +32,6 @@ from tenants.resolver import publish_key_changes
 
 logger = logging.getLogger(__name__)
 
-MICRO_USD_PER_CENT = 10_000
 
 State = Literal["active", "grace", "suspended"]
 

@@ -22,6 +22,7 @@ from billing.payments.repository import PaymentRecords
 from billing.payments.settings import StripeSettings
 from billing.payments.signatures import verify
 from billing.payments.standing import Standings
+from billing.rates import MICRO_USD_PER_CENT
 from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database, WriteSession
 from tenants.actors import SYSTEM
@@ -32,7 +33,6 @@ FOLLOW_UP = "billing.follow_up_webhook"
 """The task that acts on one event."""
 PURPOSE, TOP_UP = "purpose", "top_up"
 """Metadata of a payment, which says what it is for."""
-MICRO_USD_PER_CENT = 10_000
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=10), timedelta(hours=1)
 MAX_ATTEMPTS = 100
 """About four days of trying."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from billing.errors import InvalidReportQuery
+from billing.months import span
 from billing.reports.repository import OperatorLedger
 from db.session import EVERY_TENANT, Database
 
@@ -204,8 +205,7 @@ def _span(month: str, now: datetime) -> tuple[datetime, datetime]:
     match = _MONTH.fullmatch(month)
     if match is None or not _EARLIEST <= int(match[1]) <= _LATEST:
         raise InvalidReportQuery("month", "must be of the form YYYY-MM")
-    start = datetime(int(match[1]), int(match[2]), 1, tzinfo=UTC)
+    start, following = span(date(int(match[1]), int(match[2]), 1))
     if start >= now:
         raise InvalidReportQuery("month", f"{month} has not begun")
-    following = (start + timedelta(days=32)).replace(day=1)
     return start, min(following, now.replace(second=0, microsecond=0) + timedelta(minutes=1))

@@ -3,7 +3,7 @@ the ledger's rows. Refuses to know who reads them.
 """
 
 from billing.rollups.derivation import rederive
-from billing.rollups.grains import KEYS, ROLLUPS, SUMS, TABLES, UNITS, Piece, Unit, add_sql, month_of, pieces
+from billing.rollups.grains import KEYS, ROLLUPS, SUMS, TABLES, UNITS, Piece, Unit, add_sql, pieces
 from billing.rollups.repository import WRITER_LOCK, RollupBooks, RollupDifference, hold_ledger
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Unit",
     "add_sql",
     "hold_ledger",
-    "month_of",
     "pieces",
     "rederive",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date, datetime, timedelta
 
-from billing.rollups.grains import month_of
+from billing.months import span
 from billing.rollups.repository import RollupBooks, RollupDifference, hold_ledger
 from db.session import EVERY_TENANT, Database
 
@@ -17,7 +17,7 @@ async def rederive(
 
     `until`: days that begin later have no rows yet.
     """
-    day, end = month_of(month)
+    day, end = span(month)
     end = min(end, until or end)
     found: list[RollupDifference] = []
     while day < end:

@@ -6,7 +6,7 @@ Owns their keys and sums. Refuses to know rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Literal, get_args
 
 from billing.models import RollupSums, UsageRollup, UsageRollupDay, UsageRollupHour
@@ -73,12 +73,6 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 def _instant(seconds: int) -> datetime:
     return _EPOCH + timedelta(seconds=seconds)
-
-
-def month_of(day: date) -> tuple[datetime, datetime]:
-    """The beginning of its UTC month, and of the next."""
-    start = datetime(day.year, day.month, 1, tzinfo=UTC)
-    return start, (start + timedelta(days=31)).replace(day=1)
 
 
 def add_sql(unit: Unit, source: str) -> str:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from billing.invoices.repository import AccountRepository
+from billing.months import begin, month_of
 from billing.spend.repository import AdjustmentRepository, AllAdjustments, Untold
 from db.session import EVERY_TENANT, Database
 from tenants.limits.kinds import Limit, Metric
-from tenants.limits.repository import LimitRepository, compiled
+from tenants.limits.repository import LimitRepository
 from tenants.quotas.outside import OutsideSpend
-from tenants.repository import TenantDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -70,12 +70,9 @@ class SpendAdjusting:
         have it.
         """
         async with self._database.read(one.tenant_id) as session:
-            plan = await TenantDirectory(session).plan_of(one.tenant_id)
-            rows = await LimitRepository(session, one.tenant_id).all()
+            limits = await LimitRepository(session, one.tenant_id).in_force()
             periods = await AccountRepository(session, one.tenant_id).periods()
-        fields = [(row.scope, row.scope_id, row.model, row.metric, row.amount) for row in rows]
-        limits = compiled(one.tenant_id, {} if plan is None else plan.limits, fields)
-        month = now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        month = begin(month_of(now))
         counting = set()
         if one.at >= month:
             counting.add(Metric.SPEND_PER_MONTH)

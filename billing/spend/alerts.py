@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from billing.months import begin, month_of
 from billing.notifications.events import SPEND_ALERT
 from billing.notifications.telling import tell
 from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
@@ -21,10 +22,9 @@ from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import ProjectNotFound
 from tenants.limits.kinds import MAX_AMOUNT, Limit, Metric, Scope
-from tenants.limits.repository import LimitRepository, compiled
+from tenants.limits.repository import LimitRepository
 from tenants.projects.repository import ProjectRepository
 from tenants.quotas import Seed
-from tenants.repository import TenantDirectory
 
 MAX_ALERTS = 100
 
@@ -132,7 +132,7 @@ class SpendWatch:
 
     async def look(self, now: datetime) -> int:
         """Raise what is reached; how many. Raises DatabaseUnavailable."""
-        start = now.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        start = begin(month_of(now))
         async with self._database.read(EVERY_TENANT) as session:
             waiting = await AllSpendAlerts(session).waiting(start.date())
         spent: dict[Limit, int] = {}
@@ -153,10 +153,7 @@ class SpendWatch:
 
     async def _hard_limits(self, tenant_id: str) -> Sequence[Limit]:
         async with self._database.read(tenant_id) as session:
-            plan = await TenantDirectory(session).plan_of(tenant_id)
-            rows = await LimitRepository(session, tenant_id).all()
-        fields = [(row.scope, row.scope_id, row.model, row.metric, row.amount) for row in rows]
-        found = compiled(tenant_id, {} if plan is None else plan.limits, fields)
+            found = await LimitRepository(session, tenant_id).in_force()
         return [one for one in found if one.metric == Metric.SPEND_PER_MONTH and not one.model]
 
     async def _raise(

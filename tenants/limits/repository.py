@@ -53,6 +53,13 @@ class LimitRepository(TenantRepository):
         rows = (await self.session.execute(self.select_own(LimitRow))).scalars()
         return list(compiled(self.tenant_id, {}, [_fields(row) for row in rows]))
 
+    async def in_force(self) -> tuple[Limit, ...]:
+        """All limits that hold: the plan's, for the tenant as a whole, and its rows over them."""
+        plan = select(Plan.limits).join(Tenant, Tenant.plan_id == Plan.id).where(Tenant.id == self.tenant_id)
+        of_plan = (await self.session.execute(plan)).scalar_one_or_none()
+        rows = (await self.session.execute(self.select_own(LimitRow))).scalars()
+        return compiled(self.tenant_id, of_plan or {}, [_fields(row) for row in rows])
+
     async def of_key(self, project_id: str, key_id: str) -> Any:
         """Rows of the limits that count for a key of a project, as `compiled` reads them; or None."""
         column = limits_of_key(literal(self.tenant_id), literal(project_id), literal(key_id))  # type: ignore[arg-type]

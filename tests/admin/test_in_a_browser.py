@@ -10,9 +10,10 @@ import pytest
 from playwright.async_api import Browser
 
 from tenants.actors import OPERATOR
-from tests.admin.browsing import Visit, chromium, served, visit
+from tests.admin.browsing import Visit, chromium, visit
 from tests.admin.conftest import EMAIL, PASSWORD, Site
 from tests.admin.test_keys import XSS
+from tests.support.serving import served
 from tests.support.waiting import eventually
 
 ANSWER = "Hello there, hello world."

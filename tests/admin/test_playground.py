@@ -10,10 +10,10 @@ import httpx
 from tenants.actors import OPERATOR
 from tenants.limits.kinds import Limit, Metric
 from tenants.repository import TenantDirectory
-from tests.admin.browsing import served
 from tests.admin.conftest import Site, csrf_token, sign_in
 from tests.admin.test_keys import as_role
 from tests.api.fakes import Script
+from tests.support.serving import served
 from tests.support.waiting import eventually
 
 ASK = {

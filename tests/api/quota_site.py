@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from typing import Any
 
 import httpx
 import redis.asyncio
-import uvicorn
 
 from adapters.resolver import ModelResolver
 from api.app import create_app
@@ -26,6 +24,7 @@ from tenants.plans import PlanChanges, PlanService
 from tenants.quotas import LimitState, Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import TenantService
+from tests.support.serving import served
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
 
@@ -124,32 +123,9 @@ async def quota_site(
             sla_reports=SlaReports(database),
             limits=Limits(body_timeout=20),
         )
-        url = await opened.enter_async_context(_listening(services))
+        url = await opened.enter_async_context(served(create_app(services)))
         headers = {"authorization": f"Bearer {key.plaintext}"}
         client = await opened.enter_async_context(
             httpx.AsyncClient(base_url=url, headers=headers, timeout=60)
         )
         yield Site(tenant.id, key.plaintext, url, database, keys, quotas, plans, cache, client)
-
-
-@asynccontextmanager
-async def _listening(services: Services) -> AsyncIterator[str]:
-    """A server on this very event loop."""
-    config = uvicorn.Config(
-        create_app(services),
-        host="127.0.0.1",
-        port=0,
-        http="httptools",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=2,
-    )
-    server = uvicorn.Server(config)
-    running = asyncio.create_task(server.serve())
-    await eventually(lambda: server.started, seconds=10)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await running

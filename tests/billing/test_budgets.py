@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-import pytest
 import redis.asyncio
 
 from billing.folding import fold, measure
@@ -19,22 +18,11 @@ from tenants.actors import OPERATOR
 from tenants.limits.kinds import Amounts, Limit, Metric
 from tenants.models import Tenant
 from tenants.quotas.journal import JournalSettling, MeteredRequest
-from tenants.service import AccountServices, account_services
+from tenants.service import AccountServices
 from tests.support.journal import usage_event, write_events
-from tests.tenants.conftest import SECRET
 from tests.tenants.quotas.conftest import caller, opened
 
 START = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=2)
-
-
-@pytest.fixture
-def accounts(database: Database, redis_client: redis.asyncio.Redis) -> AccountServices:
-    return account_services(database, redis_client, SECRET)
-
-
-@pytest.fixture
-async def tenant(accounts: AccountServices) -> Tenant:
-    return await accounts.tenants.create_tenant("acme")
 
 
 def event(name: str, tenant_id: str, minute: int, labels: dict[str, str], **usage: int) -> UsageEvent:

@@ -10,7 +10,6 @@ from math import ceil
 from typing import Any
 
 import pytest
-import redis.asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import text
@@ -21,23 +20,11 @@ from billing.models import Price
 from billing.totals import CostLine, LedgerTotals
 from db.session import EVERY_TENANT, Database
 from tenants.models import Tenant
-from tenants.service import AccountServices, account_services
 from tests.support.ledger import query
-from tests.tenants.conftest import SECRET
 
 DAY = datetime(2025, 10, 31, tzinfo=UTC)
 ONE = timedelta(days=1)
 GB = 10**9
-
-
-@pytest.fixture
-def accounts(database: Database, redis_client: redis.asyncio.Redis) -> AccountServices:
-    return account_services(database, redis_client, SECRET)
-
-
-@pytest.fixture
-async def tenant(accounts: AccountServices) -> Tenant:
-    return await accounts.tenants.create_tenant("acme")
 
 
 async def price(database: Database, since: datetime, **amounts: int) -> str:

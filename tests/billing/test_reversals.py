@@ -6,42 +6,31 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import redis.asyncio
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
 from billing.charges import STORAGE, ChargeBook, Due
 from billing.errors import AlreadyReversed, NothingToReverse, StillRunning
 from billing.folding import fold, measure
+from billing.months import span
 from billing.rates import RATE_LABEL, Rate
 from billing.repository import LedgerWriter, UsageRepository
 from billing.reversals import ReversalService
-from billing.rollups import month_of, rederive
+from billing.rollups import rederive
 from billing.totals import CostLine, LedgerTotals
 from db.session import EVERY_TENANT, Database
 from engine.protocol import UsageEvent
 from tenants.actors import OPERATOR
 from tenants.models import Tenant
-from tenants.service import AccountServices, account_services
+from tenants.service import AccountServices
 from tests.support.journal import usage_event
 from tests.support.ledger import assert_rollups_are_the_ledgers, query
-from tests.tenants.conftest import SECRET
 
 THEN = datetime(2026, 10, 31, 23, 59, 30, tzinfo=UTC)
 NOW = datetime(2026, 11, 2, 12, 0, 30, tzinfo=UTC)
 MINUTE = NOW.replace(second=0)
 RATE = Rate("prc_1", 1_000_000, 500_000, 3_000_000)
-OCTOBER, NOVEMBER = month_of(THEN.date()), month_of(NOW.date())
-
-
-@pytest.fixture
-def accounts(database: Database, redis_client: redis.asyncio.Redis) -> AccountServices:
-    return account_services(database, redis_client, SECRET)
-
-
-@pytest.fixture
-async def tenant(accounts: AccountServices) -> Tenant:
-    return await accounts.tenants.create_tenant("acme")
+OCTOBER, NOVEMBER = span(THEN.date()), span(NOW.date())
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from billing.folding import fold, measure
+from billing.months import span
 from billing.rates import RATE_LABEL, Rate
 from billing.repository import LedgerWriter, UsageRepository
 from billing.rollups import (
@@ -23,7 +24,6 @@ from billing.rollups import (
     RollupDifference,
     Unit,
     hold_ledger,
-    month_of,
     pieces,
     rederive,
 )
@@ -98,10 +98,10 @@ def test_seconds_count_to_the_next_minute_at_both_ends() -> None:
 
 @pytest.mark.parametrize("day", [date(2026, 12, 31), date(2024, 2, 29), date(2026, 1, 1)])
 def test_a_month_ends_where_the_next_begins(day: date) -> None:
-    start, end = month_of(day)
+    start, end = span(day)
     assert start.date() == day.replace(day=1)
     assert end.day == 1
-    assert month_of((end - MINUTE).date())[0] == start
+    assert span((end - MINUTE).date())[0] == start
 
 
 async def test_any_stretch_sums_to_the_rows_in_it(database: Database) -> None:
@@ -260,7 +260,7 @@ async def test_a_month_costs_what_its_requests_do_by_the_rates_they_carry(
     for one in events:  # in the order in which the engine wrote them: counts grow
         last[one.request_id] = one
     for month in (date(2026, 11, 1), date(2026, 12, 1)):
-        start, end = month_of(month)
+        start, end = span(month)
         for tenant in ("tnt_a", "tnt_b"):
             expected = sum(
                 Rate.of_label(one.labels[RATE_LABEL]).cost(one.usage)

@@ -19,10 +19,8 @@ from cli import operator
 from cli.books import span_of
 from cli.errors import UsageError
 from db.session import EVERY_TENANT
-from tests.cli.test_sold import environment, refusal, run
+from tests.cli.commands import refusal, run
 from tests.support.journal import usage_event
-
-__all__ = ["environment"]
 
 DAY = timedelta(days=1)
 

@@ -9,42 +9,22 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
-from typer.testing import CliRunner
 
 from billing.folding import measure
 from billing.rates import RATE_LABEL, Rate
 from billing.repository import LedgerWriter
 from cli import operator
-from cli.errors import CliError
-from cli.main import app
 from db.session import EVERY_TENANT, Database
+from tests.cli.commands import refusal, run
 from tests.support.journal import usage_event
 
 
 @pytest.fixture
-def environment(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
-    settings = {
-        "ROOTSTOCK_DB_URL": database_url,
-        "ROOTSTOCK_REDIS_URL": redis_url,
-        "ROOTSTOCK_TENANTS_KEY_SECRET": "a secret of at least thirty-two characters",
-        "ROOTSTOCK_INVOICE_SELLER_NAME": "Acorn Serving Ltd",
-    }
-    for name, value in settings.items():
+def environment(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    seller = {"ROOTSTOCK_INVOICE_SELLER_NAME": "Acorn Serving Ltd"}
+    for name, value in seller.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("ROOTSTOCK_DATA", raising=False)
-    return settings
-
-
-def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == code, result.output
-    return result.output
-
-
-def refusal(*arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments)
-    assert isinstance(result.exception, CliError)
-    return str(result.exception)
+    return {**environment, **seller}
 
 
 async def spend(environment: Mapping[str, str], tenant: str, when: datetime, tokens: int) -> None:

@@ -6,46 +6,17 @@ import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-import pytest
 from sqlalchemy import text
-from typer.testing import CliRunner
 
 from billing.folding import measure
 from billing.rates import RATE_LABEL, Rate
 from billing.repository import LedgerWriter
 from billing.request_ids import new_request_id
 from cli import demo, operator
-from cli.errors import CliError
-from cli.main import app
 from db.session import EVERY_TENANT
 from engine.protocol import PriorityClass
+from tests.cli.commands import refusal, run
 from tests.support.journal import usage_event
-
-
-@pytest.fixture
-def environment(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
-    settings = {
-        "ROOTSTOCK_DB_URL": database_url,
-        "ROOTSTOCK_REDIS_URL": redis_url,
-        "ROOTSTOCK_TENANTS_KEY_SECRET": "a secret of at least thirty-two characters",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("ROOTSTOCK_DATA", raising=False)
-    return settings
-
-
-def run(*arguments: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == code, result.output
-    return result.output
-
-
-def refusal(*arguments: str) -> str:
-    """What the command says that it does not do."""
-    result = CliRunner().invoke(app, arguments)
-    assert isinstance(result.exception, CliError)
-    return str(result.exception)
 
 
 def test_prices_are_set_and_listed(environment: Mapping[str, str]) -> None:

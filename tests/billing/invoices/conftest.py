@@ -14,10 +14,10 @@ from billing.invoices.accounts import BillingAccounts
 from billing.invoices.closing import Closed, MonthClose
 from billing.invoices.credits import CreditService
 from billing.invoices.ledger import MonthLedger
-from billing.invoices.months import begin
 from billing.invoices.service import InvoiceService
 from billing.invoices.settings import InvoiceSettings
 from billing.invoices.views import InvoiceView
+from billing.months import begin
 from billing.rates import RATE_LABEL, Rate
 from billing.repository import LedgerWriter
 from billing.totals import LedgerTotals

@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from billing.invoices.errors import InvalidBillingMonth, InvoiceNotFound
-from billing.invoices.months import begin
+from billing.errors import InvalidBillingMonth
+from billing.invoices.errors import InvoiceNotFound
+from billing.months import begin
 from db.session import EVERY_TENANT
 from tenants.actors import OPERATOR as ACTOR
 from tenants.audit.service import AuditLog

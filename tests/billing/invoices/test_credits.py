@@ -9,7 +9,7 @@ import pytest
 
 from billing.invoices.credits import record_credit
 from billing.invoices.errors import CreditNotAllowed
-from billing.invoices.months import begin
+from billing.months import begin
 from billing.reversals import ReversalService
 from tenants.actors import OPERATOR
 from tests.billing.invoices.conftest import DECEMBER, NOVEMBER, OCTOBER, Business, at

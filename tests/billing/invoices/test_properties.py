@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from billing.invoices.months import begin, between, following
 from billing.invoices.verification import InvoiceVerification
+from billing.months import begin, between, following
 from billing.rates import Rate
 from billing.reversals import ReversalService
 from db.session import EVERY_TENANT, Database

@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import text
 
 from billing.invoices.closing import JournalAge
-from billing.invoices.months import begin, month_of
 from billing.invoices.verification import InvoiceVerification
+from billing.months import begin, month_of
 from db.session import EVERY_TENANT
 from engine.protocol import JOURNAL_STREAM
 from tests.billing.invoices.conftest import NOVEMBER, OCTOBER, Business, at

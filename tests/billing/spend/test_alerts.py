@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import redis.asyncio
 from sqlalchemy import text
 
 from billing.rates import Rate
@@ -18,24 +17,13 @@ from tenants.actors import OPERATOR
 from tenants.errors import ProjectNotFound
 from tenants.limits.kinds import Limit, Metric
 from tenants.models import Tenant
-from tenants.service import AccountServices, account_services
+from tenants.service import AccountServices
 from tests.billing.spend.test_prepaid import charge, used, write
-from tests.tenants.conftest import SECRET
 
 NOW = datetime.now(UTC)
 RATE = Rate("p", 0, 0, 1_000_000)
 """One micro-USD a token."""
 MONTH_START = NOW.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-
-
-@pytest.fixture
-def accounts(database: Database, redis_client: redis.asyncio.Redis) -> AccountServices:
-    return account_services(database, redis_client, SECRET)
-
-
-@pytest.fixture
-async def tenant(accounts: AccountServices) -> Tenant:
-    return await accounts.tenants.create_tenant("acme")
 
 
 @pytest.fixture

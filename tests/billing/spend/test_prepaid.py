@@ -39,16 +39,6 @@ NOW = datetime.now(UTC)
 
 
 @pytest.fixture
-def accounts(database: Database, redis_client: redis.asyncio.Redis) -> AccountServices:
-    return account_services(database, redis_client, SECRET)
-
-
-@pytest.fixture
-async def tenant(accounts: AccountServices) -> Tenant:
-    return await accounts.tenants.create_tenant("acme")
-
-
-@pytest.fixture
 def adjusting(database: Database, redis_client: redis.asyncio.Redis) -> SpendAdjusting:
     return SpendAdjusting(database, OutsideSpend(redis_client, WindowUsage(database)))
 

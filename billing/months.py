@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 
-from billing.invoices.errors import InvalidBillingMonth
+from billing.errors import InvalidBillingMonth
 
 _MONTH = re.compile(r"(20\d\d)-(0[1-9]|1[0-2])")
 
@@ -30,8 +30,13 @@ def following(month: date) -> date:
 
 
 def begin(month: date) -> datetime:
-    """Its first moment. It ends with that of the following."""
+    """Its first moment, `month` being any of its days. It ends with that of the following."""
     return datetime(month.year, month.month, 1, tzinfo=UTC)
+
+
+def span(day: date) -> tuple[datetime, datetime]:
+    """The first moments of the month a day is in, and of the following."""
+    return begin(day), begin(following(day))
 
 
 def between(first: date, end: date) -> Iterator[date]:
