@@ -9,6 +9,7 @@ from typing import Any
 
 NOTHING = "–"
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+_THOUSANDS = ("", "k", "M", "B", "T")
 _DTYPES = {"bfloat16": "bf16", "float8_e4m3": "FP8", "float32": "fp32", "base": "base alone"}
 
 
@@ -76,7 +77,52 @@ def percent(value: float | None) -> str:
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.2%}"
 
 
+def count(value: float | None) -> str:
+    """A whole number, all of it."""
+    return NOTHING if value is None else f"{value:,.0f}".replace("-", "−")
+
+
+def compact(value: float | None) -> str:
+    """1.2M: as much of a number as fits beside an axis or in a tile."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    size, power = abs(float(value)), 0
+    while size >= 999.5 and power < len(_THOUSANDS) - 1:
+        size, power = size / 1000, power + 1
+    digits = 0 if size >= 99.5 or size == round(size) else 1 if size >= 9.95 or power else 2
+    written = f"{size:.{digits}f}"
+    written = written.rstrip("0").rstrip(".") if digits else written
+    return f"{'−' if value < 0 else ''}{written}{_THOUSANDS[power]}"
+
+
+def usd(micro_usd: float | None) -> str:
+    """Micro-USD in dollars, to the last digit that is not 0, and to the cent at least."""
+    if micro_usd is None:
+        return NOTHING
+    whole, rest = divmod(abs(round(micro_usd)), 1_000_000)
+    digits = f"{rest:06d}".rstrip("0").ljust(2, "0")
+    return f"{'−' if micro_usd < 0 else ''}${whole:,}.{digits}"
+
+
+def usd_roughly(micro_usd: float | None) -> str:
+    """In dollars, to three digits or to the cent: what an axis or a tile has room for."""
+    if micro_usd is None:
+        return NOTHING
+    dollars, sign = abs(micro_usd) / 1_000_000, "−" if micro_usd < 0 else ""
+    if dollars >= 10_000:
+        return f"{sign}${compact(dollars)}"
+    if dollars >= 1 or not dollars:
+        return f"{sign}${dollars:,.2f}".removesuffix(".00")
+    digits = min(2 - math.floor(math.log10(dollars)), 6)
+    whole, _, rest = f"{dollars:.{digits}f}".partition(".")
+    return f"{sign}${whole}.{rest.rstrip('0').ljust(2, '0')}"
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
+    "count": count,
+    "compact": compact,
+    "usd": usd,
+    "usd_roughly": usd_roughly,
     "size": size,
     "dtype": dtype,
     "moment": moment,

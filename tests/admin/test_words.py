@@ -78,3 +78,41 @@ def test_a_chart_inside_a_page_brings_neither_style_nor_ground() -> None:
     assert "<style" not in inside
     assert "var(--paper)" not in inside
     assert inside.count("<circle") == chart.count("<circle")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0"),
+        (2.25, "2.25"),
+        (12.34, "12.3"),
+        (999, "999"),
+        (1234, "1.2k"),
+        (999_999, "1M"),
+        (-2.5e9, "−2.5B"),
+        (1e15, "1000T"),
+    ],
+)
+def test_compact_numbers(value: float | None, text: str) -> None:
+    assert words.compact(value) == text
+
+
+@pytest.mark.parametrize(
+    ("micro_usd", "exact", "rough"),
+    [
+        (None, "–", "–"),
+        (0, "$0.00", "$0"),
+        (1, "$0.000001", "$0.000001"),
+        (12_345, "$0.012345", "$0.0123"),
+        (500_000, "$0.50", "$0.50"),
+        (1_234_567, "$1.234567", "$1.23"),
+        (10_000_000, "$10.00", "$10"),
+        (-5_500_000, "−$5.50", "−$5.50"),
+        (1_234_000_000, "$1,234.00", "$1,234"),
+        (20_000_000_000, "$20,000.00", "$20k"),
+    ],
+)
+def test_money(micro_usd: int | None, exact: str, rough: str) -> None:
+    assert words.usd(micro_usd) == exact
+    assert words.usd_roughly(micro_usd) == rough
