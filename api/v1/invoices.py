@@ -1,14 +1,12 @@
 """`/v1/organization/invoices`: a tenant's invoices and the preview of one, as JSON and PDF; and its balance.
 
-Owns the JSON's form. Amounts are in micro-USD where their name says so, in cents where it says that; floats
-nowhere. Nothing here changes anything: months are closed by the worker, credits come with payments.
+Owns the balance's form; an invoice's is `billing.invoices.documents`'. Nothing here changes anything: months
+are closed by the worker, credits come with payments.
 """
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -19,19 +17,17 @@ from api.json_bodies import unix
 from api.openapi import ERROR_RESPONSES
 from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
 from billing.invoices.credits import CreditService
-from billing.invoices.lines import Line
-from billing.invoices.models import CreditEntry, CreditNote, InvoicePayment
+from billing.invoices.documents import file_name, invoice_object, invoice_pdf
+from billing.invoices.models import CreditEntry
 from billing.invoices.service import InvoiceService
-from billing.invoices.views import InvoiceView, line_details, note_name
-from billing.months import begin, following, month_of, parse
+from billing.invoices.views import InvoiceView
+from billing.months import month_of, parse
 
 router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Billing"])
 
 _PDF: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/pdf": {"schema": {"type": "string", "format": "binary"}}}}
 }
-# One at a time: drawing takes a processor's time that requests on models wait for.
-_drawing = ThreadPoolExecutor(1, thread_name_prefix="invoice-pdf")
 
 
 @router.get("/invoices", operation_id="listInvoices")
@@ -122,75 +118,8 @@ async def _preview(invoices: InvoiceService, tenant_id: str, month: str | None) 
 
 
 async def _document(invoice: InvoiceView) -> Response:
-    body = await asyncio.get_running_loop().run_in_executor(_drawing, _drawn, invoice)
-    name = invoice.name if invoice.number else f"preview-{invoice.month:%Y-%m}"
-    return Response(body, media_type="application/pdf", headers=attachment(f"{name}.pdf"))
-
-
-def _drawn(invoice: InvoiceView) -> bytes:
-    from billing.invoices.rendering import render  # with what only those need who ask for a document
-
-    return render(invoice)
-
-
-def invoice_object(invoice: InvoiceView, *, with_lines: bool = True) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "id": invoice.id,
-        "object": "organization.invoice",
-        "number": invoice.name if invoice.number else None,
-        "status": invoice.status,
-        "month": f"{invoice.month:%Y-%m}",
-        "period_start": unix(begin(invoice.month)),
-        "period_end": unix(begin(following(invoice.month))),
-        "issued_at": unix(invoice.issued_at) if invoice.number else None,
-        "due_at": unix(invoice.due_at) if invoice.number else None,
-        "currency": "usd",
-        "total_micro_usd": invoice.total,
-        "total_cents": invoice.total_cents,
-        "carried_to_next_micro_usd": invoice.carried_out,
-        "due_cents": max(0, invoice.due_cents),
-        "seller": invoice.seller,
-        "customer": invoice.customer,
-        "credit_notes": [_note(note) for note in invoice.notes],
-        "payments": [_payment(payment) for payment in invoice.payments],
-    }
-    if with_lines:
-        shown["lines"] = [_line(line, invoice.month) for line in invoice.lines]
-    return shown
-
-
-def _line(line: Line, month: date) -> dict[str, Any]:
-    return {
-        "object": "organization.invoice.line",
-        "kind": line.kind,
-        "month": f"{line.month:%Y-%m}",
-        "late": line.month < month,
-        "description": line.description,
-        "amount_micro_usd": line.amount,
-        **line_details(line),
-    }
-
-
-def _note(note: CreditNote) -> dict[str, Any]:
-    return {
-        "id": note.id,
-        "object": "organization.credit_note",
-        "number": note_name(note.number),
-        "issued_at": unix(note.issued_at),
-        "amount_cents": note.amount_cents,
-        "settlement": note.settlement,
-        "reason": note.reason,
-    }
-
-
-def _payment(payment: InvoicePayment) -> dict[str, Any]:
-    return {
-        "id": payment.id,
-        "object": "organization.invoice.payment",
-        "kind": payment.kind,
-        "at": unix(payment.at),
-        "amount_cents": payment.amount_cents,
-    }
+    body = await invoice_pdf(invoice)
+    return Response(body, media_type="application/pdf", headers=attachment(f"{file_name(invoice)}.pdf"))
 
 
 def _credit(entry: CreditEntry) -> dict[str, Any]:
