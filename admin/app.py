@@ -24,11 +24,11 @@ from admin.lockout import Lockout
 from admin.member_routes import MemberRoutes
 from admin.playground_routes import PlaygroundRoutes
 from admin.record_routes import RecordRoutes
-from admin.services import AdapterServices, ConsoleServices, Explanations
+from admin.services import AdapterServices, BillingServices, ConsoleServices, Explanations
 from admin.sessions import Opened
 from admin.upload_routes import UploadRoutes
 
-__all__ = ["AdapterServices", "ConsoleServices", "Explanations", "create_console"]
+__all__ = ["AdapterServices", "BillingServices", "ConsoleServices", "Explanations", "create_console"]
 
 _WRONG = "That email and password do not match an account."
 

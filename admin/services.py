@@ -23,9 +23,18 @@ from adapters.resolver import ModelResolver
 from adapters.service import AdapterService
 from adapters.submission import AdapterSubmission
 from admin.pages.overview import OverviewPage
+from billing.invoices.accounts import BillingAccounts
+from billing.invoices.credits import CreditService
+from billing.invoices.service import InvoiceService
+from billing.invoices.verification import InvoiceVerification
+from billing.notifications.service import WebhookService
+from billing.payments.service import PaymentService
+from billing.reports.costs import CostReports
+from billing.spend.alerts import SpendAlertService
 from sla.service import SlaReports
 from tenants.accounts import UserAccounts
 from tenants.context import KeyKind
+from tenants.quotas import Quotas
 from tenants.service import AccountServices
 
 
@@ -66,6 +75,23 @@ class Explanations:
 
 
 @dataclass(frozen=True)
+class BillingServices:
+    """What is owed, paid and limited, and who is told of it."""
+
+    accounts: BillingAccounts
+    invoices: InvoiceService
+    verification: InvoiceVerification
+    credits: CreditService
+    costs: CostReports
+    payments: PaymentService
+    alerts: SpendAlertService
+    webhooks: WebhookService
+    quotas: Quotas
+    is_mailing: bool
+    """Whether there is a mail server to send by."""
+
+
+@dataclass(frozen=True)
 class ConsoleServices:
     """Built by the API process."""
 
@@ -81,6 +107,7 @@ class ConsoleServices:
     models: ModelResolver
     playground: Playground
     sla: SlaReports
+    billing: BillingServices
     base_digest: Callable[[], str]
     """Of the base that is served; raises one of `explanations.known` while there is no engine to ask."""
     explanations: Explanations

@@ -9,7 +9,7 @@ import redis.asyncio
 
 from adapters.files.service import FileService, UploadService
 from adapters.resolver import ModelResolver
-from admin.app import ConsoleServices, Explanations, create_console
+from admin.app import BillingServices, ConsoleServices, Explanations, create_console
 from admin.pages.overview import OverviewPage
 from api.edge import AsgiApp
 from api.errors import FACES, NotServing, envelope, face_of
@@ -33,6 +33,7 @@ def console_over(
     models: ModelResolver,
     playground: Playground,
     sla: SlaReports,
+    billing: BillingServices,
     engine: EngineClient,
 ) -> AsgiApp:
     """The console, to be mounted."""
@@ -55,6 +56,7 @@ def console_over(
             models=models,
             playground=playground,
             sla=sla,
+            billing=billing,
             base_digest=base_digest,
             explanations=EXPLANATIONS,
         )

@@ -27,6 +27,7 @@ from adapters.files.service import FileService, UploadService
 from adapters.inspection import Sandbox, SandboxUnavailable
 from adapters.resolver import ModelResolver
 from adapters.storage import StorageSettings, open_store
+from admin.app import BillingServices
 from admin.pages.overview import OverviewPage
 from api.app import create_app
 from api.books_metrics import BooksCollector
@@ -39,15 +40,19 @@ from api.payments import open_payments
 from api.payments_metrics import PaymentsCollector
 from api.playground import Playground
 from api.settings import ApiSettings
+from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
 from billing.invoices.settings import InvoiceSettings
+from billing.invoices.verification import InvoiceVerification
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
 from billing.notifications.settings import NotificationSettings
+from billing.payments.service import PaymentService
 from billing.payments.settings import StripeSettings
 from billing.pricing import PriceBook
 from billing.reconciliation.service import ReconciliationService
+from billing.reports.costs import CostReports
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from billing.window_usage import WindowUsage
@@ -173,6 +178,7 @@ async def open_services(
             )
         )
         payments = await opened.enter_async_context(open_payments(rows, onboarding.outbox, StripeSettings()))
+        billing = _billing(rows, cache, payments, quotas)
         services = Services(
             engine=engine,
             text=text,
@@ -201,10 +207,10 @@ async def open_services(
             ),
             onboarding=onboarding,
             accounts=accounts,
-            webhooks=WebhookService(rows, _webhook_sender(NotificationSettings())),
-            spend_alerts=SpendAlertService(rows),
-            invoices=InvoiceService(rows, cache, InvoiceSettings()),
-            credits=CreditService(rows, cache),
+            webhooks=billing.webhooks,
+            spend_alerts=billing.alerts,
+            invoices=billing.invoices,
+            credits=billing.credits,
             payments=payments,
             payments_waiting=PaymentsCollector(rows),
         )
@@ -219,9 +225,28 @@ async def open_services(
             models,
             playground,
             services.sla_reports,
+            billing,
             engine,
         )
         yield services, console
+
+
+def _billing(
+    rows: Database, cache: redis.asyncio.Redis, payments: PaymentService, quotas: Quotas
+) -> BillingServices:
+    notifications = NotificationSettings()
+    return BillingServices(
+        accounts=BillingAccounts(rows, cache),
+        invoices=InvoiceService(rows, cache, InvoiceSettings()),
+        verification=InvoiceVerification(rows),
+        credits=CreditService(rows, cache),
+        costs=CostReports(rows),
+        payments=payments,
+        alerts=SpendAlertService(rows),
+        webhooks=WebhookService(rows, _webhook_sender(notifications)),
+        quotas=quotas,
+        is_mailing=bool(notifications.smtp_host),
+    )
 
 
 def _webhook_sender(settings: NotificationSettings) -> WebhookSender:

@@ -15,14 +15,25 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from adapters.service import AdapterService, ModelResolver
-from admin.app import ConsoleServices, create_console
+from admin.app import BillingServices, ConsoleServices, create_console
 from admin.pages.overview import OverviewPage
 from api.console import EXPLANATIONS
 from api.deps import Services
 from api.edge import BodyLimit, BodyLimits, Edge
 from api.organization.scopes import SCOPES
 from api.playground import Playground
+from billing.invoices.accounts import BillingAccounts
+from billing.invoices.credits import CreditService
+from billing.invoices.service import InvoiceService
+from billing.invoices.settings import InvoiceSettings
+from billing.invoices.verification import InvoiceVerification
+from billing.notifications.sending import WebhookSender
+from billing.notifications.service import WebhookService
+from billing.payments.gateway import PaymentGateway
+from billing.payments.service import PaymentService
+from billing.reports.costs import CostReports
 from billing.service import UsageReports
+from billing.spend.alerts import SpendAlertService
 from billing.window_usage import WindowUsage
 from db.session import Database
 from sla.recorder import SlaRecorder
@@ -60,6 +71,7 @@ class Site:
     engine: FakeEngine
     """Answers the playground."""
     quotas: Quotas
+    billing: BillingServices
 
     @property
     def whole(self) -> Edge:
@@ -113,6 +125,31 @@ async def playground(
         await quotas.close()
 
 
+SENDER = WebhookSender(http_allowed=True, private_allowed=True, timeout=5.0)
+"""Takes servers of the test's own for the internet."""
+
+
+def billing_services(
+    database: Database,
+    redis_client: redis.asyncio.Redis,
+    quotas: Quotas,
+    gateway: PaymentGateway | None = None,
+) -> BillingServices:
+    """Without a payment provider, unless one is given."""
+    return BillingServices(
+        accounts=BillingAccounts(database, redis_client),
+        invoices=InvoiceService(database, redis_client, InvoiceSettings(seller_name="Acorn Serving Ltd")),
+        verification=InvoiceVerification(database),
+        credits=CreditService(database, redis_client),
+        costs=CostReports(database),
+        payments=PaymentService(database, gateway, return_url="http://127.0.0.1/console/billing"),
+        alerts=SpendAlertService(database),
+        webhooks=WebhookService(database, SENDER),
+        quotas=quotas,
+        is_mailing=True,
+    )
+
+
 @pytest.fixture
 async def site(
     database: Database,
@@ -130,6 +167,7 @@ async def site(
         tenant_id = place.tenants[0]
         await accounts.create(tenant_id, EMAIL, PASSWORD)
         models = ModelResolver(database, redis_client, "sapling")
+        billing = billing_services(database, redis_client, quotas)
         console = create_console(
             ConsoleServices(
                 redis=redis_client,
@@ -143,6 +181,7 @@ async def site(
                 models=models,
                 playground=talking,
                 sla=SlaReports(database),
+                billing=billing,
                 base_digest=lambda: BASE_DIGEST,
                 explanations=EXPLANATIONS,
             )
@@ -160,6 +199,7 @@ async def site(
             place,
             engine,
             quotas,
+            billing,
         )
 
 
