@@ -23,6 +23,7 @@ from admin.forms import read_form
 from admin.navigation import sections_for
 from admin.services import ConsoleServices, Explanations
 from admin.sessions import Opened, Session, SessionStore
+from billing.invoices.accounts import Account as BillingAccount
 from tenants.accounts import Account
 from tenants.actors import Actor
 from tenants.roles import Right
@@ -38,39 +39,6 @@ _NEEDS_HTTPS = (
 _TITLES = {400: "Not understood", 403: "Not allowed", 404: "Nothing here", 405: "Not allowed"}
 
 
-@dataclass(frozen=True)
-class Visitor:
-    """A signed-in user."""
-
-    account: Account
-    opened: Opened
-
-    @property
-    def session(self) -> Session:
-        return self.opened.session
-
-    @property
-    def csrf_token(self) -> str:
-        """What the forms of their pages carry."""
-        return self.session.csrf_token
-
-    @property
-    def tenant_id(self) -> str:
-        return self.account.tenant_id
-
-    def acting(self, request: Request) -> Actor:
-        """For the audit log."""
-        address = None if request.client is None else request.client.host
-        return self.account.actor(address, request.scope.get("state", {}).get("request_id"))
-
-    def may(self, right: Right) -> bool:
-        return self.account.may(right)
-
-    @property
-    def is_admin(self) -> bool:
-        return self.may("members.write")
-
-
 Endpoint = Callable[[Request], Awaitable[Response]]
 Serving = Callable[[Request, Visitor], Awaitable[Response]]
 Changing = Callable[[Request, Visitor, dict[str, str]], Awaitable[Response]]
@@ -82,6 +50,7 @@ class Frame:
     def __init__(self, services: ConsoleServices) -> None:
         self.sessions = SessionStore(services.redis)
         self._accounts = services.accounts
+        self._bills = services.billing.accounts
         self._explanations: Explanations = services.explanations
         self._refusals: tuple[type[Exception], ...] = (HTTPException, *services.explanations.known)
         self._templates = Environment(
@@ -230,7 +199,8 @@ class Frame:
         if account is None:  # removed since: the session must not outlive its user
             await self.sessions.end(opened.id)
             return None
-        return Visitor(account, opened)
+        owing = None if account.billing_state == "active" else await self._bills.find(account.tenant_id)
+        return Visitor(account, opened, owing)
 
 
 def origin_of(request: Request) -> str:

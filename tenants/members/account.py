@@ -24,6 +24,8 @@ class Account:
     tenant_name: str
     plan: PlanView = STANDARD
     """As of when it was looked up by `find`."""
+    billing_state: str = "active"
+    """Or `grace`, `suspended`: whether the tenant pays."""
 
     def may(self, right: Right) -> bool:
         return may(self.role, right)
@@ -50,4 +52,5 @@ def new_user(tenant_id: str, email: str, password_hash: str, role: str, name: st
 
 
 def account_of(user: User, tenant: Tenant, plan: PlanView = STANDARD) -> Account:
-    return Account(user.id, user.email, user.role, tenant.id, tenant.name, plan)  # type: ignore[arg-type]
+    role: Role = user.role  # type: ignore[assignment]
+    return Account(user.id, user.email, role, tenant.id, tenant.name, plan, tenant.billing_state)
