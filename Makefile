@@ -13,7 +13,7 @@ DEMO_PORT ?= 8000
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores
 GPU_RESULTS ?= benchmarks/results/h200
 
-.PHONY: help demo test check lint fmt types contracts unit kernels e2e gpu-test bench kernel-bench constraints clean
+.PHONY: help demo test check lint fmt types contracts browser unit kernels e2e gpu-test bench kernel-bench constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo "make check   lint, types and contracts only"
 	@echo "make fmt     format and fix what can be fixed"
 	@echo "make bench   the CPU benchmarks, results under $(RESULTS)/"
+	@echo "make browser Chromium for the tests of the console, from Debian, where there is none"
 	@echo "make kernels   Triton kernels under its interpreter (the ordinary tests compile them)"
 	@echo "make gpu-test  the tests that need a CUDA device"
 	@echo "make kernel-bench  every kernel against its byte floor, on a CUDA device"
@@ -38,7 +39,7 @@ demo: .venv/.installed
 	@$(BIN)/rootstock up --demo --showcase $(if $(ONCE),--once) --port $(DEMO_PORT) --data $(DEMO_DATA)
 
 test: .venv/.installed
-	@$(MAKE) --no-print-directory -j2 check kernels
+	@$(MAKE) --no-print-directory -j2 check kernels browser
 	@$(MAKE) --no-print-directory unit
 
 check: lint types contracts
@@ -52,6 +53,10 @@ types: .venv/.installed
 
 contracts: .venv/.installed
 	$(BIN)/lint-imports
+
+# Debian's, for the tests that drive the console; nothing where there is one.
+browser: .venv/.installed
+	@$(BIN)/python -m tests.support.chromium
 
 # Most tests wait more than they work: three processes keep two cores busy. Those that measure time come last
 # and have the machine to themselves.

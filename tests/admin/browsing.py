@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-"""Of the machine: none is downloaded."""
+from tests.support.chromium import MISSING, find, is_required
+
 _FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -28,10 +27,13 @@ AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
-    if CHROMIUM is None:
-        pytest.skip("there is no Chromium on this machine")
+    program = find()
+    if program is None and is_required():
+        pytest.fail(MISSING)
+    if program is None:
+        pytest.skip(MISSING)
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=[*_FLAGS])
+        browser = await playwright.chromium.launch(executable_path=program, args=[*_FLAGS])
         try:
             yield browser
         finally:
