@@ -28,6 +28,10 @@ from db.repository import TenantOwned
 
 STANDARD_PLAN = "plan_standard"
 """Id of the plan that tenants are on unless told otherwise. The schema makes its row."""
+OPERATOR_TENANT = "operator"
+"""Id of the service itself, whose users are its operators. The schema makes its row; no list of tenants has
+it.
+"""
 
 
 class Plan(Base):
@@ -70,6 +74,8 @@ class Tenant(Base):
     """Set: none of its keys and users is let in."""
     billing_state: Mapped[str] = mapped_column(server_default=text("'active'"))
     """Whether it pays, as billing last found. Suspended: its inference keys are refused."""
+    second_factor_required: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Set: its users get to nothing but to setting up a second factor before they have one."""
 
 
 class Project(TenantOwned, Base):
@@ -127,12 +133,75 @@ class User(TenantOwned, Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     email: Mapped[str]
     name: Mapped[str] = mapped_column(server_default=text("''"))
-    password_hash: Mapped[str]
+    password_hash: Mapped[str | None]
+    """None: no password lets them in, an identity does."""
     role: Mapped[str]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     disabled_at: Mapped[datetime | None]
     removed_at: Mapped[datetime | None]
     """Set: no longer a member. The row stays, for what names it."""
+    sessions_from: Mapped[datetime | None]
+    """Console sessions that began before are over: since then the password is another one."""
+
+
+class SecondFactor(TenantOwned, Base):
+    """What a user's authenticator application shares with us."""
+
+    __tablename__ = "second_factors"
+    __table_args__ = (ForeignKeyConstraint(["user_id", "tenant_id"], ["users.id", "users.tenant_id"]),)
+
+    user_id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    secret: Mapped[bytes] = mapped_column(LargeBinary)
+    """Sealed under the server's secret: codes cannot be computed from a digest."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    confirmed_at: Mapped[datetime | None]
+    """None: it was shown, and no code has proved yet that it arrived. Nothing is asked for until then."""
+    last_step: Mapped[int | None] = mapped_column(BigInteger)
+    """Number of the 30 seconds whose code was used last: no code of it, or of before, is good again."""
+    recovery: Mapped[list[bytes]] = mapped_column(ARRAY(LargeBinary), server_default=text("'{}'"))
+    """HMACs of the codes that are good once each in place of the application's."""
+
+    def __repr__(self) -> str:
+        return f"SecondFactor({self.user_id!r})"
+
+
+class Identity(TenantOwned, Base):
+    """Whom another provider calls by `subject` is this user."""
+
+    __tablename__ = "identities"
+    __table_args__ = (
+        ForeignKeyConstraint(["user_id", "tenant_id"], ["users.id", "users.tenant_id"]),
+        UniqueConstraint("issuer", "subject"),
+        Index(None, "tenant_id", "user_id"),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    tenant_id: Mapped[str]
+    user_id: Mapped[str]
+    issuer: Mapped[str]
+    subject: Mapped[str]
+    """The provider's own, and never another person's; addresses change hands."""
+    email: Mapped[str] = mapped_column(server_default=text("''"))
+    """As the provider had it when they were bound: to be recognised by, nothing more."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class PasswordReset(TenantOwned, Base):
+    """Leave to choose another password, known by the HMAC of a token."""
+
+    __tablename__ = "password_resets"
+    __table_args__ = (
+        ForeignKeyConstraint(["user_id", "tenant_id"], ["users.id", "users.tenant_id"]),
+        CheckConstraint("length(digest) = 32", name="digest_length"),
+        Index(None, "tenant_id", "user_id"),
+    )
+
+    digest: Mapped[bytes] = mapped_column(LargeBinary, primary_key=True)
+    tenant_id: Mapped[str]
+    user_id: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime]
 
 
 class ProjectMember(TenantOwned, Base):

@@ -24,7 +24,7 @@ def hash_password(password: str) -> str:
 def verify_password(password_hash: str | None, password: str) -> bool:
     """Whether `password` is the one hashed. None (no such user) takes the same time and is never right."""
     try:
-        _hasher.verify(password_hash or _ABSENT, password[: MAX_PASSWORD_LEN + 1])
+        _hasher.verify(_ABSENT if password_hash is None else password_hash, password[: MAX_PASSWORD_LEN + 1])
     except argon2.exceptions.VerifyMismatchError:
         return False
     return password_hash is not None
