@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from adapters.service import ModelCard, ModelResolver
-from admin.chart import Chart, bar_chart
+from admin.bar_list import Chart, bar_chart
 from billing.service import UsageReports
 from tenants.key_service import KeyService
 

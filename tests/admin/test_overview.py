@@ -6,7 +6,7 @@ import re
 
 import httpx
 
-from admin.chart import LABEL_PX, PLOT_PX, bar_chart
+from admin.bar_list import LABEL_PX, PLOT_PX, bar_chart
 from admin.pages.overview import MAX_BARS, _bars
 from engine.protocol import AdapterRef
 from tenants.actors import OPERATOR
