@@ -49,6 +49,11 @@ def _spend_alert(data: Data) -> tuple[str, list[str]]:
     threshold = dollars(data["threshold_micro_usd"])
     if data.get("threshold_percent"):
         threshold += f" ({data['threshold_percent']} % of its limit)"
+    if data.get("test"):
+        return f"Test of a spend alert at {threshold}", [
+            f"This is a test. When {whose} has spent {threshold} in a month, the alert is sent here.",
+            "Nothing was reached and nothing has to be done.",
+        ]
     return f"Spend alert: {threshold} reached", [
         f"In {data['month']} {whose} has spent {dollars(data['spent_micro_usd'])}, "
         f"which reaches the alert's threshold of {threshold}.",

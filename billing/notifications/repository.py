@@ -91,6 +91,21 @@ class NotificationRepository(TenantRepository):
         page = keyset(query, Delivery.id, after=after, limit=limit, newest_first=newest_first)
         return list((await self.session.execute(page)).all())
 
+    async def mailed(self, key_prefix: str, limit: int) -> list[Row[Delivery, Notification]]:
+        """What was mailed of notifications whose key begins so, the newest first."""
+        query = (
+            self.select_own(Delivery, Delivery, Notification)
+            .join(Notification, Notification.id == Delivery.notification_id)
+            .where(
+                Notification.tenant_id == self.tenant_id,
+                Notification.key.startswith(key_prefix, autoescape=True),
+                Delivery.recipient.is_not(None),
+            )
+            .order_by(Delivery.id.desc())
+            .limit(limit)
+        )
+        return list((await self.session.execute(query)).all())
+
     async def delivery(self, endpoint_id: str, delivery_id: str) -> Row[Delivery, Notification] | None:
         """Locked."""
         if not (is_id(endpoint_id) and is_id(delivery_id)):

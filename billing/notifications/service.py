@@ -13,7 +13,12 @@ import msgspec
 from sqlalchemy import Row
 
 from billing.notifications import signing
-from billing.notifications.errors import DeliveryNotFound, TooManyEndpoints, WebhookEndpointNotFound
+from billing.notifications.errors import (
+    DeliveryNotFound,
+    EndpointUnreachable,
+    TooManyEndpoints,
+    WebhookEndpointNotFound,
+)
 from billing.notifications.events import EVENTS, payload
 from billing.notifications.models import Delivery, Notification, WebhookEndpoint
 from billing.notifications.repository import EndpointRepository, NotificationRepository
@@ -26,6 +31,8 @@ from tenants.audit.service import AuditLog
 from tenants.fields import checked_name
 
 MAX_ENDPOINTS = 20
+TEST = "test"
+"""Before the id, in the key of a notification that is a sample."""
 OLD_SECRET_FOR = timedelta(hours=24)
 
 
@@ -132,7 +139,8 @@ class WebhookService:
         return endpoint, signing.shown(endpoint.secret)
 
     async def test(self, tenant_id: str, endpoint_id: str, actor: Actor, event_type: str) -> int:
-        """Send a sample, now and once; the status it is answered with. Taken well, it enables the endpoint.
+        """Send a sample, now and once; the status it is answered with. It is among the endpoint's deliveries
+        however it ended; taken well, it enables the endpoint.
 
         Raises WebhookEndpointNotFound, EndpointUnreachable, ValueError naming the field.
         """
@@ -144,11 +152,49 @@ class WebhookService:
         now, sample_id = datetime.now(UTC), new_id("evt")
         body = msgspec.json.encode(payload(sample_id, event_type, now, EVENTS[event_type].sample))
         headers = signing.headers(sample_id, int(now.timestamp()), body, [bytes(endpoint.secret)])
-        status = await self._sender.post(endpoint.url, headers, body)
-        if 200 <= status < 300 and endpoint.disabled_at is not None:
-            async with self._database.write(tenant_id) as session:
-                (await _locked(session, tenant_id, endpoint_id)).disabled_at = None
+        try:
+            status = await self._sender.post(endpoint.url, headers, body)
+        except EndpointUnreachable as error:
+            await self._note_test(tenant_id, endpoint_id, sample_id, event_type, now, None, error.reason)
+            raise
+        wrong = None if 200 <= status < 300 else f"it answered {status}"
+        await self._note_test(tenant_id, endpoint_id, sample_id, event_type, now, status, wrong)
         return status
+
+    async def _note_test(
+        self,
+        tenant_id: str,
+        endpoint_id: str,
+        sample_id: str,
+        event_type: str,
+        at: datetime,
+        status: int | None,
+        error: str | None,
+    ) -> None:
+        """Raises WebhookEndpointNotFound where it was deleted meanwhile."""
+        async with self._database.write(tenant_id) as session:
+            endpoint = await _locked(session, tenant_id, endpoint_id)
+            notifications = NotificationRepository(session, tenant_id)
+            sample = dict(EVENTS[event_type].sample)
+            await notifications.add(sample_id, event_type, f"{TEST}:{sample_id}", sample, at)
+            notifications.add_own(
+                Delivery(
+                    id=new_id("dlv"),
+                    tenant_id=tenant_id,
+                    notification_id=sample_id,
+                    endpoint_id=endpoint_id,
+                    state="delivered" if error is None else "failed",
+                    attempts=1,
+                    next_at=at,
+                    give_up_at=at,
+                    status_code=status,
+                    error=error,
+                    created_at=at,
+                    ended_at=datetime.now(UTC),
+                )
+            )
+            if error is None:
+                endpoint.disabled_at = None
 
     # Deliveries -------------------------------------------------------------------------------------------
 

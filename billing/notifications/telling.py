@@ -29,12 +29,14 @@ async def tell(
     key: str,
     now: datetime | None = None,
     recipients: Sequence[str] | None = None,
+    only_mailed: bool = False,
 ) -> bool:
     """Tell the tenant of an event, once it is committed; whether it was not told before.
 
     Args:
         key: what happened, the same whenever it is told: of one key there is one notification.
         recipients: who is mailed; None: those whom such an event is mailed to.
+        only_mailed: endpoints do not hear of it.
     """
     event = EVENTS[event_type]
     now = now or datetime.now(UTC)
@@ -44,7 +46,7 @@ async def tell(
         return False
     if recipients is None:
         recipients = await notifications.mail_recipients() if event.mailed else ()
-    endpoints = await EndpointRepository(session, tenant_id).listening(event.name)
+    endpoints = [] if only_mailed else await EndpointRepository(session, tenant_id).listening(event.name)
     for endpoint_id in endpoints:
         notifications.add_own(_delivery(tenant_id, notification_id, now, endpoint_id=endpoint_id))
     for recipient in dict.fromkeys(recipients):

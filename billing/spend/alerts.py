@@ -9,9 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Row
 
 from billing.months import begin, month_of
 from billing.notifications.events import SPEND_ALERT
+from billing.notifications.models import Delivery, Notification
+from billing.notifications.repository import NotificationRepository
 from billing.notifications.telling import tell
 from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 from billing.spend.models import SpendAlert
@@ -122,6 +127,43 @@ class SpendAlertService:
             await session.delete(alert)
             await _audit(session, alert, actor, "deleted")
 
+    async def test(
+        self, tenant_id: str, project_id: str | None, alert_id: str, actor: Actor
+    ) -> Sequence[str]:
+        """Mail a test to whoever the alert goes to, soon; the addresses. Endpoints do not hear of it: what
+        listens there could take it for true. Raises SpendAlertNotFound.
+        """
+        now = datetime.now(UTC)
+        async with self._database.write(tenant_id) as session:
+            alert = await _locked(session, tenant_id, project_id, alert_id)
+            limits = await LimitRepository(session, tenant_id).in_force()
+            hard = [one for one in limits if one.metric == Metric.SPEND_PER_MONTH and not one.model]
+            facts = _facts(alert, _amount(alert, hard) or 0, 0, begin(month_of(now))) | {"test": True}
+            recipients = (
+                list(alert.recipients) or await NotificationRepository(session, tenant_id).mail_recipients()
+            )
+            key = f"{SPEND_ALERT}:{alert_id}:{new_id('test')}"
+            await tell(
+                session, tenant_id, SPEND_ALERT, facts, key=key, now=now, recipients=recipients,
+                only_mailed=True,
+            )  # fmt: skip
+            await _audit(session, alert, actor, "tested")
+        return recipients
+
+    async def mailed(
+        self, tenant_id: str, alert_id: str, limit: int
+    ) -> Sequence[Row[Delivery, Notification]]:
+        """What was mailed of an alert in the last thirty days, tests among it, the newest first."""
+        async with self._database.read(tenant_id) as session:
+            return await NotificationRepository(session, tenant_id).mailed(
+                f"{SPEND_ALERT}:{alert_id}:", limit
+            )
+
+    async def recipients(self, tenant_id: str) -> Sequence[str]:
+        """Who hears of alerts that name nobody."""
+        async with self._database.read(tenant_id) as session:
+            return await NotificationRepository(session, tenant_id).mail_recipients()
+
 
 class SpendWatch:
     """Raises alerts. `spent` says what budgets count: see `tenants.quotas.Seed`."""
@@ -159,15 +201,7 @@ class SpendWatch:
     async def _raise(
         self, alert: SpendAlert, threshold: int, spent: int, start: datetime, now: datetime
     ) -> bool:
-        facts = {
-            "alert_id": alert.id,
-            "project_id": alert.project_id,
-            "month": f"{start:%Y-%m}",
-            "threshold_micro_usd": threshold,
-            "threshold_percent": alert.percent,
-            "spent_micro_usd": spent,
-            "subject_prefix": alert.subject_prefix,
-        }
+        facts = _facts(alert, threshold, spent, start)
         async with self._database.write(alert.tenant_id) as session:
             alerts = SpendAlertRepository(session, alert.tenant_id)
             if await alerts.find(alert.id, alert.project_id, lock=True) is None:
@@ -179,6 +213,18 @@ class SpendWatch:
             return await tell(
                 session, alert.tenant_id, SPEND_ALERT, facts, key=key, now=now, recipients=recipients
             )
+
+
+def _facts(alert: SpendAlert, threshold: int, spent: int, start: datetime) -> dict[str, Any]:
+    return {
+        "alert_id": alert.id,
+        "project_id": alert.project_id,
+        "month": f"{start:%Y-%m}",
+        "threshold_micro_usd": threshold,
+        "threshold_percent": alert.percent,
+        "spent_micro_usd": spent,
+        "subject_prefix": alert.subject_prefix,
+    }
 
 
 def _budget(alert: SpendAlert) -> Limit:

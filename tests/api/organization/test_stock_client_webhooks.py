@@ -73,8 +73,11 @@ def test_an_endpoint_is_tested_and_told(site: Site, ours: Party, sdk: Any) -> No
 
     site.do(happen())
     path = f"/v1/webhook_endpoints/{made.id}/deliveries"
-    (delivery,) = site.ask("GET", path, ours.admin_key).json()["data"]
+    delivery, test = site.ask("GET", path, ours.admin_key).json()["data"]
     assert (delivery["event_type"], delivery["status"]) == (EVENT, "pending")
+    assert (test["status"], test["attempts"], test["status_code"]) == ("delivered", 1, 204)
+    _, failed = site.ask("GET", path.replace(made.id, broken.id), ours.admin_key).json()["data"]
+    assert (failed["status"], failed["error"]) == ("failed", "it does not speak HTTP")
     again = site.ask("POST", f"{path}/{delivery['id']}/retry", ours.admin_key)
     assert (again.status_code, again.json()["attempts"]) == (200, 0)
 
