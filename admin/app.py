@@ -22,6 +22,7 @@ from admin.join_routes import JoinRoutes
 from admin.key_routes import KeyRoutes
 from admin.lockout import Lockout
 from admin.member_routes import MemberRoutes
+from admin.operator.routes import operator_routes
 from admin.playground_routes import PlaygroundRoutes
 from admin.record_routes import RecordRoutes
 from admin.services import AdapterServices, BillingServices, ConsoleServices, Explanations
@@ -50,6 +51,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *PlaygroundRoutes(frame, services).routes(),
             *RecordRoutes(frame, services).routes(),
             *JoinRoutes(frame, services).routes(),
+            *operator_routes(frame, services),
             Mount("/static", _Static(frame.version)),
         ],
         exception_handlers={HTTPException: frame.refused},

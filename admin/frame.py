@@ -1,15 +1,16 @@
 """What every page of the console shares: its templates, who is looking, and how changes are let in.
 
 Owns the order of checks on a request: private connection, session, account, right, and for a change same
-origin and CSRF token. Owns too what a visitor is told when something is refused: a page, or JSON where a
-script asks. Refuses to know what the pages show.
+origin and CSRF token. Owns too whose routes are whose: a tenant's users have `serving` and `changing`,
+operators have `operating` and `changing_service`, which are nothing to anybody else. Owns what a visitor is
+told when something is refused: a page, or JSON where a script asks. Refuses to know what the pages show.
 """
 
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,15 +21,19 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 
 from admin import security, words
 from admin.forms import read_form
-from admin.navigation import sections_for
+from admin.navigation import OPERATOR_SECTIONS, grouped, sections_for
 from admin.services import ConsoleServices, Explanations
-from admin.sessions import Opened, Session, SessionStore
+from admin.sessions import Opened, SessionStore
+from admin.visitors import Operator, Person, Visitor
 from billing.invoices.accounts import Account as BillingAccount
 from tenants.accounts import Account
-from tenants.actors import Actor
+from tenants.errors import TenantNotFound, UserNotFound
 from tenants.roles import Right
 
+__all__ = ["Frame", "Operator", "Person", "Visitor", "origin_of"]
+
 HERE = Path(__file__).parent
+OPERATOR_HOME = "/operator"
 CSRF_HEADER = "x-csrf-token"
 EXPIRED = "This form had expired. Please try again."
 FOREIGN = "This form was sent from another site."
@@ -36,12 +41,23 @@ _NEEDS_HTTPS = (
     "The console signs people in over HTTPS only, or over plain HTTP on this machine (http://127.0.0.1 or "
     "http://localhost). Put a TLS proxy that sets X-Forwarded-Proto in front of the service."
 )
+_LOOKS_ON = (
+    "You look at this console read-only: nothing of it can be changed. Leave, and open it with full access "
+    "to change something."
+)
+_MEMBERS_ALONE = (
+    "Only members of the organisation do this: it spends their money, or makes what lets somebody in. An "
+    "operator in their place cannot."
+)
 _TITLES = {400: "Not understood", 403: "Not allowed", 404: "Nothing here", 405: "Not allowed"}
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Serving = Callable[[Request, Visitor], Awaitable[Response]]
 Changing = Callable[[Request, Visitor, dict[str, str]], Awaitable[Response]]
+Operating = Callable[[Request, Operator], Awaitable[Response]]
+ChangingService = Callable[[Request, Operator, dict[str, str]], Awaitable[Response]]
+Answering = Callable[[Request, Person], Awaitable[Response]]
 
 
 class Frame:
@@ -50,6 +66,7 @@ class Frame:
     def __init__(self, services: ConsoleServices) -> None:
         self.sessions = SessionStore(services.redis)
         self._accounts = services.accounts
+        self._impersonations = services.operation.impersonations
         self._bills = services.billing.accounts
         self._explanations: Explanations = services.explanations
         self._refusals: tuple[type[Exception], ...] = (HTTPException, *services.explanations.known)
@@ -70,17 +87,22 @@ class Frame:
     def page(self, request: Request, template: str, status: int = 200, **context: object) -> HTMLResponse:
         """`visitor` in the context: whoever is signed in, for pages within the frame."""
         visitor = context.get("visitor")
-        if isinstance(visitor, Visitor):
+        if isinstance(visitor, Visitor | Operator):
+            is_operator = isinstance(visitor, Operator)
+            sections = (
+                sections_for(visitor.may) if isinstance(visitor, Visitor) else grouped(OPERATOR_SECTIONS)
+            )
             context |= {
-                "navigation": sections_for(visitor.may),
+                "navigation": sections,
+                "home": OPERATOR_HOME if is_operator else "/",
                 "take_said": lambda: _take_said(request, visitor),
             }
         root = request.scope.get("root_path", "")
-        return HTMLResponse(
-            self._templates.get_template(template).render(root=root, **context), status_code=status
-        )
+        guest = getattr(request.state, "guest", None)
+        text = self._templates.get_template(template).render(root=root, guest=guest, **context)
+        return HTMLResponse(text, status_code=status)
 
-    async def done(self, request: Request, visitor: Visitor, path: str, message: str) -> Response:
+    async def done(self, request: Request, visitor: Person, path: str, message: str) -> Response:
         """Go on to another page, which tells what was done."""
         await self.sessions.say(visitor.opened, message)
         return self.to(request, path)
@@ -109,58 +131,109 @@ class Frame:
 
     def serving(self, serve: Serving, right: Right | None = None) -> Endpoint:
         """A route for signed-in users, whose role has `right` if one is asked for: others are sent to sign
-        in.
+        in, operators to their own pages.
         """
 
+        async def answer(request: Request, person: Person) -> Response:
+            if isinstance(person, Operator):
+                return await self._led_home(request, person)
+            if right is not None:
+                self.require_right(person, right)
+            return await serve(request, person)
+
+        return self._answering(answer)
+
+    def changing(
+        self, change: Changing, right: Right = "adapters.write", *, members_alone: bool = False
+    ) -> Endpoint:
+        """A route for a form of a signed-in user whose role has `right`. `members_alone`: of no operator in
+        their place, as it spends the tenant's money or makes what lets somebody in.
+        """
+
+        async def serve(request: Request, visitor: Visitor) -> Response:
+            self.require_same_origin(request)
+            form = await read_form(request)
+            self.require_token(visitor, form.get("csrf_token", ""))
+            self.require_may_change(visitor, right, members_alone)
+            return await change(request, visitor, form)
+
+        return self.serving(serve)
+
+    def scripted(
+        self, change: Serving, right: Right = "adapters.write", *, members_alone: bool = False
+    ) -> Endpoint:
+        """A route that our own scripts change something through, for users whose role has `right`: the token
+        comes in a header, which no form of another site can send. `members_alone` as in `changing`.
+        """
+
+        async def serve(request: Request, visitor: Visitor) -> Response:
+            self.require_same_origin(request)
+            self.require_token(visitor, request.headers.get(CSRF_HEADER, ""))
+            self.require_may_change(visitor, right, members_alone)
+            return await change(request, visitor)
+
+        return self.serving(serve)
+
+    def operating(self, serve: Operating) -> Endpoint:
+        """A route of the service's own: to whoever is no operator it is not there."""
+
+        async def answer(request: Request, person: Person) -> Response:
+            return await serve(request, operator_of(person))
+
+        return self._answering(answer)
+
+    def changing_service(self, change: ChangingService, *, always: bool = False) -> Endpoint:
+        """A route for a form of an operator; unless `always`, of one who does not only look on."""
+
+        async def serve(request: Request, operator: Operator) -> Response:
+            self.require_same_origin(request)
+            form = await read_form(request)
+            self.require_token(operator, form.get("csrf_token", ""))
+            if not (always or operator.may_change):
+                raise HTTPException(403, "You look on: another operator has to change this.")
+            return await change(request, operator, form)
+
+        return self.operating(serve)
+
+    def _answering(self, answer: Answering) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             self.require_private(request)
             opened = await self.sessions.find(security.session_id(request))
-            visitor = None if opened is None else await self._visitor(opened)
-            if opened is None or visitor is None:
+            person = None if opened is None else await self._person(opened)
+            if opened is None or person is None:
                 if _by_script(request):
                     told = {"message": "You are signed out. Sign in again.", "param": None}
                     return JSONResponse({"error": told}, status_code=401)
                 return self.to(request, "/sign-in")
+            if isinstance(person, Visitor) and person.operator is not None:
+                request.state.guest = person
             try:
-                if right is not None:
-                    self.require_right(visitor, right)
-                response = await serve(request, visitor)
+                response = await answer(request, person)
             except ClientDisconnect:
                 response = Response(status_code=499)
             except self._refusals as error:
                 response = await self.refused(request, error)
             if getattr(request.state, "has_told", False):
                 await self.sessions.say(opened, "")
-            if opened.fresh:  # however it ended: the old id dies in seconds
+            # However it ended: the old id dies in seconds. Unless the answer has given another one.
+            if opened.fresh and "set-cookie" not in response.headers:
                 security.set_session(request, response, opened.id)
             return response
 
         return endpoint
 
-    def changing(self, change: Changing, right: Right = "adapters.write") -> Endpoint:
-        """A route for a form of a signed-in user whose role has `right`."""
-
-        async def serve(request: Request, visitor: Visitor) -> Response:
-            self.require_same_origin(request)
-            form = await read_form(request)
-            self.require_token(visitor, form.get("csrf_token", ""))
-            self.require_right(visitor, right)
-            return await change(request, visitor, form)
-
-        return self.serving(serve)
-
-    def scripted(self, change: Serving, right: Right = "adapters.write") -> Endpoint:
-        """A route that our own scripts change something through, for users whose role has `right`: the token
-        comes in a header, which no form of another site can send.
-        """
-
-        async def serve(request: Request, visitor: Visitor) -> Response:
-            self.require_same_origin(request)
-            self.require_token(visitor, request.headers.get(CSRF_HEADER, ""))
-            self.require_right(visitor, right)
-            return await change(request, visitor)
-
-        return self.serving(serve)
+    async def _led_home(self, request: Request, operator: Operator) -> Response:
+        """An operator at a page of tenants': by the address of the console itself, or out of time."""
+        taken = operator.session.impersonation
+        if request.method not in ("GET", "HEAD") or _by_script(request):
+            raise HTTPException(403, "You are in no organisation's console, or not any more.")
+        if taken is None:
+            return self.to(request, OPERATOR_HOME)
+        opened = await self.sessions.impersonate(operator.opened, None)
+        await self.sessions.say(opened, "Your time in this console is over.")
+        response = self.to(request, f"{OPERATOR_HOME}/tenants/{quote(taken.tenant_id)}")
+        security.set_session(request, response, opened.id)
+        return response
 
     @staticmethod
     def require_private(request: Request) -> None:
@@ -173,16 +246,24 @@ class Frame:
             raise HTTPException(403, FOREIGN)
 
     @staticmethod
-    def require_token(visitor: Visitor, token: str) -> None:
+    def require_token(visitor: Person, token: str) -> None:
         if not visitor.session.accepts(token):
             raise HTTPException(403, EXPIRED)
 
+    @classmethod
+    def require_may_change(cls, visitor: Visitor, right: Right, members_alone: bool) -> None:
+        if visitor.looks_on:
+            raise HTTPException(403, _LOOKS_ON)
+        if members_alone and visitor.operator is not None:
+            raise HTTPException(403, _MEMBERS_ALONE)
+        cls.require_right(visitor, right)
+
     @staticmethod
     def require_right(visitor: Visitor, right: Right) -> None:
-        if not visitor.account.may(right):
+        if not visitor.may(right):
             raise HTTPException(
                 403,
-                f"Your role ({visitor.account.role}) does not let you do this. An admin of your organisation "
+                f"Your role ({visitor.role}) does not let you do this. An admin of your organisation "
                 "can change your role, or do it for you.",
             )
 
@@ -191,7 +272,7 @@ class Frame:
         if not visitor.is_admin:
             raise HTTPException(403, "Only admins of your organisation may do this.")
 
-    async def _visitor(self, opened: Opened) -> Visitor | None:
+    async def _person(self, opened: Opened) -> Person | None:
         session = opened.session
         if session.user_id is None or session.tenant_id is None:
             return None
@@ -199,8 +280,30 @@ class Frame:
         if account is None:  # removed since: the session must not outlive its user
             await self.sessions.end(opened.id)
             return None
-        owing = None if account.billing_state == "active" else await self._bills.find(account.tenant_id)
-        return Visitor(account, opened, owing)
+        if not account.is_operator:
+            return Visitor(account, opened, owing=await self._owing(account))
+        taken = session.impersonation
+        if taken is None or taken.ends_at <= time.time():
+            return Operator(account, opened)
+        try:
+            theirs = await self._impersonations.account(taken.tenant_id, taken.user_id)
+        except (TenantNotFound, UserNotFound):  # meanwhile
+            return Operator(account, opened)
+        return Visitor(theirs, opened, account, await self._owing(theirs))
+
+    async def _owing(self, account: Account) -> BillingAccount | None:
+        return None if account.billing_state == "active" else await self._bills.find(account.tenant_id)
+
+
+def operator_of(person: Person) -> Operator:
+    """Who operates the service, also while in a tenant's console. Raises `HTTPException`, as for a path that
+    is none.
+    """
+    if isinstance(person, Operator):
+        return person
+    if person.operator is None:
+        raise HTTPException(404)
+    return Operator(person.operator, person.opened)
 
 
 def origin_of(request: Request) -> str:
@@ -208,7 +311,7 @@ def origin_of(request: Request) -> str:
     return f"{request.url.scheme}://{request.url.netloc}"
 
 
-def _take_said(request: Request, visitor: Visitor) -> str:
+def _take_said(request: Request, visitor: Person) -> str:
     """What a page is to tell, once: whoever serves the request forgets it then."""
     request.state.has_told = bool(visitor.session.said)
     return visitor.session.said

@@ -5,7 +5,7 @@ A section that a role may not read is not offered; its pages ask for the same ri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -33,8 +33,17 @@ SLA = Section("sla", "/sla", "Service levels", "Records", "limits.read")
 
 SECTIONS = (OVERVIEW, ADAPTERS, PLAYGROUND, KEYS, MEMBERS, AUDIT, SLA)
 
+TENANTS = Section("tenants", "/operator/tenants", "Tenants", "Operator")
+
+OPERATOR_SECTIONS = (TENANTS,)
+"""Of whoever runs the service; each is served by `Frame.operating`."""
+
 
 def sections_for(may: Callable[[Right], bool]) -> list[tuple[str, list[Section]]]:
     """(group, its sections), of whoever may do what `may` says."""
-    seen = [section for section in SECTIONS if section.right is None or may(section.right)]
-    return [(group, [*sections]) for group, sections in groupby(seen, key=lambda section: section.group)]
+    return grouped(section for section in SECTIONS if section.right is None or may(section.right))
+
+
+def grouped(sections: Iterable[Section]) -> list[tuple[str, list[Section]]]:
+    """(group, its sections)."""
+    return [(group, [*own]) for group, own in groupby(sections, key=lambda section: section.group)]

@@ -22,6 +22,7 @@ from adapters.reports import ReportReader
 from adapters.resolver import ModelResolver
 from adapters.service import AdapterService
 from adapters.submission import AdapterSubmission
+from admin.operator.services import OperatorServices
 from admin.pages.overview import OverviewPage
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
@@ -108,6 +109,8 @@ class ConsoleServices:
     playground: Playground
     sla: SlaReports
     billing: BillingServices
+    operation: OperatorServices
+    """Of whoever runs the service."""
     base_digest: Callable[[], str]
     """Of the base that is served; raises one of `explanations.known` while there is no engine to ask."""
     explanations: Explanations

@@ -23,6 +23,18 @@ GRACE_S = 20
 """How long a rotated id still works, for requests that were already on their way."""
 
 
+class Impersonation(msgspec.Struct, frozen=True):
+    """An operator is in a tenant's console, as one of its users."""
+
+    tenant_id: str
+    user_id: str
+    is_full: bool
+    """Not: looks on."""
+    ends_at: float
+    """Unix seconds."""
+    reason: str
+
+
 class Session(msgspec.Struct, frozen=True):
     """What the server remembers about a browser. No user: the sign-in form has been shown, no more."""
 
@@ -36,6 +48,8 @@ class Session(msgspec.Struct, frozen=True):
     """Rotated away: serves the requests that were on their way, is never extended nor rotated again."""
     said: str = ""
     """What the next page is to tell: that what was asked for is done."""
+    impersonation: Impersonation | None = None
+    """Of an operator alone."""
 
     def accepts(self, csrf_token: str) -> bool:
         """Whether a form came from a page of this session."""
@@ -92,6 +106,16 @@ class SessionStore:
             return rotated
         await self._redis.expire(_key(session_id), IDLE_S)
         return Opened(session_id, session, fresh=False)
+
+    async def impersonate(self, opened: Opened, impersonation: Impersonation | None) -> Opened:
+        """A new id for whoever is now, or with None is no longer, in another's place: forms of pages that
+        were shown before are worth nothing.
+        """
+        await self.end(opened.id)
+        session = msgspec.structs.replace(
+            opened.session, csrf_token=secrets.token_urlsafe(32), rotated_at=time.time(), said=""
+        )
+        return await self._store(msgspec.structs.replace(session, impersonation=impersonation), IDLE_S)
 
     async def say(self, opened: Opened, message: str) -> None:
         """Have the next page of this session tell it; with "", have it told."""

@@ -10,6 +10,7 @@ import redis.asyncio
 from adapters.files.service import FileService, UploadService
 from adapters.resolver import ModelResolver
 from admin.app import BillingServices, ConsoleServices, Explanations, create_console
+from admin.operator.services import OperatorServices
 from admin.pages.overview import OverviewPage
 from api.edge import AsgiApp
 from api.errors import FACES, NotServing, envelope, face_of
@@ -34,6 +35,7 @@ def console_over(
     playground: Playground,
     sla: SlaReports,
     billing: BillingServices,
+    operation: OperatorServices,
     engine: EngineClient,
 ) -> AsgiApp:
     """The console, to be mounted."""
@@ -57,6 +59,7 @@ def console_over(
             playground=playground,
             sla=sla,
             billing=billing,
+            operation=operation,
             base_digest=base_digest,
             explanations=EXPLANATIONS,
         )

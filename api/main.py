@@ -36,6 +36,7 @@ from api.console import console_over
 from api.deps import Limits, Services
 from api.edge import AsgiApp
 from api.onboarding import open_onboarding
+from api.operation import operator_services
 from api.payments import open_payments
 from api.payments_metrics import PaymentsCollector
 from api.playground import Playground
@@ -226,6 +227,7 @@ async def open_services(
             playground,
             services.sla_reports,
             billing,
+            operator_services(rows, cache),
             engine,
         )
         yield services, console

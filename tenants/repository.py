@@ -31,7 +31,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository
 from tenants.limits.repository import limits_of_key
-from tenants.models import ApiKey, Invite, Plan, Project, ServiceAccount, Tenant, User
+from tenants.models import OPERATOR_TENANT, ApiKey, Invite, Plan, Project, ServiceAccount, Tenant, User
 
 LAST_USED_PRECISION = timedelta(minutes=1)
 _ID = re.compile(r"[a-z_]{1,16}_[0-9A-Za-z]{1,40}")
@@ -81,11 +81,13 @@ class TenantDirectory:
         return await self.session.get(Tenant, tenant_id)
 
     async def tenant_by_name(self, name: str) -> Tenant | None:
-        return (await self.session.execute(select(Tenant).where(Tenant.name == name))).scalar_one_or_none()
+        query = select(Tenant).where(Tenant.name == name, Tenant.id != OPERATOR_TENANT)
+        return (await self.session.execute(query)).scalar_one_or_none()
 
     async def tenants(self) -> list[Tenant]:
         """All of them, oldest first: for the operator."""
-        return list((await self.session.execute(select(Tenant).order_by(Tenant.id))).scalars())
+        query = select(Tenant).where(Tenant.id != OPERATOR_TENANT).order_by(Tenant.id)
+        return list((await self.session.execute(query)).scalars())
 
     async def plans(self) -> list[Plan]:
         """All of them, oldest first."""

@@ -20,7 +20,7 @@ from tenants.fields import checked_name
 from tenants.key_service import CreatedKey, KeyService
 from tenants.members.invites import InviteService
 from tenants.members.service import MemberService
-from tenants.models import Tenant
+from tenants.models import OPERATOR_TENANT, Tenant
 from tenants.plans import PlanService
 from tenants.projects.service import DEFAULT_NAME, ProjectService, add_project, new_project
 from tenants.projects.service_accounts import ServiceAccountService
@@ -74,7 +74,7 @@ class TenantService:
         async with self._database.read(EVERY_TENANT) as session:
             directory = TenantDirectory(session)
             found = await directory.tenant(id_or_name) or await directory.tenant_by_name(id_or_name)
-        if found is None:
+        if found is None or found.id == OPERATOR_TENANT:
             raise TenantNotFound(id_or_name)
         return found
 

@@ -19,7 +19,7 @@ from billing.payments.models import (
     ProviderInvoice,
     Subscription,
 )
-from tenants.models import Tenant
+from tenants.models import OPERATOR_TENANT, Tenant
 
 S = TypeVar("S", MeterEvent, Credit)
 
@@ -174,6 +174,7 @@ class PaymentRecords:
             select(Tenant.id)
             .outerjoin(BillingAccount, BillingAccount.tenant_id == Tenant.id)
             .where(
+                Tenant.id != OPERATOR_TENANT,
                 Tenant.disabled_at.is_(None),
                 func.coalesce(BillingAccount.mode, "postpaid") == "postpaid",
                 BillingAccount.stripe_subscription_id.is_(None),

@@ -1,6 +1,8 @@
-"""Who runs the service, and what they did as somebody else."""
+"""The service itself, as the tenant that its operators are users of."""
 
 from __future__ import annotations
+
+from alembic import op
 
 revision = "0012"
 down_revision = "0011"
@@ -9,8 +11,11 @@ depends_on = None
 
 
 def upgrade() -> None:
-    pass
+    op.execute("SELECT set_config('rootstock.tenant', '*', true)")
+    op.execute("INSERT INTO tenants (id, name) VALUES ('operator', 'Rootstock, the service')")
 
 
 def downgrade() -> None:
-    pass
+    op.execute("SELECT set_config('rootstock.tenant', '*', true)")
+    op.execute("DELETE FROM users WHERE tenant_id = 'operator'")
+    op.execute("DELETE FROM tenants WHERE id = 'operator'")

@@ -11,9 +11,10 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from db.base import Base
 from db.repository import TenantOwned
+from tenants.models import OPERATOR_TENANT
 
-OPERATOR_CHAIN = "operator"
-"""Where that goes which is no one tenant's, such as plans. No tenant has this id."""
+OPERATOR_CHAIN = OPERATOR_TENANT
+"""Where that goes which is no one tenant's, such as plans."""
 
 
 class AuditEntry(TenantOwned, Base):

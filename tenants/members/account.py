@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from db.base import new_id
 from tenants.actors import Actor
 from tenants.fields import MAX_NAME_LEN
-from tenants.models import Tenant, User
+from tenants.models import OPERATOR_TENANT, Tenant, User
 from tenants.roles import Right, Role, admin_scopes, may
 from tenants.views import STANDARD, PlanView
 
@@ -26,6 +26,11 @@ class Account:
     """As of when it was looked up by `find`."""
     billing_state: str = "active"
     """Or `grace`, `suspended`: whether the tenant pays."""
+
+    @property
+    def is_operator(self) -> bool:
+        """Of the service, and nobody's member."""
+        return self.tenant_id == OPERATOR_TENANT
 
     def may(self, right: Right) -> bool:
         return may(self.role, right)

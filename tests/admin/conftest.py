@@ -20,6 +20,7 @@ from admin.pages.overview import OverviewPage
 from api.console import EXPLANATIONS
 from api.deps import Services
 from api.edge import BodyLimit, BodyLimits, Edge
+from api.operation import operator_services
 from api.organization.scopes import SCOPES
 from api.playground import Playground
 from billing.invoices.accounts import BillingAccounts
@@ -182,6 +183,7 @@ async def site(
                 playground=talking,
                 sla=SlaReports(database),
                 billing=billing,
+                operation=operator_services(database, redis_client),
                 base_digest=lambda: BASE_DIGEST,
                 explanations=EXPLANATIONS,
             )
