@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Scope
 
 from admin import security
 from admin.adapter_routes import AdapterRoutes
+from admin.billing_routes import BillingRoutes
 from admin.forms import read_form
 from admin.frame import EXPIRED, FOREIGN, HERE, Frame, Visitor
 from admin.join_routes import JoinRoutes
@@ -49,6 +50,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *KeyRoutes(frame, services).routes(),
             *MemberRoutes(frame, services).routes(),
             *PlaygroundRoutes(frame, services).routes(),
+            *BillingRoutes(frame, services).routes(),
             *RecordRoutes(frame, services).routes(),
             *JoinRoutes(frame, services).routes(),
             *operator_routes(frame, services),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from billing.invoices.drafting import Books
+from billing.invoices.errors import InvoiceNotFound
 from billing.invoices.ledger import MonthLedger
 from billing.invoices.lines import Key, LedgerLine, added, in_cents, ledger_line
 from billing.invoices.models import CreditEntry, Invoice, InvoiceLine
@@ -63,6 +64,16 @@ class InvoiceVerification:
             findings.append(Finding("", invoice_name(last), "numbers without gaps, from 1", count, last))
         return findings
 
+    async def verify_invoice(self, tenant_id: str, invoice_id: str) -> list[Finding]:
+        """What is wrong with one invoice: its arithmetic, and the rows of every month that it bills. Raises
+        InvoiceNotFound, DatabaseUnavailable.
+        """
+        async with self._database.read(tenant_id) as session:
+            invoice = await InvoiceRepository(session, tenant_id).find(invoice_id)
+        if invoice is None:
+            raise InvoiceNotFound(invoice_id)
+        return await self._verify(tenant_id, invoice)
+
     async def late(self, tenant_id: str) -> dict[date, int]:
         """Micro-USD of months that were invoiced which the next invoice will have."""
         async with self._database.read(tenant_id) as session:
@@ -75,14 +86,23 @@ class InvoiceVerification:
             for one in found
         }
 
-    async def _verify(self, tenant_id: str) -> list[Finding]:
+    async def _verify(self, tenant_id: str, only: Invoice | None = None) -> list[Finding]:
+        """All of a tenant's invoices, or the one; which still has the one before it, and what of its months
+        others bill.
+        """
         async with self._database.read(tenant_id) as session:
             repository = InvoiceRepository(session, tenant_id)
             invoices = await repository.page(limit=10_000, newest_first=False)
             lines = await repository.lines([invoice.id for invoice in invoices])
             entries = await AccountRepository(session, tenant_id).credits(limit=1_000_000)
             findings = _sums(invoices, lines) + _balances(invoices, lines, entries)
-            invoiced = {line.month for line in lines if line.kind in LEDGER_KINDS}
+            if only is not None:
+                findings = [one for one in findings if one.invoice == invoice_name(only.number)]
+            invoiced = {
+                line.month
+                for line in lines
+                if line.kind in LEDGER_KINDS and (only is None or line.invoice_id == only.id)
+            }
             for month in sorted(invoiced):
                 findings += await _month(session, tenant_id, month, lines)
         return findings
