@@ -15,6 +15,7 @@ from billing.reports.buckets import USAGE_WIDTHS, check_groups, instant, page_of
 from billing.reports.costs import CostReports
 from billing.reports.grouping import COLUMNS, columns_of, filters, named
 from billing.reports.receipts import Receipts
+from billing.reports.slices import UsageSlices
 from billing.reports.usage_exports import UsageExports
 from billing.repository import UsageRepository
 from db.session import Database
@@ -30,6 +31,7 @@ class UsageReports:
         self.costs = CostReports(database)
         self.receipts = Receipts(database)
         self.exports = UsageExports(database)
+        self.slices = UsageSlices(database)
 
     async def completions(
         self,

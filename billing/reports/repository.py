@@ -1,17 +1,33 @@
 """Queries of reports that are not sums of one tenant's usage: the ledger's rows, page by page, those of one
-request, and what the operator's margin is made of.
+request or of a slice, the values a slice can have, and what the operator's margin is made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, or_, select, text, tuple_
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    bindparam,
+    cast,
+    func,
+    or_,
+    select,
+    text,
+    true,
+    tuple_,
+    union_all,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
-from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay
+from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay, UsageRollupHour
+from billing.repository import INSTANT
+from billing.rollups import KEYS, ROLLUPS, pieces
 from db.repository import TenantRepository
 
 Place = tuple[datetime, str]
@@ -59,6 +75,89 @@ class LedgerRows(TenantRepository):
         keys = [(record.submitted_at, record.request_id) for record in records]
         query = self.select_own(Reversal).where(tuple_(Reversal.submitted_at, Reversal.request_id).in_(keys))
         return (await self.session.execute(query)).scalars().all()
+
+
+class SliceRepository(LedgerRows):
+    """One tenant's rows, by what they are of."""
+
+    async def values(self, start: datetime, end: datetime) -> dict[str, list[tuple[str, int]]]:
+        """By column of the sums' keys, each value in [start, end) and how many requests have it, the most
+        frequent first.
+        """
+        parts = []
+        for piece in pieces(start, end, "day"):
+            rollup: Any = ROLLUPS[piece.unit]
+            at = getattr(rollup, piece.unit)
+            columns = [getattr(rollup, name) for name in (*KEYS, "num_requests")]
+            parts.append(self.select_own(rollup, *columns).where(at >= piece.start, at < piece.end))
+        found: dict[str, list[tuple[str, int]]] = {name: [] for name in KEYS}
+        if not parts:
+            return found
+        rows = union_all(*parts).subquery("rows")
+        keys = [rows.c[name] for name in KEYS]
+        requests = cast(func.sum(rows.c.num_requests), BigInteger).label("requests")
+        query = select(*keys, requests).group_by(func.grouping_sets(*(tuple_(key) for key in keys)))
+        for *values, number in (await self.session.execute(query.order_by(requests.desc(), *keys))).all():
+            # Of a set's columns all but its own are NULL, and its own never is.
+            name, value = next(pair for pair in zip(KEYS, values, strict=True) if pair[1] is not None)
+            found[name].append((value, number))
+        return found
+
+    async def is_used(self) -> bool:
+        query = self.select_own(UsageRollupDay, UsageRollupDay.day).limit(1)
+        return (await self.session.execute(query)).first() is not None
+
+    async def hours(
+        self, start: datetime, end: datetime, wanted: Mapping[str, Sequence[str]], limit: int
+    ) -> list[datetime]:
+        """Hours that touch [start, end) and in which anything is of the slice, the latest first."""
+        hour = UsageRollupHour.hour
+        query = self.select_own(UsageRollupHour, hour).where(
+            hour > start - timedelta(hours=1),
+            hour < end,
+            *(getattr(UsageRollupHour, name).in_(values) for name, values in wanted.items()),
+        )
+        query = query.group_by(hour).order_by(hour.desc()).limit(limit)
+        return list((await self.session.execute(query)).scalars())
+
+    async def requests(
+        self,
+        start: datetime,
+        end: datetime,
+        wanted: Mapping[str, Sequence[str]],
+        hours: Sequence[datetime] | None,
+        before: Place | None,
+        limit: int,
+    ) -> Sequence[UsageRecord]:
+        """Rows of the slice submitted in [start, end), the latest first, beginning below `before`. Only in
+        these hours, if they are told.
+        """
+        at = UsageRecord.submitted_at
+        query = self.select_own(UsageRecord).where(
+            at >= start,
+            at < end,
+            *(_is_among(getattr(UsageRecord, name), values) for name, values in wanted.items()),
+        )
+        if before is not None:
+            query = query.where(tuple_(at, UsageRecord.request_id) < tuple_(*before))
+        query = query.order_by(at.desc(), UsageRecord.request_id.desc()).limit(limit)
+        if hours is not None:
+            if not hours:
+                return []
+            hour = select(
+                func.unnest(bindparam("hours", list(hours), ARRAY(INSTANT))).label("hour")
+            ).subquery()
+            within = query.where(at >= hour.c.hour, at < hour.c.hour + timedelta(hours=1)).lateral()
+            row = aliased(UsageRecord, within)
+            query = select(row).select_from(hour.join(within, true()))
+            query = query.order_by(row.submitted_at.desc(), row.request_id.desc()).limit(limit)
+        return (await self.session.execute(query)).scalars().all()
+
+
+def _is_among(column: Any, values: Sequence[str]) -> ColumnElement[bool]:
+    """Where the sums have an empty text, the rows have nothing."""
+    found: ColumnElement[bool] = column.in_([value for value in values if value])
+    return or_(found, column.is_(None), column == "") if "" in values else found
 
 
 # The union of the times in which a request was on its engine: each adds what it goes beyond those before it.

@@ -1,0 +1,181 @@
+"""Slices of a tenant's usage for those who look into it: what was used, with what it costs, in buckets and
+groups; which values there are to choose from; and the requests behind it, newest first.
+
+Owns what a slice is. The sums are those of the usage and cost reports over the same time, from the same rows:
+what is asked with the same groups and filters comes to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+
+from billing.charges import ChargeRepository
+from billing.models import UsageRecord
+from billing.reports.buckets import check_filters
+from billing.reports.grouping import COLUMNS
+from billing.reports.repository import SliceRepository
+from billing.repository import UsageRepository
+from billing.rollups import Unit
+from db.session import Database
+
+REQUEST = "request"
+_HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Of each dimension the values that count; none: all. An empty text is what has none of it."""
+
+    project_ids: tuple[str, ...] = ()
+    user_ids: tuple[str, ...] = ()
+    key_ids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    adapter_ids: tuple[str, ...] = ()
+    service_tiers: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        return not any(asdict(self).values())
+
+
+WHOLE = Slice()
+_FIELDS = {
+    "project_ids": "project_id",
+    "user_ids": "user_id",
+    "key_ids": "key_id",
+    "models": "model",
+    "adapter_ids": "adapter_id",
+    "service_tiers": "service_tier",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Of one bucket and group: the requests, or the charges of one kind."""
+
+    bucket: datetime
+    group: str
+    """Empty where nothing was grouped by, or what was used has none of it."""
+    kind: str
+    requests: int
+    input_tokens: int
+    """Cached ones among them."""
+    cached_tokens: int
+    output_tokens: int
+    cost: int
+    """Micro-USD."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of a request in the list: what is older stands below it."""
+
+    submitted_at: datetime
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    rows: Sequence[UsageRecord]
+    reversed_ids: frozenset[str]
+    """Of them, those that were taken back."""
+    next: Place | None
+    """Where the next page begins."""
+
+
+class UsageSlices:
+    """Of one tenant at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def used(
+        self,
+        tenant_id: str,
+        start: datetime,
+        end: datetime,
+        *,
+        unit: Unit,
+        group_by: str | None = None,
+        slice: Slice = WHOLE,
+    ) -> list[Used]:
+        """What was used in [start, end), whole minutes, by bucket and by the values of `group_by`, one of
+        `COLUMNS`. Charges are among it where nothing is filtered: they are no project's, no key's and no
+        model's; storage is its adapter's.
+
+        Raises InvalidReportQuery, DatabaseUnavailable.
+        """
+        check_filters(**asdict(slice))
+        groups = [] if group_by is None else [COLUMNS[group_by]]
+        wanted = {name: list(values) or None for name, values in asdict(slice).items()}
+        async with self._database.read(tenant_id) as session:
+            rows = await UsageRepository(session, tenant_id).sums(
+                start, end, unit=unit, group_by=groups, **wanted
+            )
+            charges = (
+                await ChargeRepository(session, tenant_id).sums(start, end, unit) if slice.is_whole else []
+            )
+        found = []
+        for row in rows:
+            bucket, *group, requests, prompt, cached, completion, cost, _, _ = row
+            name = str(group[0]) if group else ""
+            found.append(Used(bucket, name, REQUEST, requests, prompt, cached, completion, cost))  # type: ignore[arg-type]
+        for row in charges:
+            is_stored = group_by == "adapter_id" and row.kind == "adapter_storage"
+            name = row.reference.partition("@")[0] if is_stored else ""
+            found.append(Used(row.bucket, name, row.kind, 0, 0, 0, 0, row.cost))
+        return found
+
+    async def values(
+        self, tenant_id: str, start: datetime, end: datetime
+    ) -> Mapping[str, list[tuple[str, int]]]:
+        """By OpenAI's name of each dimension, the values that requests in [start, end) have, with how many
+        do, the most frequent first. Raises DatabaseUnavailable.
+        """
+        async with self._database.read(tenant_id) as session:
+            found = await SliceRepository(session, tenant_id).values(start, end)
+        return {name: found[column] for name, column in COLUMNS.items()}
+
+    async def is_used(self, tenant_id: str) -> bool:
+        """Whether the tenant ever asked for anything."""
+        async with self._database.read(tenant_id) as session:
+            return await SliceRepository(session, tenant_id).is_used()
+
+    async def requests(
+        self,
+        tenant_id: str,
+        start: datetime,
+        end: datetime,
+        *,
+        slice: Slice = WHOLE,
+        after: Place | None = None,
+        limit: int = 50,
+    ) -> Requests:
+        """Requests submitted in [start, end), the newest first, those beyond `after`.
+
+        Of a slice, only hours are read in which its sums say that there is something of it.
+        Raises InvalidReportQuery, DatabaseUnavailable.
+        """
+        check_filters(**asdict(slice))
+        wanted = {_FIELDS[name]: values for name, values in asdict(slice).items() if values}
+        found: list[UsageRecord] = []
+        place = None if after is None else (after.submitted_at, after.request_id)
+        async with self._database.read(tenant_id) as session:
+            rows = SliceRepository(session, tenant_id)
+            until = end if after is None else min(end, after.submitted_at + timedelta(microseconds=1))
+            while len(found) <= limit and until > start:
+                hours = await rows.hours(start, until, wanted, limit + 1) if wanted else None
+                found += await rows.requests(start, until, wanted, hours, place, limit + 1 - len(found))
+                if hours is None or len(hours) <= limit:
+                    break
+                until = hours[-1]
+            page = found[:limit]
+            reversals = await rows.reversals_of(page) if page else []
+        last = page[-1] if len(found) > limit else None
+        return Requests(
+            page,
+            frozenset(reversal.request_id for reversal in reversals if reversal.request_id is not None),
+            None if last is None else Place(last.submitted_at, last.request_id),
+        )

@@ -1,0 +1,59 @@
+"""What the ledger's ids are called: keys, people, service accounts and projects of a tenant, those that are
+gone too. A bill names its causes longer than they live.
+
+Owns what stands for what. Refuses to know why somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from db.repository import TenantRepository
+from db.session import Database
+from tenants.models import ApiKey, Project, ServiceAccount, User
+
+ThingKind = Literal["key", "user", "service_account", "project"]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    kind: ThingKind
+    name: str
+    """Of a person, the email address."""
+    is_gone: bool = False
+    """Revoked, removed, deleted or archived."""
+
+
+class NameService:
+    """Of one tenant at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def of(self, tenant_id: str, ids: Collection[str]) -> Mapping[str, Named]:
+        """By id, whatever it is the id of. What the tenant never had, or has no more row of, is not there.
+        Raises DatabaseUnavailable.
+        """
+        if not ids:
+            return {}
+        async with self._database.read(tenant_id) as session:
+            return await NameRepository(session, tenant_id).of(sorted(set(ids)))
+
+
+class NameRepository(TenantRepository):
+    async def of(self, ids: Collection[str]) -> Mapping[str, Named]:
+        """A person who signed in stands where a key would, so an id is looked for among all kinds."""
+        found: dict[str, Named] = {}
+        kinds: tuple[tuple[ThingKind, Any, Any, Any], ...] = (
+            ("key", ApiKey, ApiKey.name, ApiKey.revoked_at),
+            ("user", User, User.email, User.removed_at),
+            ("service_account", ServiceAccount, ServiceAccount.name, ServiceAccount.deleted_at),
+            ("project", Project, Project.name, Project.archived_at),
+        )
+        for kind, model, name, ended in kinds:
+            query = self.select_own(model, model.id, name, ended.is_not(None)).where(model.id.in_(ids))
+            for id_, called, is_gone in (await self.session.execute(query)).all():
+                found[id_] = Named(kind, called, is_gone)
+        return found
