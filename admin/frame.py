@@ -23,7 +23,7 @@ from admin import security, words
 from admin.forms import read_form
 from admin.navigation import OPERATOR_SECTIONS, grouped, sections_for
 from admin.services import ConsoleServices, Explanations
-from admin.sessions import Opened, SessionStore
+from admin.sessions import Opened, Session, SessionStore
 from admin.visitors import Operator, Person, Visitor
 from billing.invoices.accounts import Account as BillingAccount
 from tenants.accounts import Account
@@ -34,6 +34,7 @@ __all__ = ["Frame", "Operator", "Person", "Visitor", "origin_of"]
 
 HERE = Path(__file__).parent
 OPERATOR_HOME = "/operator"
+ENROL = "/account/second-factor"
 CSRF_HEADER = "x-csrf-token"
 EXPIRED = "This form had expired. Please try again."
 FOREIGN = "This form was sent from another site."
@@ -58,6 +59,7 @@ Changing = Callable[[Request, Visitor, dict[str, str]], Awaitable[Response]]
 Operating = Callable[[Request, Operator], Awaitable[Response]]
 ChangingService = Callable[[Request, Operator, dict[str, str]], Awaitable[Response]]
 Answering = Callable[[Request, Person], Awaitable[Response]]
+ChangingOwn = Callable[[Request, Person, dict[str, str]], Awaitable[Response]]
 
 
 class Frame:
@@ -195,7 +197,44 @@ class Frame:
 
         return self.operating(serve)
 
-    def _answering(self, answer: Answering) -> Endpoint:
+    def told(self, serve: Endpoint) -> Endpoint:
+        """A route for whoever is not signed in, or need not be."""
+
+        async def endpoint(request: Request) -> Response:
+            self.require_private(request)
+            try:
+                return await serve(request)
+            except ClientDisconnect:
+                return Response(status_code=499)
+            except self._refusals as error:
+                return await self.refused(request, error)
+
+        return endpoint
+
+    def own(self, serve: Answering) -> Endpoint:
+        """A route of whoever is signed in, user or operator, about themselves: not of an operator in a
+        user's place. Also of one who has yet to set up a second factor.
+        """
+
+        async def answer(request: Request, person: Person) -> Response:
+            if isinstance(person, Visitor) and person.operator is not None:
+                raise HTTPException(403, _MEMBERS_ALONE)
+            return await serve(request, person)
+
+        return self._answering(answer, enrolling=True)
+
+    def changing_own(self, change: ChangingOwn) -> Endpoint:
+        """A route for a form about whoever is signed in."""
+
+        async def serve(request: Request, person: Person) -> Response:
+            self.require_same_origin(request)
+            form = await read_form(request)
+            self.require_token(person, form.get("csrf_token", ""))
+            return await change(request, person, form)
+
+        return self.own(serve)
+
+    def _answering(self, answer: Answering, *, enrolling: bool = False) -> Endpoint:
         async def endpoint(request: Request) -> Response:
             self.require_private(request)
             opened = await self.sessions.find(security.session_id(request))
@@ -205,6 +244,12 @@ class Frame:
                     told = {"message": "You are signed out. Sign in again.", "param": None}
                     return JSONResponse({"error": told}, status_code=401)
                 return self.to(request, "/sign-in")
+            signed_in = (person.operator if isinstance(person, Visitor) else None) or person.account
+            if signed_in.must_enrol and not enrolling:
+                if _by_script(request):
+                    told = {"message": "Set up a second factor first.", "param": None}
+                    return JSONResponse({"error": told}, status_code=403)
+                return self.to(request, ENROL)
             if isinstance(person, Visitor) and person.operator is not None:
                 request.state.guest = person
             try:
@@ -277,7 +322,8 @@ class Frame:
         if session.user_id is None or session.tenant_id is None:
             return None
         account = await self._accounts.find(session.user_id, session.tenant_id)
-        if account is None:  # removed since: the session must not outlive its user
+        # Removed since, or with another password: the session must not outlive that.
+        if account is None or _is_over(session, account):
             await self.sessions.end(opened.id)
             return None
         if not account.is_operator:
@@ -293,6 +339,10 @@ class Frame:
 
     async def _owing(self, account: Account) -> BillingAccount | None:
         return None if account.billing_state == "active" else await self._bills.find(account.tenant_id)
+
+
+def _is_over(session: Session, account: Account) -> bool:
+    return account.sessions_from is not None and session.started_at < account.sessions_from.timestamp()
 
 
 def operator_of(person: Person) -> Operator:

@@ -56,3 +56,9 @@ class Lockout:
             (f"rootstock:console:failures:account:{account}", MAX_PER_ACCOUNT),
             (f"rootstock:console:failures:address:{address}", MAX_PER_ADDRESS),
         )
+
+
+def waiting_words(wait_s: int) -> str:
+    """What is told of a wait."""
+    minutes = -(-wait_s // 60)
+    return f"Too many attempts. Try again in {minutes} minute{'s' if minutes > 1 else ''}."

@@ -1,7 +1,7 @@
 """Console sessions: kept in Redis under the hash of a random id, so that reading Redis signs nobody in.
 
-Owns: the life of a session (anonymous, signed in, rotated, ended) and its CSRF token. Refuses to know:
-cookies, passwords and who a user is beyond two ids.
+Owns: the life of a session (anonymous, half way in, signed in, rotated, ended), its CSRF token, and which a
+user has. Refuses to know: cookies, passwords and who a user is beyond two ids.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from redis.asyncio import Redis
 
 ANONYMOUS_S = 3600
 """Life of the session behind a sign-in form: long enough to fetch a password, too short to pile up."""
+HALF_WAY_S = 600
+"""To find the second factor."""
 IDLE_S = 8 * 3600
 ABSOLUTE_S = 24 * 3600
 ROTATE_S = 15 * 60
@@ -35,6 +37,17 @@ class Impersonation(msgspec.Struct, frozen=True):
     reason: str
 
 
+class HalfWay(msgspec.Struct, frozen=True):
+    """Somebody has proved the first of two things. Not signed in: nothing but the second is asked of them."""
+
+    user_id: str
+    tenant_id: str
+    by: str
+    """What the first was."""
+    proved_at: float
+    """Unix seconds."""
+
+
 class Session(msgspec.Struct, frozen=True):
     """What the server remembers about a browser. No user: the sign-in form has been shown, no more."""
 
@@ -50,6 +63,11 @@ class Session(msgspec.Struct, frozen=True):
     """What the next page is to tell: that what was asked for is done."""
     impersonation: Impersonation | None = None
     """Of an operator alone."""
+    half_way: HalfWay | None = None
+    """With no user yet."""
+    address: str = ""
+    """Of the client, and what it calls itself: for the user to recognise the session by."""
+    agent: str = ""
 
     def accepts(self, csrf_token: str) -> bool:
         """Whether a form came from a page of this session."""
@@ -64,6 +82,16 @@ class Opened(msgspec.Struct, frozen=True):
     fresh: bool = True
 
 
+class Known(msgspec.Struct, frozen=True):
+    """One of a user's sessions, as they are shown it."""
+
+    handle: str
+    """Tells it from others, and opens nothing."""
+    session: Session
+    idle_s: int
+    """Since its last request."""
+
+
 class SessionStore:
     """All sessions, by id. Nothing is remembered here: any API process serves any browser."""
 
@@ -75,14 +103,51 @@ class SessionStore:
         now = time.time()
         return await self._store(Session(secrets.token_urlsafe(32), now, now), ANONYMOUS_S)
 
-    async def sign_in(self, old: str | None, user_id: str, tenant_id: str) -> Opened:
+    async def go_half_way(self, old: str | None, half_way: HalfWay) -> Opened:
+        """Another id, of a session that can do nothing yet but take the second factor."""
+        if old:
+            await self.end(old)
+        now = time.time()
+        return await self._store(Session(secrets.token_urlsafe(32), now, now, half_way=half_way), HALF_WAY_S)
+
+    async def sign_in(
+        self,
+        old: str | None,
+        user_id: str,
+        tenant_id: str,
+        *,
+        address: str = "",
+        agent: str = "",
+        proved_at: float | None = None,
+    ) -> Opened:
         """A new id for a user who proved who they are; whoever knew the old id has nothing (session
-        fixation).
+        fixation). It counts from `proved_at`: what ends the sessions of before ends one that was being
+        opened, too.
         """
         if old:
             await self.end(old)
         now = time.time()
-        return await self._store(Session(secrets.token_urlsafe(32), now, now, user_id, tenant_id), IDLE_S)
+        session = Session(
+            secrets.token_urlsafe(32),
+            now if proved_at is None else proved_at,
+            now,
+            user_id,
+            tenant_id,
+            address=address[:64],
+            agent=agent[:200],
+        )
+        return await self._store(session, IDLE_S)
+
+    async def renew(self, opened: Opened) -> Opened:
+        """A new id and a new token for a user whose ways in have changed, counted from now: forms of pages
+        that were shown before are worth nothing.
+        """
+        await self.end(opened.id)
+        now = time.time()
+        session = msgspec.structs.replace(
+            opened.session, csrf_token=secrets.token_urlsafe(32), started_at=now, rotated_at=now, said=""
+        )
+        return await self._store(session, IDLE_S)
 
     async def find(self, session_id: str | None) -> Opened | None:
         """The session of a request, its idle time started over; rotated when it is due."""
@@ -126,11 +191,70 @@ class SessionStore:
         """Forget a session, at once and everywhere."""
         await self._redis.delete(_key(session_id))
 
+    async def of_user(self, user_id: str) -> list[Known]:
+        """Their sessions, the one used last first."""
+        handles = sorted(await self._handles(user_id))
+        if not handles:
+            return []
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for handle in handles:
+                pipe.get(_PREFIX + handle)
+                pipe.ttl(_PREFIX + handle)
+            answers = await pipe.execute()
+        known, over = [], []
+        for at, handle in enumerate(handles):
+            raw, left = answers[2 * at], int(answers[2 * at + 1])
+            session = None if raw is None else msgspec.msgpack.decode(raw, type=Session)
+            if session is None or session.user_id != user_id:
+                over.append(handle)
+            elif not session.superseded:
+                known.append(Known(handle, session, max(0, IDLE_S - left)))
+        if over:
+            await self._redis.srem(_index(user_id), *over)
+        return sorted(known, key=lambda one: one.idle_s)
+
+    async def end_of_user(self, user_id: str, *, handle: str | None = None, but: str | None = None) -> int:
+        """Forget one of their sessions, or all but the one whose id is `but`; how many there were."""
+        handles = await self._handles(user_id)
+        if handle is not None:
+            handles &= {handle}
+        if but is not None:
+            handles -= {_handle(but)}
+        if not handles:
+            return 0
+        await self._redis.srem(_index(user_id), *handles)
+        return int(await self._redis.delete(*(_PREFIX + one for one in handles)))
+
+    async def _handles(self, user_id: str) -> set[str]:
+        found = await self._redis.smembers(_index(user_id))
+        return {one.decode() if isinstance(one, bytes) else one for one in found}
+
     async def _store(self, session: Session, seconds: int) -> Opened:
         session_id = secrets.token_urlsafe(32)
-        await self._redis.set(_key(session_id), msgspec.msgpack.encode(session), ex=seconds)
+        async with self._redis.pipeline(transaction=True) as pipe:
+            pipe.set(_key(session_id), msgspec.msgpack.encode(session), ex=seconds)
+            if session.user_id is not None:
+                pipe.sadd(_index(session.user_id), _handle(session_id))
+                pipe.expire(_index(session.user_id), ABSOLUTE_S)
+            await pipe.execute()
         return Opened(session_id, session)
 
 
+_PREFIX = "rootstock:console:session:"
+
+
+def handle_of(opened: Opened) -> str:
+    """What tells the session from others."""
+    return _handle(opened.id)
+
+
+def _handle(session_id: str) -> str:
+    return hashlib.sha256(session_id.encode()).hexdigest()
+
+
 def _key(session_id: str) -> str:
-    return f"rootstock:console:session:{hashlib.sha256(session_id.encode()).hexdigest()}"
+    return _PREFIX + _handle(session_id)
+
+
+def _index(user_id: str) -> str:
+    return f"rootstock:console:sessions-of:{user_id}"

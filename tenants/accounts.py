@@ -60,12 +60,9 @@ class UserAccounts:
             raise NameTaken("email", email) from error
         return account_of(user, tenant)
 
-    async def authenticate(
-        self, email: str, password: str, *, address: str | None = None, request_id: str | None = None
-    ) -> Account | None:
+    async def authenticate(self, email: str, password: str) -> Account | None:
         """The account, when email and password are right and neither user nor tenant is disabled; as slow
-        when not. The audit log tells of those who came in: telling of others would take time that
-        tells which addresses are known.
+        when not. Whoever has a second factor is not in yet.
         """
         found = None
         if is_email(email):
@@ -75,24 +72,37 @@ class UserAccounts:
         right = await asyncio.to_thread(passwords.verify_password, stored, password)
         if found is None or not right:
             return None
-        user, tenant = found
+        user, tenant, factor_since = found
         if user.disabled_at is not None or tenant.disabled_at is not None:
             return None
+        assert user.password_hash is not None, "no password is right where there is none"
         fresh = await asyncio.to_thread(passwords.rehash, user.password_hash, password)
-        account = account_of(user, tenant)
-        async with self._database.write(tenant.id) as session:
-            if fresh is not None:
+        if fresh is not None:
+            async with self._database.write(tenant.id) as session:
                 await MemberRepository(session, tenant.id).set_password_hash(user.id, fresh)
-            actor = account.actor(address, request_id)
-            await AuditLog.record(session, tenant.id, actor, "login.succeeded", ("user", user.id))
-        return account
+        return account_of(user, tenant, has_second_factor=factor_since is not None)
+
+    async def note_sign_in(
+        self, account: Account, how: str, *, address: str | None = None, request_id: str | None = None
+    ) -> None:
+        """Put on record that somebody came in, by what `how` names. Of those who did not there is no record:
+        making one would take time that tells which addresses are known.
+        """
+        actor = account.actor(address, request_id)
+        async with self._database.write(account.tenant_id) as session:
+            target = ("user", account.user_id)
+            await AuditLog.record(session, account.tenant_id, actor, "login.succeeded", target, {"by": how})
 
     async def find(self, user_id: str, tenant_id: str) -> Account | None:
         """The account as it is now; None when the user or the tenant is gone or disabled."""
         async with self._database.read(tenant_id) as session:
             tenant = await TenantDirectory(session).tenant(tenant_id)
             plan = await TenantDirectory(session).plan_of(tenant_id)
-            user = await MemberRepository(session, tenant_id).find(user_id)
-        if tenant is None or user is None or tenant.disabled_at is not None or user.disabled_at is not None:
+            found = await MemberRepository(session, tenant_id).find_with_factor(user_id)
+        if tenant is None or found is None or tenant.disabled_at is not None:
             return None
-        return account_of(user, tenant, STANDARD if plan is None else plan_view(plan))
+        user, has_second_factor = found
+        if user.disabled_at is not None:
+            return None
+        view = STANDARD if plan is None else plan_view(plan)
+        return account_of(user, tenant, view, has_second_factor=has_second_factor)

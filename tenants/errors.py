@@ -64,6 +64,75 @@ class InviteInvalid(TenantError):
         super().__init__("the invitation is not valid, or not any more")
 
 
+class InviteNotTheirs(TenantError):
+    """Whom another provider vouches for does not have the address that was invited, or not for certain."""
+
+    def __init__(self) -> None:
+        super().__init__("the invitation is for another address than the one that was vouched for")
+
+
+class WrongPassword(TenantError):
+    """Not the password of whoever has signed in."""
+
+    def __init__(self) -> None:
+        super().__init__("this is not your password")
+
+
+class WrongCode(TenantError):
+    """No code of a second factor that is good now: another, an old one, or one that was used."""
+
+    def __init__(self) -> None:
+        super().__init__("this code is not valid, or not any more")
+
+
+class NoSecondFactor(TenantError):
+    """The user has none."""
+
+    def __init__(self) -> None:
+        super().__init__("there is no second factor")
+
+
+class SecondFactorKept(TenantError):
+    """A second factor stays as it is."""
+
+
+class SecondFactorMissing(TenantError):
+    """Who asks others for a second factor has one."""
+
+    def __init__(self) -> None:
+        super().__init__("set up a second factor of your own before you ask everybody for one")
+
+
+class ResetInvalid(TenantError):
+    """Unknown, used, expired: whoever holds such a token is not told which. Never carries it."""
+
+    def __init__(self) -> None:
+        super().__init__("this link is not valid, or not any more")
+
+
+class IdentityNotFound(TenantError):
+    """No such identity of this user."""
+
+    def __init__(self, identity_id: str) -> None:
+        super().__init__(f"there is no identity {identity_id!r}")
+        self.identity_id = identity_id
+
+
+class IdentityTaken(TenantError):
+    """It is another user's already."""
+
+    def __init__(self, issuer: str) -> None:
+        super().__init__("this identity lets somebody else in already")
+        self.issuer = issuer
+
+
+class LastWayIn(TenantError):
+    """Without a password, the only identity of a user stays."""
+
+    def __init__(self) -> None:
+        super().__init__("without a password you could not sign in any more: choose one first")
+
+
 class TenantNotFound(TenantError):
     def __init__(self, tenant: str) -> None:
         super().__init__(f"there is no tenant {tenant!r}")

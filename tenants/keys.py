@@ -1,9 +1,9 @@
-"""API keys and tokens of invitations: their form, their fingerprint, and nothing that could show one by
-accident.
+"""API keys, and tokens of invitations and resets: their form, their fingerprint, and nothing that could show
+one by accident.
 
-`rs_inference_`, `rs_admin_` or `rs_invite_`, then 43 base-62 characters (256 random bits), then 6 of
-checksum: a mistyped or made-up one is refused without a query, and a scanner of leaked secrets can tell it
-from noise. Only HMAC-SHA256 of it is ever stored.
+`rs_inference_`, `rs_admin_`, `rs_invite_` or `rs_reset_`, then 43 base-62 characters (256 random bits), then
+6 of checksum: a mistyped or made-up one is refused without a query, and a scanner of leaked secrets can tell
+it from noise. Only HMAC-SHA256 of it is ever stored.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ SHOWN_LEN = 4
 _FORM = re.compile(rf"rs_[a-z]+_([0-9A-Za-z]{{{SECRET_LEN}}})([0-9A-Za-z]{{{CHECKSUM_LEN}}})")
 _KEY = tuple(f"rs_{kind}_" for kind in KEY_KINDS)
 _INVITE = "rs_invite_"
+_RESET = "rs_reset_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ def generate_invite() -> NewKey:
     return _drawn(_INVITE)
 
 
+def generate_reset() -> NewKey:
+    """The token by which a password may be chosen anew."""
+    return _drawn(_RESET)
+
+
 def well_formed(plaintext: str) -> bool:
     """Whether this may be a key at all. Says nothing of any key that exists: the checksum is no secret."""
     return plaintext.startswith(_KEY) and _is_whole(plaintext)
@@ -56,6 +62,11 @@ def well_formed(plaintext: str) -> bool:
 def well_formed_invite(token: str) -> bool:
     """Whether this may be an invitation's token at all."""
     return token.startswith(_INVITE) and _is_whole(token)
+
+
+def well_formed_reset(token: str) -> bool:
+    """Whether this may be a reset's token at all."""
+    return token.startswith(_RESET) and _is_whole(token)
 
 
 def _drawn(form: str) -> NewKey:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
@@ -31,7 +31,19 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository
 from tenants.limits.repository import limits_of_key
-from tenants.models import OPERATOR_TENANT, ApiKey, Invite, Plan, Project, ServiceAccount, Tenant, User
+from tenants.models import (
+    OPERATOR_TENANT,
+    ApiKey,
+    Identity,
+    Invite,
+    PasswordReset,
+    Plan,
+    Project,
+    SecondFactor,
+    ServiceAccount,
+    Tenant,
+    User,
+)
 
 LAST_USED_PRECISION = timedelta(minutes=1)
 _ID = re.compile(r"[a-z_]{1,16}_[0-9A-Za-z]{1,40}")
@@ -48,6 +60,12 @@ _KEYS_BY_DIGEST = (
     .join(Plan, Plan.id == Tenant.plan_id)
     .outerjoin(Project, Project.id == ApiKey.project_id)
     .where(ApiKey.digest == any_(bindparam("digests", type_=ARRAY(LargeBinary))))
+)
+_SIGNING_IN = (
+    select(User, Tenant, SecondFactor.confirmed_at)
+    .join(Tenant, Tenant.id == User.tenant_id)
+    .outerjoin(SecondFactor, SecondFactor.user_id == User.id)
+    .where(User.removed_at.is_(None))
 )
 
 
@@ -113,14 +131,22 @@ class TenantDirectory:
         """
         return (await self.session.execute(_KEYS_BY_DIGEST, {"digests": digests})).all()
 
-    async def user_by_email(self, email: str) -> Row[User, Tenant] | None:
-        """Who signs in with it now."""
-        query = (
-            select(User, Tenant)
-            .join(Tenant, Tenant.id == User.tenant_id)
-            .where(User.email == email.lower(), User.removed_at.is_(None))
+    async def user_by_email(self, email: str) -> Row[User, Tenant, datetime | None] | None:
+        """Who signs in with it now, and since when a second factor is asked of them."""
+        query = _SIGNING_IN.where(User.email == email.lower())
+        return (await self.session.execute(query)).one_or_none()
+
+    async def user_by_identity(self, issuer: str, subject: str) -> Row[User, Tenant, datetime | None] | None:
+        """Whom the provider calls so, likewise."""
+        query = _SIGNING_IN.join(Identity, Identity.user_id == User.id).where(
+            Identity.issuer == issuer, Identity.subject == subject
         )
         return (await self.session.execute(query)).one_or_none()
+
+    async def tenant_of_reset(self, digest: bytes) -> str | None:
+        """Whose user may choose another password by this token, whatever its state."""
+        query = select(PasswordReset.tenant_id).where(PasswordReset.digest == digest)
+        return (await self.session.execute(query)).scalar_one_or_none()
 
     async def tenant_of_invite(self, digest: bytes) -> str | None:
         """Whose invitation a token is of, whatever its state."""

@@ -17,6 +17,9 @@ from tenants.actors import OPERATOR, SYSTEM, Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken, TenantNotFound
 from tenants.fields import checked_name
+from tenants.identities.credentials import Credentials
+from tenants.identities.second_factors import SecondFactors
+from tenants.identities.service import Identities
 from tenants.key_service import CreatedKey, KeyService
 from tenants.members.invites import InviteService
 from tenants.members.service import MemberService
@@ -115,6 +118,9 @@ class AccountServices:
     service_accounts: ServiceAccountService
     keys: KeyService
     users: UserAccounts
+    second_factors: SecondFactors
+    credentials: Credentials
+    identities: Identities
     audit: AuditLog
     limits: LimitService
 
@@ -130,6 +136,9 @@ def account_services(database: Database, redis_client: redis.asyncio.Redis, secr
         service_accounts=ServiceAccountService(database, redis_client),
         keys=KeyService(database, redis_client, secret),
         users=UserAccounts(database),
+        second_factors=SecondFactors(database, secret),
+        credentials=Credentials(database, secret),
+        identities=Identities(database),
         audit=AuditLog(database),
         limits=LimitService(database, redis_client),
     )

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from db.base import new_id
 from tenants.actors import Actor
 from tenants.fields import MAX_NAME_LEN
-from tenants.models import OPERATOR_TENANT, Tenant, User
+from tenants.models import OPERATOR_TENANT, Identity, Tenant, User
 from tenants.roles import Right, Role, admin_scopes, may
 from tenants.views import STANDARD, PlanView
+from tenants.vouched import Vouched
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,21 @@ class Account:
     tenant_name: str
     plan: PlanView = STANDARD
     """As of when it was looked up by `find`."""
+    name: str = ""
+    has_password: bool = True
+    """Not: an identity of another provider lets them in, and nothing else."""
+    has_second_factor: bool = False
+    needs_second_factor: bool = False
+    """Their tenant asks for one."""
+    sessions_from: datetime | None = None
+    """Console sessions that began before are over."""
     billing_state: str = "active"
     """Or `grace`, `suspended`: whether the tenant pays."""
+
+    @property
+    def must_enrol(self) -> bool:
+        """Has to set up a second factor before anything else."""
+        return self.needs_second_factor and not self.has_second_factor
 
     @property
     def is_operator(self) -> bool:
@@ -41,7 +55,7 @@ class Account:
         return Actor("user", self.user_id, address, request_id, scopes, self.user_id, self.email)
 
 
-def new_user(tenant_id: str, email: str, password_hash: str, role: str, name: str) -> User:
+def new_user(tenant_id: str, email: str, password_hash: str | None, role: str, name: str) -> User:
     """A row. Raises ValueError naming the field."""
     if len(name) > MAX_NAME_LEN or (name and not name.isprintable()):
         raise ValueError(f"name must have at most {MAX_NAME_LEN} printable characters")
@@ -56,6 +70,34 @@ def new_user(tenant_id: str, email: str, password_hash: str, role: str, name: st
     )
 
 
-def account_of(user: User, tenant: Tenant, plan: PlanView = STANDARD) -> Account:
+def new_identity(tenant_id: str, user_id: str, vouched: Vouched) -> Identity:
+    """A row."""
+    return Identity(
+        id=new_id("ident"),
+        tenant_id=tenant_id,
+        user_id=user_id,
+        issuer=vouched.issuer,
+        subject=vouched.subject,
+        email=vouched.email.lower()[:254],
+        created_at=datetime.now(UTC),
+    )
+
+
+def account_of(
+    user: User, tenant: Tenant, plan: PlanView = STANDARD, *, has_second_factor: bool = False
+) -> Account:
     role: Role = user.role  # type: ignore[assignment]
-    return Account(user.id, user.email, role, tenant.id, tenant.name, plan, tenant.billing_state)
+    return Account(
+        user.id,
+        user.email,
+        role,
+        tenant.id,
+        tenant.name,
+        plan,
+        name=user.name,
+        has_password=user.password_hash is not None,
+        has_second_factor=has_second_factor,
+        needs_second_factor=bool(tenant.second_factor_required),
+        sessions_from=user.sessions_from,
+        billing_state=tenant.billing_state,
+    )

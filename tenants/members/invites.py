@@ -21,17 +21,19 @@ from tenants.errors import (
     InviteAccepted,
     InviteInvalid,
     InviteNotFound,
+    InviteNotTheirs,
     NameTaken,
     ProjectNotFound,
     TenantNotFound,
 )
-from tenants.fields import checked_email
-from tenants.members.account import Account, account_of, new_user
+from tenants.fields import MAX_NAME_LEN, checked_email
+from tenants.members.account import Account, account_of, new_identity, new_user
 from tenants.members.repository import MemberRepository
 from tenants.members.service import new_member, require_may_appoint
 from tenants.models import Invite, Tenant, User
 from tenants.repository import TenantDirectory
 from tenants.roles import ProjectRole, Role, checked_project_role, checked_role
+from tenants.vouched import Vouched
 
 DEFAULT_LIFE = timedelta(days=7)
 MAX_LIFE = timedelta(days=90)
@@ -146,26 +148,55 @@ class InviteService:
         Raises InviteInvalid whatever is wrong with the token; NameTaken when the address has become that of a
         user meanwhile; ValueError naming the field.
         """
+        digest = self.digest(token)
+        tenant_id = await self._tenant_of(digest)
+        # Dear, and so only for those who have been given a token: nobody guesses one.
+        password_hash = await asyncio.to_thread(passwords.hash_password, password)
+        try:
+            return await self._accept(tenant_id, digest, name, password_hash, None, address, request_id)
+        except IntegrityError as error:
+            raise NameTaken("email", "of this invitation") from error
+
+    def digest(self, token: str) -> bytes:
+        """What the token is known by, to be kept while another provider is asked. Raises InviteInvalid for
+        what cannot be one.
+        """
         if not keys.well_formed_invite(token):
             raise InviteInvalid
-        digest = self._hasher.digest(token)
+        return self._hasher.digest(token)
+
+    async def accept_vouched(
+        self, digest: bytes, vouched: Vouched, *, address: str | None = None, request_id: str | None = None
+    ) -> Account:
+        """Likewise, without a password: another provider says who comes, and that the address which was
+        invited is theirs.
+
+        Raises InviteInvalid, InviteNotTheirs for another address or one that nobody has seen to; NameTaken
+        also for an identity that is somebody's already.
+        """
+        tenant_id = await self._tenant_of(digest)
+        name = vouched.name if vouched.name.isprintable() else ""
+        try:
+            return await self._accept(
+                tenant_id, digest, name[:MAX_NAME_LEN], None, vouched, address, request_id
+            )
+        except IntegrityError as error:
+            raise NameTaken("email or identity", "of this invitation") from error
+
+    async def _tenant_of(self, digest: bytes) -> str:
         async with self._database.read(EVERY_TENANT) as reading:
             tenant_id = await TenantDirectory(reading).tenant_of_invite(digest)
         if tenant_id is None:
             raise InviteInvalid
-        # Dear, and so only for those who have been given a token: nobody guesses one.
-        password_hash = await asyncio.to_thread(passwords.hash_password, password)
-        try:
-            return await self._accept(tenant_id, digest, name, password_hash, address, request_id)
-        except IntegrityError as error:
-            raise NameTaken("email", "of this invitation") from error
+        return tenant_id
 
     async def _accept(
         self,
         tenant_id: str,
         digest: bytes,
         name: str,
-        password_hash: str,
+        password_hash: str | None,
+        vouched: Vouched | None,
         address: str | None,
         request_id: str | None,
     ) -> Account:
@@ -183,10 +214,14 @@ class InviteService:
                 or tenant.disabled_at is not None
             ):
                 raise InviteInvalid
+            if vouched is not None and not (vouched.email_verified and vouched.email.lower() == invite.email):
+                raise InviteNotTheirs
             invite.accepted_at = now
             user: User = new_user(tenant_id, invite.email, password_hash, invite.role, name)
             members.add_own(user)
             await session.flush()
+            if vouched is not None:
+                members.add_own(new_identity(tenant_id, user.id, vouched))
             places = sorted(await members.live_projects(invite.projects))
             for project_id in places:
                 members.add_own(new_member(tenant_id, project_id, user.id, invite.projects[project_id]))

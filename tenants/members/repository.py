@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Row, Select
 
 from db.repository import TenantRepository
-from tenants.models import Invite, Project, ProjectMember, User
+from tenants.models import Identity, Invite, PasswordReset, Project, ProjectMember, SecondFactor, User
 from tenants.repository import is_id, keyset
 
 Member = Row[ProjectMember, User]
@@ -58,9 +58,27 @@ class MemberRepository(TenantRepository):
         page = keyset(query, User.id, after=after, limit=limit, newest_first=newest_first)
         return (await self.session.execute(page)).scalars().all()
 
+    async def find_with_factor(self, user_id: str) -> tuple[User, bool] | None:
+        """The user, and whether a second factor is asked of them."""
+        if not is_id(user_id):
+            return None
+        confirmed = self.select_own(SecondFactor, SecondFactor.confirmed_at).where(
+            SecondFactor.user_id == User.id
+        )
+        query = self.select_own(User, User, confirmed.correlate(User).scalar_subquery())
+        found = (
+            await self.session.execute(query.where(User.removed_at.is_(None), User.id == user_id))
+        ).one_or_none()
+        return None if found is None else (found[0], found[1] is not None)
+
     async def set_password_hash(self, user_id: str, password_hash: str) -> None:
         query = self.update_own(User).where(User.id == user_id).values(password_hash=password_hash)
         await self.session.execute(query)
+
+    async def forget_ways_in(self, user_id: str) -> None:
+        """Of somebody who leaves: what they proved who they are by, which may be another user's one day."""
+        for model in (SecondFactor, Identity, PasswordReset):
+            await self.session.execute(self.delete_own(model).where(model.user_id == user_id))
 
     def _live(self) -> Select[Any]:
         return self.select_own(User).where(User.removed_at.is_(None))

@@ -117,6 +117,7 @@ class MemberService:
                 raise LastOwner(user_id)
             user.removed_at = datetime.now(UTC)
             await members.leave(user_id)
+            await members.forget_ways_in(user_id)
             revoked = await revoke_keys(session, self._redis, tenant_id, ApiKey.user_id == user_id)
             details = {"email": user.email, "role": user.role, "revoked_keys": revoked}
             await AuditLog.record(session, tenant_id, actor, "user.deleted", ("user", user_id), details)

@@ -1,0 +1,152 @@
+"""Passwords of users who have one, or are to have another: changed by themselves, or by a token they were
+given.
+
+Every method is one transaction. A changed password ends the sessions of before: their rows say from when.
+Sends no mail: whoever asks for a token is given it, to pass it on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from db.session import EVERY_TENANT, Database, WriteSession
+from tenants import keys, passwords
+from tenants.actors import Actor
+from tenants.audit.service import AuditLog
+from tenants.errors import ResetInvalid, UserNotFound, WrongPassword
+from tenants.fields import is_email
+from tenants.identities.repository import IdentityRepository
+from tenants.members.account import Account
+from tenants.members.repository import MemberRepository
+from tenants.members.service import require_may_appoint
+from tenants.models import PasswordReset, User
+from tenants.repository import TenantDirectory
+
+RESET_LIFE = timedelta(hours=1)
+"""Of a token that is mailed."""
+HANDED_LIFE = timedelta(days=1)
+"""Of one that is passed on by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedReset:
+    """As it is shown, or mailed, once."""
+
+    email: str
+    token: str = field(repr=False)
+    expires_at: datetime
+
+
+class Credentials:
+    """Of every tenant's users. `secret` is the server's, under which tokens are stored."""
+
+    def __init__(self, database: Database, secret: str) -> None:
+        self._database = database
+        self._hasher = keys.KeyHasher(secret)
+
+    async def check(self, account: Account, password: str) -> None:
+        """That it is theirs. Raises WrongPassword, also for users who have none."""
+        async with self._database.read(account.tenant_id) as session:
+            user = await MemberRepository(session, account.tenant_id).find(account.user_id)
+        stored = None if user is None else user.password_hash
+        if not await asyncio.to_thread(passwords.verify_password, stored, password):
+            raise WrongPassword
+
+    async def change(self, account: Account, old: str, new: str, actor: Actor) -> None:
+        """Raises WrongPassword, ValueError naming the field."""
+        await self.check(account, old)
+        password_hash = await asyncio.to_thread(passwords.hash_password, new)
+        async with self._database.write(account.tenant_id) as session:
+            # Held, and looked at again: it may have become another one meanwhile, by a token.
+            user = await MemberRepository(session, account.tenant_id).lock(account.user_id)
+            if user is None:
+                raise UserNotFound(account.user_id)
+            await self._set(session, user, password_hash, actor, {"by": "password"})
+
+    async def ask_reset(self, email: str) -> CreatedReset | None:
+        """A token for whoever signs in with this address; None where nobody may. Whoever asked must not be
+        told which, nor see it in how long it takes.
+        """
+        if not is_email(email):
+            return None
+        async with self._database.read(EVERY_TENANT) as session:
+            found = await TenantDirectory(session).user_by_email(email)
+        if found is None:
+            return None
+        user, tenant, _ = found
+        if user.disabled_at is not None or tenant.disabled_at is not None:
+            return None
+        async with self._database.write(tenant.id) as writing:
+            return await self._add_reset(writing, user, RESET_LIFE)
+
+    async def make_reset(self, tenant_id: str, user_id: str, actor: Actor) -> CreatedReset:
+        """For another member, to be passed on by hand. Raises UserNotFound, OwnersOnly for an owner's."""
+        async with self._database.write(tenant_id) as session:
+            members = MemberRepository(session, tenant_id)
+            user = await members.lock(user_id)
+            if user is None:
+                raise UserNotFound(user_id)
+            await require_may_appoint(members, actor, user.role)
+            made = await self._add_reset(session, user, HANDED_LIFE)
+            details = {"email": user.email}
+            await AuditLog.record(
+                session, tenant_id, actor, "password.reset_made", ("user", user_id), details
+            )
+        return made
+
+    async def reset(
+        self, token: str, new: str, *, address: str | None = None, request_id: str | None = None
+    ) -> None:
+        """Choose another password by a token, good once. A second factor is asked for as before. Raises
+        ResetInvalid whatever is wrong with the token, ValueError naming the field.
+        """
+        if not keys.well_formed_reset(token):
+            raise ResetInvalid
+        digest = self._hasher.digest(token)
+        async with self._database.read(EVERY_TENANT) as reading:
+            tenant_id = await TenantDirectory(reading).tenant_of_reset(digest)
+        if tenant_id is None:
+            raise ResetInvalid
+        # Dear, and so only for those who have been given a token: nobody guesses one.
+        password_hash = await asyncio.to_thread(passwords.hash_password, new)
+        async with self._database.write(tenant_id) as session:
+            row = await IdentityRepository(session, tenant_id).lock_reset(digest)
+            tenant = await TenantDirectory(session).tenant(tenant_id)
+            if row is None or row.expires_at <= datetime.now(UTC):
+                raise ResetInvalid
+            user = await MemberRepository(session, tenant_id).lock(row.user_id)
+            if user is None or user.disabled_at is not None or tenant is None or tenant.disabled_at:
+                raise ResetInvalid
+            actor = Actor("user", user.id, address, request_id, user_id=user.id, email=user.email)
+            await self._set(session, user, password_hash, actor, {"by": "token"})
+
+    async def end_sessions(self, account: Account) -> None:
+        """All that began before now."""
+        async with self._database.write(account.tenant_id) as session:
+            user = await MemberRepository(session, account.tenant_id).lock(account.user_id)
+            if user is not None:
+                user.sessions_from = datetime.now(UTC)
+
+    async def _add_reset(self, session: WriteSession, user: User, life: timedelta) -> CreatedReset:
+        made, now = keys.generate_reset(), datetime.now(UTC)
+        identities = IdentityRepository(session, user.tenant_id)
+        await identities.drop_old_resets(user.id, now)
+        identities.add_own(
+            PasswordReset(
+                digest=self._hasher.digest(made.plaintext),
+                tenant_id=user.tenant_id,
+                user_id=user.id,
+                created_at=now,
+                expires_at=now + life,
+            )
+        )
+        return CreatedReset(user.email, made.plaintext, now + life)
+
+    async def _set(
+        self, session: WriteSession, user: User, password_hash: str, actor: Actor, details: dict[str, str]
+    ) -> None:
+        identities = IdentityRepository(session, user.tenant_id)
+        await identities.set_password(user.id, password_hash, datetime.now(UTC))
+        await AuditLog.record(session, user.tenant_id, actor, "password.changed", ("user", user.id), details)

@@ -1,0 +1,81 @@
+"""Identities of other providers: whom a provider vouches for, and which user that is.
+
+Every method is one transaction. Owns that an identity is one user's, bound by that user, and never by an
+address that happens to be the same. Refuses to know how a provider proves what it says.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy.exc import IntegrityError
+
+from db.session import EVERY_TENANT, Database
+from tenants.actors import Actor
+from tenants.audit.service import AuditLog
+from tenants.errors import IdentityNotFound, IdentityTaken, LastWayIn, UserNotFound
+from tenants.identities.repository import IdentityRepository
+from tenants.members.account import Account, account_of, new_identity
+from tenants.members.repository import MemberRepository
+from tenants.models import Identity
+from tenants.repository import TenantDirectory
+from tenants.vouched import Vouched
+
+
+class Identities:
+    """Of every tenant's users."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def find(self, vouched: Vouched) -> Account | None:
+        """Whose it is; None where it is nobody's who may sign in."""
+        if "\x00" in vouched.issuer + vouched.subject:
+            return None
+        async with self._database.read(EVERY_TENANT) as session:
+            found = await TenantDirectory(session).user_by_identity(vouched.issuer, vouched.subject)
+        if found is None:
+            return None
+        user, tenant, factor_since = found
+        if user.disabled_at is not None or tenant.disabled_at is not None:
+            return None
+        return account_of(user, tenant, has_second_factor=factor_since is not None)
+
+    async def list(self, account: Account) -> list[Identity]:
+        async with self._database.read(account.tenant_id) as session:
+            return [*await IdentityRepository(session, account.tenant_id).identities(account.user_id)]
+
+    async def bind(self, account: Account, vouched: Vouched, actor: Actor) -> None:
+        """For the user who has signed in. Again changes nothing. Raises IdentityTaken for that of another
+        user, of whatever tenant.
+        """
+        try:
+            async with self._database.write(account.tenant_id) as session:
+                if await MemberRepository(session, account.tenant_id).hold(account.user_id) is None:
+                    raise UserNotFound(account.user_id)
+                identities = IdentityRepository(session, account.tenant_id)
+                theirs = {(one.issuer, one.subject) for one in await identities.identities(account.user_id)}
+                if (vouched.issuer, vouched.subject) in theirs:
+                    return
+                row = new_identity(account.tenant_id, account.user_id, vouched)
+                identities.add_own(row)
+                details = {"issuer": vouched.issuer, "email": row.email}
+                await AuditLog.record(
+                    session, account.tenant_id, actor, "identity.added", ("user", account.user_id), details
+                )
+        except IntegrityError as error:
+            raise IdentityTaken(vouched.issuer) from error
+
+    async def unbind(self, account: Account, identity_id: str, actor: Actor) -> None:
+        """Raises IdentityNotFound; LastWayIn when nothing else lets the user in."""
+        async with self._database.write(account.tenant_id) as session:
+            user = await MemberRepository(session, account.tenant_id).lock(account.user_id)
+            identities = IdentityRepository(session, account.tenant_id)
+            row = await identities.identity(account.user_id, identity_id)
+            if user is None or row is None:
+                raise IdentityNotFound(identity_id)
+            if user.password_hash is None and len(await identities.identities(account.user_id)) == 1:
+                raise LastWayIn
+            await identities.drop_identity(row.id)
+            details = {"issuer": row.issuer, "email": row.email}
+            await AuditLog.record(
+                session, account.tenant_id, actor, "identity.removed", ("user", account.user_id), details
+            )
