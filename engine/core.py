@@ -21,8 +21,9 @@ from typing import Protocol
 
 from engine.admission import is_digest
 from engine.batch import Batch, Launched
-from engine.outputs import DeviceGauges, RunnerCounters, StepOutputs
-from engine.protocol import AdapterRef, EngineStats, PriorityClass, Rejected, Submit
+from engine.inspection import history_of, view_of
+from engine.outputs import DeviceGauges, DeviceMemory, RunnerCounters, StepOutputs
+from engine.protocol import AdapterRef, EngineStats, EngineView, PriorityClass, Rejected, Submit
 from engine.scheduler import Scheduler
 
 
@@ -51,13 +52,20 @@ class _Flight:
 
 class EngineCore:
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, gauges: Callable[[], DeviceGauges] = DeviceGauges
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        gauges: Callable[[], DeviceGauges] = DeviceGauges,
+        memory: DeviceMemory | None = None,
     ) -> None:
         """`gauges`: asked for whenever `stats` are."""
         assert runner.depth in (0, 1), f"nothing is planned {runner.depth} steps ahead"
         self.scheduler = scheduler
         self.runner = runner
         self._gauges = gauges
+        self._memory = DeviceMemory() if memory is None else memory
+        self._history = history_of(scheduler)
+        self._started_at = time.time()
         # (slot, digest, error): filled by the loader's thread, emptied by the next step.
         self._load_reports: deque[tuple[int, str, str | None]] = deque()
         self._in_flight: deque[_Flight] = deque()
@@ -167,6 +175,21 @@ class EngineCore:
             decode_tokens=counters.decode_tokens,
         )
 
+    def view(self, stats: EngineStats) -> EngineView:
+        """The engine as an operator sees it, with `stats` as they are to be told."""
+        memory = dict(self._memory.shares)
+        if stats.adapter_bytes_total or stats.adapter_bytes_used:
+            memory["adapters"] = stats.adapter_bytes_total or stats.adapter_bytes_used
+        return view_of(
+            self.scheduler,
+            self._history,
+            stats,
+            memory,
+            self._memory.slot_bytes,
+            taken_at=time.time(),
+            started_at=self._started_at,
+        )
+
     def check_integrity(self) -> None:
         """Assert that nothing is lost or held twice. For idle moments and tests."""
         assert len(self._in_flight) <= self.runner.depth
@@ -176,13 +199,18 @@ class EngineCore:
         began = time.perf_counter()
         if self._was_running and not self._in_flight:
             self._gap_seconds += began - self._settled_at
+        self._history.planned(*self.scheduler.composition)
         self._in_flight.append(_Flight(batch, self.runner.launch(batch), began))
 
     def _commit(self, flight: _Flight) -> StepOutputs:
-        outputs = self.scheduler.commit(flight.batch, flight.launched.result())
+        result = flight.launched.result()
+        self._history.ending()
+        outputs = self.scheduler.commit(flight.batch, result)
         now = time.perf_counter()
         self._num_steps += 1
-        self._step_seconds += now - max(flight.began, self._settled_at)
+        seconds = now - max(flight.began, self._settled_at)
+        self._step_seconds += seconds
+        self._history.ended(seconds)
         self._settled_at = now
         self._was_running = self.scheduler.num_running > 0
         return outputs

@@ -45,6 +45,8 @@ class BlockPool:
         self._by_hash: dict[bytes, int] = {}
         # Eviction order: the first goes first. Blocks without contents worth keeping stand before all others.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
+        self.num_cached = 0
+        """Free blocks whose contents can still be found."""
 
     @property
     def num_free(self) -> int:
@@ -74,6 +76,7 @@ class BlockPool:
         for block_id in block_ids:
             if not self._references[block_id]:
                 del self._free[block_id]
+                self.num_cached -= self._hashes[block_id] is not None
             self._references[block_id] += 1
 
     def take(self) -> int:
@@ -83,6 +86,7 @@ class BlockPool:
         if name is not None:
             self._hashes[block_id] = None
             del self._by_hash[name]
+            self.num_cached -= 1
         self._references[block_id] = 1
         return block_id
 
@@ -98,6 +102,8 @@ class BlockPool:
                 self._free[block_id] = None
                 if self._hashes[block_id] is None:
                     self._free.move_to_end(block_id, last=False)
+                else:
+                    self.num_cached += 1
 
     def name(self, block_id: int, name: bytes) -> None:
         """Make a full, computed block findable.
@@ -107,6 +113,7 @@ class BlockPool:
         if name not in self._by_hash:
             self._by_hash[name] = block_id
             self._hashes[block_id] = name
+            self.num_cached += not self._references[block_id]
 
     def forget(self, names: Iterable[bytes]) -> None:
         """Make contents unfindable: they are not to be trusted."""
@@ -114,6 +121,7 @@ class BlockPool:
             block_id = self._by_hash.pop(name, None)
             if block_id is not None:
                 self._hashes[block_id] = None
+                self.num_cached -= not self._references[block_id]
 
     def held_ids(self) -> set[int]:
         """For checks: linear in the number of blocks."""
@@ -129,6 +137,7 @@ class BlockPool:
         assert len(self._free) + len(held) == self.num_blocks, "free + held != total"
         named = {name: block_id for block_id, name in enumerate(self._hashes) if name is not None}
         assert named == self._by_hash, "the index disagrees with the blocks"
+        assert self.num_cached == sum(self._hashes[block_id] is not None for block_id in self._free)
 
 
 class BlockTable:

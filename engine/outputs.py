@@ -5,6 +5,7 @@ Owns plain records. Refuses to know how they come about and where they are sent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.protocol import Finished, PromptScores, Rejected, TokenChunk, UsageEvent
@@ -124,3 +125,13 @@ class DeviceGauges:
     adapter_bytes_used: int = 0
     adapter_load_seconds: float = 0.0
     """Summed over loads that have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What the device's memory is used for, in bytes."""
+
+    shares: Mapping[str, int] = field(default_factory=dict)
+    """By what they are for, without what adapters have; empty where there is no model."""
+    slot_bytes: Sequence[int] = ()
+    """What adapters take, by slot; empty where the slot table knows."""

@@ -29,7 +29,7 @@ from engine.lora.residency import Residency
 from engine.pace import Pace
 from engine.preemption import Preemption, protect
 from engine.protocol import PriorityClass
-from engine.request import Request, RequestState
+from engine.request import CLASS_ORDER, Request, RequestState
 from engine.roster import Roster
 from engine.running import Running
 
@@ -47,9 +47,12 @@ class Plan:
         """Shares of known tokens; those of more than one come last in the batch."""
 
     @property
-    def num_known(self) -> int:
-        """Tokens of the shares of known tokens."""
-        return sum([share.num_tokens for _, share in self.prefill])
+    def known_by_class(self) -> list[int]:
+        """Tokens of the shares of known tokens, in the order of the classes."""
+        found = [0] * len(CLASS_ORDER)
+        for request, share in self.prefill:
+            found[request.rank[0]] += share.num_tokens
+        return found
 
     def add(self, request: Request, share: Scheduled) -> None:
         self.requests.append(request)

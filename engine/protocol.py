@@ -12,6 +12,9 @@ from typing import Literal
 
 import msgspec
 
+from engine.gauges import EngineStats as EngineStats
+from engine.gauges import EngineView as EngineView
+
 
 class PriorityClass(StrEnum):
     """A request's class of service, in the words of OpenAI's `service_tier`."""
@@ -99,6 +102,10 @@ class Prefetch(msgspec.Struct, frozen=True, tag="prefetch"):
     """Keep it there from now on, as far as the engine has room for pins; False: no longer. None: as it is."""
 
 
+class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
+    """Asks for one EngineView. Who wants to go on looking asks again."""
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """A client's first message; answered by EngineInfo once the model is loaded."""
 
@@ -109,7 +116,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """The client leaves in good order: its requests are aborted, nothing more is sent to it."""
 
 
-ClientMessage = Submit | Abort | Prefetch | Hello | Goodbye
+ClientMessage = Submit | Abort | Prefetch | Hello | Goodbye | Inspect
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -224,68 +231,7 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="info"):
     build: str
 
 
-class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
-    """Gauges and monotonic counters, sent to every client twice a second: also the heartbeat."""
-
-    engine_id: str
-    incarnation: str
-    running: int = 0
-    waiting: dict[str, int] = {}
-    """By priority class."""
-    blocks_total: int = 0
-    blocks_used: int = 0
-    """Held by running requests; cached but unreferenced blocks are free."""
-    slots_total: int = 0
-    slots_resident: int = 0
-    slots_loading: int = 0
-    adapter_loads: int = 0
-    adapter_evictions: int = 0
-    steps: int = 0
-    step_seconds: float = 0.0
-    """From launch to commit, summed over steps; time that two steps share counts once."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    preemptions: int = 0
-    aborted: int = 0
-    rejected: int = 0
-    errors: int = 0
-    journal_spooled: int = 0
-    """Usage events waiting on local disk because the journal's Redis is away."""
-    admitted: dict[str, int] = {}
-    """By priority class: requests that entered a batch for the first time."""
-    queue_seconds: dict[str, float] = {}
-    """By priority class: the seconds those waited for it since `Submit.submitted_at`, summed."""
-    device: str = ""
-    quantization: str = ""
-    kv_dtype: str = ""
-    adapter_bytes_total: int = 0
-    """Device memory set aside for adapters; 0 where there is no such bound."""
-    adapter_bytes_used: int = 0
-    adapter_load_seconds: float = 0.0
-    """From the start of a load to its end, summed over loads."""
-    graph_replays: int = 0
-    """Steps that replayed a captured graph."""
-    eager_steps: int = 0
-    """Steps launched op by op."""
-    step_gap_seconds: float = 0.0
-    """How long the device waited for its next step although rows were running, as far as the host can see."""
-    rows_total: int = 0
-    running_by_class: dict[str, int] = {}
-    """`running`, by priority class."""
-    predicted_wait: dict[str, float] = {}
-    """By priority class: seconds that a short request of a tenant without others would wait now."""
-    preempted: dict[str, int] = {}
-    """`preemptions`, by the priority class of who had to go."""
-    shed: dict[str, int] = {}
-    """By priority class: requests refused as overloaded."""
-    prefill_tokens: int = 0
-    """Known tokens that steps computed: of prompts, and again after preemptions."""
-    decode_tokens: int = 0
-    """Tokens that steps computed one to a row, to draw the next."""
-
-
-EngineMessage = Outputs | EngineInfo | EngineStats
+EngineMessage = Outputs | EngineInfo | EngineStats | EngineView
 
 
 class UsageEvent(msgspec.Struct, frozen=True):

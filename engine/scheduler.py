@@ -108,6 +108,8 @@ class Scheduler:
             limits, pool, self.residency, self.queue, self._running, self._roster, self._pace
         )
         self._uncommitted: deque[Plan] = deque()
+        self.composition: tuple[list[int], list[int]] = ([], [])
+        """Of the step planned last, by class: known tokens that it computes, and rows that decode."""
 
     # Requests come and go --------------------------------------------------------------------------------
 
@@ -143,9 +145,13 @@ class Scheduler:
         if plan is None:
             return None
         self.overload.is_short_of_blocks = self._planning.is_short_of_blocks
-        num_known = plan.num_known
+        known, decoding = plan.known_by_class, self._running.num_rows.copy()
+        for request, _ in plan.prefill:
+            decoding[request.rank[0]] -= 1
+        num_known = sum(known)
         self.counters.prefill_tokens += num_known
-        self.counters.decode_tokens += len(plan.requests) - len(plan.prefill)
+        self.counters.decode_tokens += sum(decoding)
+        self.composition = known, decoding
         self._pace.end_step(num_known)
         self._uncommitted.append(plan)
         return plan.batch
@@ -217,6 +223,15 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running.requests)
+
+    @property
+    def running(self) -> list[Request]:
+        """The requests in the batch, by rank; not to be changed."""
+        return self._running.requests
+
+    def look(self) -> float:
+        """What time it is, by the clock that requests' waits are told by."""
+        return self._pace.look()
 
     @property
     def running_by_class(self) -> dict[str, int]:

@@ -34,7 +34,9 @@ from engine.protocol import (
     Abort,
     EngineInfo,
     EngineStats,
+    EngineView,
     Finished,
+    Inspect,
     Outputs,
     Prefetch,
     PromptScores,
@@ -50,6 +52,8 @@ log = structlog.get_logger(__name__)
 
 STATS_INTERVAL = 0.25
 """Seconds between looks at the core's gauges: half the heartbeat's."""
+VIEW_INTERVAL = 0.25
+"""Seconds for which a view is good enough for whoever asks next."""
 IDLE_WAIT = 1.0
 ABORT_GRACE = 5.0
 """Seconds that aborted requests have for their last words when a drain runs out of time."""
@@ -120,6 +124,10 @@ class EngineServer:
         self.engine_id = engine_id
         self._stats: EngineStats | None = None
         self._stats_at = 0.0
+        self._view: EngineView | None = None
+        self._view_at = 0.0
+        self._lookers: set[bytes] = set()
+        """Clients that have asked for a view and not been answered."""
         self._step_began: float | None = None
         self._num_refused = 0
         self._num_stops = 0
@@ -190,6 +198,8 @@ class EngineServer:
                 elif aborted and late > ABORT_GRACE:
                     raise RuntimeError(f"{len(self._routes)} requests did not end when aborted")
             self._take_messages(wait=not self._core.has_work)
+            if self._lookers:
+                self._show()
             if self._core.has_work:
                 self._step()
 
@@ -280,6 +290,8 @@ class EngineServer:
                     self._core.abort(request_id)
             case FromClient(_, Prefetch(adapter, pinned)):
                 self._core.prefetch(adapter, pinned)
+            case FromClient(client, Inspect()):
+                self._lookers.add(client)
             case _AdapterLoaded(slot, digest, error):
                 self._core.adapter_loaded(slot, digest, error)
             case ClientGone(client):
@@ -326,10 +338,30 @@ class EngineServer:
 
     # Gauges -----------------------------------------------------------------------------------------------
 
-    def _take_stats(self) -> None:
+    def _take_stats(self) -> EngineStats:
         self._stats_at = time.monotonic()
         stats = self._core.stats
         self._stats = msgspec.structs.replace(stats, rejected=stats.rejected + self._num_refused)
+        return self._stats
+
+    def _show(self) -> None:
+        """Answer those who want to look. However many ask, however often, a view is made now and then."""
+        view, now = self._view, time.monotonic()
+        if view is None or now - self._view_at > VIEW_INTERVAL:
+            view = self._view = self._core.view(self._finish_stats(self._take_stats()))
+            self._view_at = now
+        for client in self._lookers:
+            self._transport.send(client, view)
+        self._lookers.clear()
+
+    def _finish_stats(self, stats: EngineStats) -> EngineStats:
+        """With what the core does not know."""
+        return msgspec.structs.replace(
+            stats,
+            journal_spooled=self._meter.num_spooled,
+            errors=stats.errors + self._transport.num_invalid,
+            draining=self._num_stops > 0,
+        )
 
     def _heartbeat(self) -> EngineStats | None:
         """On the transport's thread, twice a second; also what notices a step that hangs."""
@@ -341,8 +373,4 @@ class EngineServer:
             )  # the step loop is past raising anything; the in-flight table has the bill
         if self._stats is None:
             return None
-        return msgspec.structs.replace(
-            self._stats,
-            journal_spooled=self._meter.num_spooled,
-            errors=self._stats.errors + self._transport.num_invalid,
-        )
+        return self._finish_stats(self._stats)

@@ -122,6 +122,14 @@ class Residency:
         self.slots.failed(index, digest)
         self._exhausted = None
 
+    def num_waiting(self, digest: str) -> int:
+        """Requests on the adapter that wait."""
+        return self._waiting.get(digest, 0)
+
+    def is_closed(self, index: int) -> bool:
+        """Whether the slot's room is claimed: no request on its adapter is admitted any more."""
+        return index in self._closed
+
     def take_turns(self) -> None:
         """Let adapters that have waited too long claim room. Call once before admitting."""
         if not self._missing:

@@ -13,17 +13,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine import protocol
+from engine import gauges, protocol
 
 SNAPSHOT = Path(__file__).with_name("protocol.json")
 
 
 def structs() -> dict[str, type[msgspec.Struct]]:
-    return {
+    found = {
         name: member
-        for name, member in inspect.getmembers(protocol, inspect.isclass)
-        if issubclass(member, msgspec.Struct) and member.__module__ == protocol.__name__
+        for module in (protocol, gauges)
+        for name, member in inspect.getmembers(module, inspect.isclass)
+        if issubclass(member, msgspec.Struct) and member.__module__ == module.__name__
     }
+    return dict(sorted(found.items()))
 
 
 def described() -> dict[str, Any]:
@@ -52,6 +54,7 @@ def test_the_wire_format_is_the_one_that_was_agreed() -> None:
     protocol.Prefetch(protocol.AdapterRef("0" * 64, 8)),
     protocol.Hello("api-0"),
     protocol.Goodbye(),
+    protocol.Inspect(),
 ])  # fmt: skip
 def test_messages_to_the_engine_survive_the_wire(message: msgspec.Struct) -> None:
     wire = msgspec.msgpack.encode(message)

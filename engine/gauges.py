@@ -1,0 +1,166 @@
+"""What an engine tells of itself: the gauges and counters of its heartbeat, and the view that is asked for.
+
+Owns those structs, which are part of the wire format: `engine.protocol` says what that asks of changes.
+Refuses to know how they come about, and who reads them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
+    """Gauges and monotonic counters, sent to every client twice a second: also the heartbeat."""
+
+    engine_id: str
+    incarnation: str
+    running: int = 0
+    waiting: dict[str, int] = {}
+    """By priority class."""
+    blocks_total: int = 0
+    blocks_used: int = 0
+    """Held by running requests; cached but unreferenced blocks are free."""
+    slots_total: int = 0
+    slots_resident: int = 0
+    slots_loading: int = 0
+    adapter_loads: int = 0
+    adapter_evictions: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    """From launch to commit, summed over steps; time that two steps share counts once."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    preemptions: int = 0
+    aborted: int = 0
+    rejected: int = 0
+    errors: int = 0
+    journal_spooled: int = 0
+    """Usage events waiting on local disk because the journal's Redis is away."""
+    admitted: dict[str, int] = {}
+    """By priority class: requests that entered a batch for the first time."""
+    queue_seconds: dict[str, float] = {}
+    """By priority class: the seconds those waited for it since `Submit.submitted_at`, summed."""
+    device: str = ""
+    quantization: str = ""
+    kv_dtype: str = ""
+    adapter_bytes_total: int = 0
+    """Device memory set aside for adapters; 0 where there is no such bound."""
+    adapter_bytes_used: int = 0
+    adapter_load_seconds: float = 0.0
+    """From the start of a load to its end, summed over loads."""
+    graph_replays: int = 0
+    """Steps that replayed a captured graph."""
+    eager_steps: int = 0
+    """Steps launched op by op."""
+    step_gap_seconds: float = 0.0
+    """How long the device waited for its next step although rows were running, as far as the host can see."""
+    rows_total: int = 0
+    running_by_class: dict[str, int] = {}
+    """`running`, by priority class."""
+    predicted_wait: dict[str, float] = {}
+    """By priority class: seconds that a short request of a tenant without others would wait now."""
+    preempted: dict[str, int] = {}
+    """`preemptions`, by the priority class of who had to go."""
+    shed: dict[str, int] = {}
+    """By priority class: requests refused as overloaded."""
+    prefill_tokens: int = 0
+    """Known tokens that steps computed: of prompts, and again after preemptions."""
+    decode_tokens: int = 0
+    """Tokens that steps computed one to a row, to draw the next."""
+    draining: bool = False
+    """New requests are refused; it ends once those it has are answered."""
+
+
+class StepSecond(msgspec.Struct, frozen=True, array_like=True):
+    """What one second's steps came to. Lists are by priority class, in the order of `PriorityClass`."""
+
+    at: int
+    """Unix seconds."""
+    steps: int
+    step_seconds: float
+    """Summed, as in EngineStats."""
+    p50: float
+    """Seconds of a step, to within 3 %; so is `p99`."""
+    p99: float
+    prefill_tokens: list[int]
+    decode_rows: list[int]
+    """Summed over the steps."""
+    completion_tokens: int
+    prompt_tokens: int
+    """Of requests that were admitted, and so are `cached_tokens`."""
+    cached_tokens: int
+    preemptions: int
+    shed: int
+    adapter_loads: int
+    adapter_evictions: int
+    blocks_used: int
+    """At its end, and so is `waiting`."""
+    waiting: list[int]
+
+
+class SlotView(msgspec.Struct, frozen=True, array_like=True):
+    """An adapter in a slot."""
+
+    slot: int
+    digest: str
+    rank: int
+    num_bytes: int
+    """Of the device's memory; 0 where that is not known."""
+    loading: bool
+    pinned: bool
+    closing: bool
+    """No new request is admitted on it: another adapter is to have its room."""
+    rows: int
+    """Requests in the batch that use it."""
+    waiting: int
+
+
+class Share(msgspec.Struct, frozen=True, array_like=True):
+    """The requests of one tenant on one adapter in one class."""
+
+    tenant: str
+    digest: str | None
+    priority: str
+    rows: int = 0
+    """In the batch."""
+    prefill_rows: int = 0
+    """Of those, the ones whose prompt is not computed yet."""
+    tokens: int = 0
+    """That the rows have, prompts and answers."""
+    waiting: int = 0
+    oldest_wait: float = 0.0
+    """Seconds that the one has waited which has waited longest."""
+
+
+class EngineView(msgspec.Struct, frozen=True, tag="view"):
+    """All that an operator's picture of the engine is made of, in answer to Inspect. Bounded in size, and
+    without prompts, answers and labels.
+    """
+
+    stats: EngineStats
+    taken_at: float
+    """Unix seconds, the engine's clock; so is `started_at`."""
+    started_at: float
+    max_batch_tokens: int
+    block_size: int
+    blocks_cached: int
+    """Free blocks whose contents can still be found."""
+    prefill_tokens: list[int]
+    """Of the step planned last, and so are `decode_rows`; by class, in the order of `PriorityClass`."""
+    decode_rows: list[int]
+    oldest_wait: list[float]
+    """By class: seconds that the request has waited which has waited longest."""
+    step_p50: float
+    """Seconds of a step, over `seconds`, to within 3 %; so is `step_p99`."""
+    step_p99: float
+    seconds: list[StepSecond]
+    """The last minutes, in order; without those in which no step ended."""
+    slots: list[SlotView]
+    """Those that are not empty, most used first."""
+    shares: list[Share]
+    """Who has the rows and who waits: the largest, most rows first."""
+    num_shares: int
+    """How many there are, `shares` and others."""
+    memory: dict[str, int]
+    """Bytes of the device's memory by what they are for: "weights", "kv", "adapters", "scratch", "rest"."""

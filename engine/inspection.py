@@ -1,0 +1,154 @@
+"""What an operator sees of an engine at one moment: the batch, the slots, who has the rows and who waits.
+
+Owns the making of an EngineView, and its bounds: it is made between two steps, of at most as many entries as
+there are slots and requests, and never with what a request says. Refuses to know who asks and how often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from heapq import nsmallest
+
+from engine.gauges import EngineStats, EngineView, Share, SlotView
+from engine.history import Levels, StepHistory, Totals
+from engine.lora.slots import SlotState
+from engine.protocol import PriorityClass
+from engine.request import CLASS_ORDER, Request
+from engine.scheduler import Scheduler
+
+MAX_SLOTS = 512
+MAX_SHARES = 64
+
+_CLASSES = [str(priority) for priority in PriorityClass]
+_Key = tuple[str, str | None, int]
+"""Tenant, adapter and the place of the class among `_CLASSES`."""
+_NO_ROWS = [0, 0, 0]
+
+
+def history_of(scheduler: Scheduler) -> StepHistory:
+    """An empty history of what the scheduler's steps will be."""
+    counters, slots, queue = scheduler.counters, scheduler.residency.slots, scheduler.queue
+
+    def totals() -> Totals:
+        return Totals(
+            counters.completion_tokens,
+            counters.prompt_tokens,
+            counters.cached_tokens,
+            counters.preemptions,
+            sum(counters.shed.values()),
+            slots.num_loads,
+            slots.num_evictions,
+        )
+
+    def levels() -> Levels:
+        return Levels(scheduler.pool.num_held, [queue.num_waiting(priority) for priority in PriorityClass])
+
+    return StepHistory(totals, levels)
+
+
+def view_of(
+    scheduler: Scheduler,
+    history: StepHistory,
+    stats: EngineStats,
+    memory: Mapping[str, int],
+    slot_bytes: Sequence[int],
+    *,
+    taken_at: float,
+    started_at: float,
+) -> EngineView:
+    """The engine as of now.
+
+    `slot_bytes`: what adapters take, by slot, where the slot table does not bound it; may be empty.
+    """
+    now = scheduler.look()
+    running, waiting = scheduler.running, list(scheduler.queue)
+    shares, num_shares = _shares(running, waiting, now)
+    p50, p99 = history.percentiles(0.5, 0.99)
+    return EngineView(
+        stats=stats,
+        taken_at=taken_at,
+        started_at=started_at,
+        max_batch_tokens=scheduler.limits.max_batch_tokens,
+        block_size=scheduler.pool.block_size,
+        blocks_cached=scheduler.pool.num_cached,
+        prefill_tokens=history.last_prefill if running else [0] * len(CLASS_ORDER),
+        decode_rows=history.last_decode if running else [0] * len(CLASS_ORDER),
+        oldest_wait=_oldest_waits(waiting, now),
+        step_p50=p50,
+        step_p99=p99,
+        seconds=history.seconds(),
+        slots=_slots(scheduler, slot_bytes),
+        shares=shares,
+        num_shares=num_shares,
+        memory=dict(memory),
+    )
+
+
+def _oldest_waits(waiting: list[Request], now: float) -> list[float]:
+    found = [0.0] * len(CLASS_ORDER)
+    for request in waiting:
+        order = request.rank[0]
+        found[order] = max(found[order], now - request.waiting_since)
+    return found
+
+
+def _shares(running: list[Request], waiting: list[Request], now: float) -> tuple[list[Share], int]:
+    """The largest, and how many there are."""
+    rows: dict[_Key, list[int]] = {}
+    for request in running:
+        digest = None if request.adapter is None else request.adapter.digest
+        key = (request.tenant, digest, request.rank[0])
+        sums = rows.get(key)
+        if sums is None:
+            sums = rows[key] = [0, 0, 0]
+        sums[0] += 1
+        sums[1] += request.total_len - request.computed_len > 1
+        sums[2] += request.total_len
+    waits: dict[_Key, tuple[int, float]] = {}
+    for request in waiting:
+        digest = None if request.adapter is None else request.adapter.digest
+        key = (request.tenant, digest, request.rank[0])
+        count, since = waits.get(key, (0, now))
+        waits[key] = (count + 1, min(since, request.waiting_since))
+    largest = nsmallest(
+        MAX_SHARES,
+        rows.keys() | waits.keys(),
+        key=lambda key: (
+            -rows.get(key, _NO_ROWS)[0],
+            -waits.get(key, (0, now))[0],
+            key[0],
+            key[2],
+            key[1] or "",
+        ),
+    )
+    shares = []
+    for key in largest:
+        num_rows, num_prefill, num_tokens = rows.get(key, _NO_ROWS)
+        count, since = waits.get(key, (0, now))
+        tenant, digest, order = key
+        shares.append(
+            Share(tenant, digest, _CLASSES[order], num_rows, num_prefill, num_tokens, count, now - since)
+        )
+    return shares, len(rows.keys() | waits.keys())
+
+
+def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
+    residency = scheduler.residency
+    table = residency.slots
+    found = [
+        SlotView(
+            slot=slot.index,
+            digest=slot.ref.digest,
+            rank=slot.ref.rank,
+            num_bytes=slot.num_bytes or (slot_bytes[slot.index] if slot_bytes else 0),
+            loading=slot.state is SlotState.LOADING,
+            pinned=table.is_pinned(slot.ref.digest),
+            closing=residency.is_closed(slot.index),
+            rows=slot.references,
+            waiting=residency.num_waiting(slot.ref.digest),
+        )
+        for slot in table.slots
+        if slot.ref is not None
+    ]
+    found.sort(key=lambda view: (-view.rows, -view.waiting, view.slot))
+    return found[:MAX_SLOTS]
