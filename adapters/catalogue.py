@@ -106,6 +106,11 @@ class AdapterCatalogue:
             events = await EventRepository(session, tenant_id).last_of(adapter_ids)
         return {event.adapter_id: event for event in events}
 
+    async def names(self, tenant_id: str, adapter_ids: Collection[str]) -> dict[str, tuple[str, bool]]:
+        """By id, what adapters on any base are or were called, and whether they are deleted."""
+        async with self._database.read(tenant_id) as session:
+            return await AdapterRepository(session, tenant_id).names(adapter_ids)
+
     def follow(
         self, tenant_id: str, adapter_id: str, after: str | None = None
     ) -> AsyncIterator[list[AdapterEvent]]:

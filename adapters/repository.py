@@ -76,6 +76,12 @@ class AdapterRepository(TenantRepository):
         rows = (await self.session.execute(query.order_by(Adapter.id).limit(limit))).all()
         return [version for _, version in rows]
 
+    async def names(self, adapter_ids: Collection[str]) -> dict[str, tuple[str, bool]]:
+        """By id, the name and whether the adapter is deleted: such are found here alone."""
+        columns = (Adapter.id, Adapter.name, Adapter.deleted_at.is_not(None))
+        query = self.select_own(Adapter, *columns).where(Adapter.id.in_(adapter_ids))
+        return {id_: (name, gone) for id_, name, gone in (await self.session.execute(query)).all()}
+
     async def count(self) -> int:
         """How many adapters the tenant has, on any base."""
         return (await self.session.execute(self._live(func.count()))).scalar_one()
