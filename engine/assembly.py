@@ -28,7 +28,7 @@ from engine.model.config import ModelConfig
 from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.model.weights import base_digest
-from engine.outputs import DeviceGauges
+from engine.outputs import DeviceGauges, DeviceMemory
 from engine.protocol import EngineInfo
 from engine.runner import ModelRunner
 from engine.scheduler import Scheduler
@@ -63,6 +63,7 @@ class _Parts:
     loader: AdapterLoader[Any]
     num_blocks: int
     gauges: Callable[[], DeviceGauges]
+    memory: DeviceMemory
 
 
 def build_engine(
@@ -113,7 +114,7 @@ def build_engine(
         vocab_size=config.vocab_size,
         build=build,
     )
-    return EngineCore(scheduler, parts.runner, parts.gauges), info
+    return EngineCore(scheduler, parts.runner, parts.gauges, parts.memory), info
 
 
 # The two kinds of engine ------------------------------------------------------------------------------------
@@ -142,10 +143,12 @@ def _cpu_parts(
             device=str(model.device),
             quantization=model.quantization,
             kv_dtype=_name(model.dtype),
+            adapter_bytes_used=sum(pool.slot_bytes),
             adapter_load_seconds=loader.load_seconds,
         )
 
-    return _Parts(runner, loader, plan.num_blocks, gauges)
+    memory = DeviceMemory({"kv": plan.kv_bytes}, pool.slot_bytes)
+    return _Parts(runner, loader, plan.num_blocks, gauges, memory)
 
 
 def _gpu_parts(
@@ -162,11 +165,13 @@ def _gpu_parts(
     config = model.config
     kv_dtype = torch.float8_e4m3fn if device_settings.kv_dtype == "fp8" else model.dtype
     free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
+    used_bytes = total_bytes - free_bytes
+    scratch_bytes = DeviceRunner.scratch_bytes(config, sizes.max_rows, sizes.max_batch_tokens)
     plan = plan_gpu(
         _wanted(sizes, device_settings),
         budget_bytes=int(device_settings.memory_share * total_bytes),
-        used_bytes=total_bytes - free_bytes,
-        scratch_bytes=DeviceRunner.scratch_bytes(config, sizes.max_rows, sizes.max_batch_tokens),
+        used_bytes=used_bytes,
+        scratch_bytes=scratch_bytes,
         block_bytes=KVCache.block_bytes(config, BLOCK_SIZE, kv_dtype),
         useful_blocks=_useful_blocks(sizes),
         typical_adapter_bytes=adapter_bytes(config),
@@ -208,7 +213,9 @@ def _gpu_parts(
             adapter_load_seconds=loader.load_seconds,
         )
 
-    return _Parts(runner, loader, plan.num_blocks, gauges)
+    shares = {"weights": used_bytes, "scratch": scratch_bytes, "kv": plan.kv_bytes}
+    shares["rest"] = max(0, total_bytes - sum(shares.values()) - plan.adapter_bytes)
+    return _Parts(runner, loader, plan.num_blocks, gauges, DeviceMemory(shares))
 
 
 # Choices ----------------------------------------------------------------------------------------------------

@@ -38,6 +38,8 @@ class AdapterPool:
         self._device = torch.device(device)
         self._dtype = dtype
         self._versions = [0] * num_slots
+        self.slot_bytes = [0] * num_slots
+        """What the adapter in each slot takes."""
         self._groups: list[dict[str, list[SlotGroup | None]]] = [
             {group: [None] * num_slots for group in GROUPS} for _ in range(config.num_layers)
         ]
@@ -71,6 +73,7 @@ class AdapterPool:
         for layer, entries in zip(self._groups, packed.manifest.layers, strict=True):
             for name, entry in entries.items():
                 layer[name][slot] = _views(slab, name, entry)
+        self.slot_bytes[slot] = slab.numel() * slab.element_size()
         self._versions[slot] += 1
 
     # What a loader asks of any pool.
@@ -102,6 +105,7 @@ class AdapterPool:
         for layer in self._groups:
             for views in layer.values():
                 views[slot] = None
+        self.slot_bytes[slot] = 0
         self._versions[slot] += 1
 
 
