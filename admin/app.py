@@ -26,6 +26,7 @@ from admin.record_routes import RecordRoutes
 from admin.services import AdapterServices, BillingServices, ConsoleServices, Explanations
 from admin.sign_in_routes import SignInRoutes
 from admin.upload_routes import UploadRoutes
+from admin.webhook_routes import WebhookRoutes
 
 __all__ = ["AdapterServices", "BillingServices", "ConsoleServices", "Explanations", "create_console"]
 
@@ -48,6 +49,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *MemberRoutes(frame, services).routes(),
             *PlaygroundRoutes(frame, services).routes(),
             *BillingRoutes(frame, services).routes(),
+            *WebhookRoutes(frame, services).routes(),
             *RecordRoutes(frame, services).routes(),
             *JoinRoutes(frame, services).routes(),
             *operator_routes(frame, services),
