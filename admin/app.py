@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Mount, Route
+from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
 from admin import security
 from admin.adapter_routes import AdapterRoutes
 from admin.billing_routes import BillingRoutes
-from admin.frame import HERE, Frame, Visitor
+from admin.frame import HERE, Frame
 from admin.join_routes import JoinRoutes
 from admin.key_routes import KeyRoutes
 from admin.member_routes import MemberRoutes
 from admin.operator.routes import operator_routes
+from admin.overview_routes import OverviewRoutes
 from admin.playground_routes import PlaygroundRoutes
 from admin.record_routes import RecordRoutes
 from admin.services import AdapterServices, BillingServices, ConsoleServices, Explanations
@@ -35,13 +35,9 @@ def create_console(services: ConsoleServices) -> ASGIApp:
     """The console, to be mounted under a prefix such as `/console`."""
     frame = Frame(services)
 
-    async def overview(request: Request, visitor: Visitor) -> Response:
-        shown = await services.overview.gather(visitor.tenant_id)
-        return frame.page(request, "overview.html", visitor=visitor, section="overview", page=shown)
-
     app = Starlette(
         routes=[
-            Route("/", frame.serving(overview), methods=["GET"]),
+            *OverviewRoutes(frame, services).routes(),
             *SignInRoutes(frame, services).routes(),
             *UploadRoutes(frame, services).routes(),
             *AdapterRoutes(frame, services).routes(),

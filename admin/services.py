@@ -23,7 +23,6 @@ from adapters.resolver import ModelResolver
 from adapters.service import AdapterService
 from adapters.submission import AdapterSubmission
 from admin.operator.services import OperatorServices
-from admin.pages.overview import OverviewPage
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
@@ -31,10 +30,12 @@ from billing.invoices.verification import InvoiceVerification
 from billing.notifications.service import WebhookService
 from billing.payments.service import PaymentService
 from billing.reports.costs import CostReports
+from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from sla.service import SlaReports
 from tenants.accounts import UserAccounts
 from tenants.context import KeyKind
+from tenants.naming import NameService
 from tenants.quotas import Quotas
 from tenants.service import AccountServices
 
@@ -101,7 +102,8 @@ class ConsoleServices:
     account: AccountServices
     scopes: Mapping[KeyKind, frozenset[str]]
     """What keys can be restricted to."""
-    overview: OverviewPage
+    names: NameService
+    usage: UsageReports
     files: FileService
     uploads: UploadService
     adapters: AdapterServices

@@ -11,14 +11,15 @@ from adapters.files.service import FileService, UploadService
 from adapters.resolver import ModelResolver
 from admin.app import BillingServices, ConsoleServices, Explanations, create_console
 from admin.operator.services import OperatorServices
-from admin.pages.overview import OverviewPage
 from api.edge import AsgiApp
 from api.errors import FACES, NotServing, envelope, face_of
 from api.onboarding import Onboarding
 from api.organization.scopes import SCOPES
 from api.playground import Playground
+from billing.service import UsageReports
 from engine.client import EngineClient
 from sla.service import SlaReports
+from tenants.naming import NameService
 from tenants.service import AccountServices
 
 EXPLANATIONS = Explanations(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
@@ -27,7 +28,8 @@ EXPLANATIONS = Explanations(tuple(FACES), lambda error: (face_of(error).status, 
 def console_over(
     cache: redis.asyncio.Redis,
     account: AccountServices,
-    overview: OverviewPage,
+    names: NameService,
+    usage: UsageReports,
     files: FileService,
     uploads: UploadService,
     onboarding: Onboarding,
@@ -51,7 +53,8 @@ def console_over(
             accounts=account.users,
             account=account,
             scopes=SCOPES,
-            overview=overview,
+            names=names,
+            usage=usage,
             files=files,
             uploads=uploads,
             adapters=onboarding,

@@ -28,7 +28,6 @@ from adapters.inspection import Sandbox, SandboxUnavailable
 from adapters.resolver import ModelResolver
 from adapters.storage import StorageSettings, open_store
 from admin.app import BillingServices
-from admin.pages.overview import OverviewPage
 from api.app import create_app
 from api.books_metrics import BooksCollector
 from api.connections import connections_with
@@ -65,6 +64,7 @@ from engine.client import EngineClient
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry import logs
+from tenants.naming import NameService
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import account_services
@@ -162,7 +162,6 @@ async def open_services(
         await _start_ahead(sandbox)
         usage = UsageReports(rows)
         accounts = account_services(rows, cache, secret)
-        overview = OverviewPage(accounts.keys, models, usage)
         files, uploads = FileService(rows, store, sandbox), UploadService(rows, store, sandbox)
         onboarding = await opened.enter_async_context(
             open_onboarding(
@@ -219,7 +218,8 @@ async def open_services(
         console = console_over(
             cache,
             accounts,
-            overview,
+            NameService(rows),
+            usage,
             files,
             uploads,
             onboarding,

@@ -16,7 +16,6 @@ from starlette.routing import Mount
 
 from adapters.service import AdapterService, ModelResolver
 from admin.app import BillingServices, ConsoleServices, create_console
-from admin.pages.overview import OverviewPage
 from api.console import EXPLANATIONS
 from api.deps import Services
 from api.edge import BodyLimit, BodyLimits, Edge
@@ -42,6 +41,7 @@ from sla.service import SlaReports
 from telemetry.metrics import ServingMetrics
 from tenants.accounts import UserAccounts
 from tenants.key_service import KeyService
+from tenants.naming import NameService
 from tenants.quotas import Quotas
 from tenants.service import AccountServices, TenantService, account_services
 from tenants.user_callers import UserCallers
@@ -175,7 +175,8 @@ async def site(
                 accounts=accounts,
                 account=account,
                 scopes=SCOPES,
-                overview=OverviewPage(keys, models, UsageReports(database)),
+                names=NameService(database),
+                usage=UsageReports(database),
                 files=place.files,
                 uploads=place.uploads,
                 adapters=place.onboarding,

@@ -1,0 +1,27 @@
+"""The first page over HTTP. Changes nothing."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from admin.frame import Frame, Visitor
+from admin.navigation import OVERVIEW
+from admin.pages.overview import OverviewPage
+from admin.services import ConsoleServices
+
+
+class OverviewRoutes:
+    """`/`."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        self._page = OverviewPage(services.account.keys, services.models, services.usage)
+
+    def routes(self) -> list[Route]:
+        return [Route("/", self._frame.serving(self.show), methods=["GET"])]
+
+    async def show(self, request: Request, visitor: Visitor) -> Response:
+        shown = await self._page.gather(visitor.tenant_id)
+        return self._frame.page(request, "overview.html", visitor=visitor, section=OVERVIEW.id, page=shown)
