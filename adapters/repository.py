@@ -223,6 +223,26 @@ class AdapterDirectory:
         )
         return (await self.session.execute(query)).all()
 
+    async def named(self, digests: Collection[str]) -> Sequence[Row[str | None, str, str, str, str, int]]:
+        """`digest`, `tenant_id`, `tenant`, `adapter_id`, `adapter` and `version` of each version with one of
+        the digests that is not deleted, the oldest last.
+        """
+        query = (
+            select(
+                AdapterVersion.digest,
+                Tenant.id.label("tenant_id"),
+                Tenant.name.label("tenant"),
+                Adapter.id.label("adapter_id"),
+                Adapter.name.label("adapter"),
+                AdapterVersion.version,
+            )
+            .join(Adapter, Adapter.id == AdapterVersion.adapter_id)
+            .join(Tenant, Tenant.id == Adapter.tenant_id)
+            .where(AdapterVersion.digest.in_(digests), Adapter.deleted_at.is_(None))
+            .order_by(Adapter.id.desc(), AdapterVersion.version.desc())
+        )
+        return (await self.session.execute(query)).all()
+
     async def is_served(self, digest: str, *, besides: str) -> bool:
         """Whether it is the active version of an adapter of another tenant."""
         query = (

@@ -107,6 +107,12 @@ class TenantDirectory:
         query = select(Tenant).where(Tenant.id != OPERATOR_TENANT).order_by(Tenant.id)
         return list((await self.session.execute(query)).scalars())
 
+    async def names(self, tenant_ids: Collection[str]) -> dict[str, str]:
+        """By id; without those there are not, or are no ids."""
+        known = [tenant_id for tenant_id in tenant_ids if is_id(tenant_id)]
+        query = select(Tenant.id, Tenant.name).where(Tenant.id.in_(known))
+        return {row.id: row.name for row in (await self.session.execute(query)).all()}
+
     async def plans(self) -> list[Plan]:
         """All of them, oldest first."""
         return list((await self.session.execute(select(Plan).order_by(Plan.created_at, Plan.id))).scalars())

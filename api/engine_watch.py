@@ -1,0 +1,150 @@
+"""What engines look like, for the operators who look: shared by all API processes.
+
+A process knows one engine, an operator wants to see all, and asks whichever process answers. So each process
+that serves a page notes in Redis that somebody looks; while that is fresh, every process asks its engine once
+a second (of several on one engine, the first) and leaves the report in Redis, where pages read it. Nobody
+looks: nothing is asked.
+
+Owns the rhythm, and the reports in Redis. Refuses to know what is shown of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+import msgspec
+import redis.asyncio
+import structlog
+from redis.exceptions import RedisError
+
+from admin.operator.engines import EngineReport, EngineState
+from engine.client import EngineClient
+
+log = structlog.get_logger(__name__)
+
+REPORTS = "rootstock:engines"
+"""Hash: key of an engine to its latest report."""
+LOOKED = "rootstock:engines:looked"
+"""Since when somebody has been looking; gone when nobody does."""
+TURN = "rootstock:engines:turn:{}"
+"""Of the process that asks an engine this second."""
+INTERVAL = 1.0
+_TURN_MS = 800
+_LOOKING_SECONDS = 5
+PATIENCE = 2.0
+"""Seconds for an engine to answer: it does so between two steps."""
+FRESH = 3.5
+"""Seconds for which a report stands, and what another process sees of an engine counts."""
+FORGOTTEN = 24 * 3600.0
+"""Seconds after which an engine that nobody tells of any more is none."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(EngineReport)
+
+
+class EngineWatch:
+    """One process's part. `start` it, `close` it."""
+
+    def __init__(
+        self, engine: EngineClient, cache: redis.asyncio.Redis, clock: Callable[[], float] = time.time
+    ) -> None:
+        """`clock` gives Unix seconds."""
+        self._engine = engine
+        self._cache = cache
+        self._clock = clock
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._keep_reporting(), name="engine watch")
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def look(self) -> list[EngineReport]:
+        """Raises RedisError."""
+        began = await self._note_looking()
+        if self._clock() - began < INTERVAL:
+            await self._report()  # nobody looked until now: the first look is not to wait
+        reports = await self._read()
+        now = self._clock()
+        for key, report in list(reports.items()):
+            if now - report.reported_at > FORGOTTEN:
+                del reports[key]
+                await self._cache.hdel(REPORTS, key)
+            elif now - max(report.reported_at, began) > FRESH:
+                # No process tells of it any more, although they were asked.
+                reports[key] = msgspec.structs.replace(report, state="gone", since=_end_of(report))
+        return [reports[key] for key in sorted(reports)]
+
+    async def _note_looking(self) -> float:
+        """Since when somebody has been looking."""
+        now = self._clock()
+        async with self._cache.pipeline(transaction=False) as pipe:
+            pipe.set(LOOKED, repr(now), nx=True, ex=_LOOKING_SECONDS)
+            pipe.expire(LOOKED, _LOOKING_SECONDS)
+            pipe.get(LOOKED)
+            *_, began = await pipe.execute()
+        return now if began is None else float(began)
+
+    async def _keep_reporting(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL)
+            try:
+                if await self._cache.exists(LOOKED):
+                    await self._report()
+            except RedisError as error:
+                log.warning("engines are not reported on", reason=str(error))
+
+    async def _report(self) -> None:
+        """Tell of this process's engine, unless another process does, or knows better."""
+        engine = self._engine
+        key = engine.endpoint if engine.info is None else engine.info.engine_id
+        was_ready = engine.ready
+        if was_ready and not await self._cache.set(TURN.format(key), 1, nx=True, px=_TURN_MS):
+            return
+        view = await engine.inspect(PATIENCE)
+        now = self._clock()
+        before = (await self._read()).get(key)
+        state = _state_of(engine)
+        if state in ("starting", "gone") and before is not None:
+            others_see_it = before.state in ("serving", "draining") and now - before.reported_at < FRESH
+            if others_see_it and not was_ready:
+                return
+        since = before.since if before is not None and before.state == state else now
+        report = EngineReport(
+            key=key,
+            state=state,
+            reported_at=now,
+            since=since,
+            info=engine.info,
+            view=view or (None if before is None else before.view),
+        )
+        await self._cache.hset(REPORTS, key, _encode(report))
+        if key != engine.endpoint:
+            await self._cache.hdel(REPORTS, engine.endpoint)
+
+    async def _read(self) -> dict[str, EngineReport]:
+        found = {}
+        kept: dict[bytes, bytes] = await self._cache.hgetall(REPORTS)  # type: ignore[assignment]
+        for key, value in kept.items():
+            # What a release to come writes otherwise is not this one's to show.
+            with contextlib.suppress(msgspec.DecodeError):
+                found[key.decode()] = _decoder.decode(value)
+        return found
+
+
+def _state_of(engine: EngineClient) -> EngineState:
+    if engine.ready:
+        return "draining" if engine.stats is not None and engine.stats.draining else "serving"
+    return "starting" if engine.is_starting else "gone"
+
+
+def _end_of(report: EngineReport) -> float:
+    return report.since if report.state == "gone" else report.reported_at
