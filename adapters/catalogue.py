@@ -50,6 +50,11 @@ class AdapterCatalogue:
             )
         return [Shown(*row) for row in page]
 
+    async def count(self, tenant_id: str) -> int:
+        """As the limit of adapters counts them."""
+        async with self._database.read(tenant_id) as session:
+            return await AdapterRepository(session, tenant_id).count()
+
     async def get(self, tenant_id: str, adapter: str) -> Shown:
         """By id or name. Raises AdapterNotFound."""
         async with self._database.read(tenant_id) as session:

@@ -18,6 +18,7 @@ from admin.billing_routes import BillingRoutes
 from admin.frame import HERE, Frame
 from admin.join_routes import JoinRoutes
 from admin.key_routes import KeyRoutes
+from admin.limit_routes import LimitRoutes
 from admin.member_routes import MemberRoutes
 from admin.operator.routes import operator_routes
 from admin.overview_routes import OverviewRoutes
@@ -45,6 +46,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *MemberRoutes(frame, services).routes(),
             *PlaygroundRoutes(frame, services).routes(),
             *BillingRoutes(frame, services).routes(),
+            *LimitRoutes(frame, services).routes(),
             *WebhookRoutes(frame, services).routes(),
             *RecordRoutes(frame, services).routes(),
             *JoinRoutes(frame, services).routes(),

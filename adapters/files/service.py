@@ -122,6 +122,11 @@ class FileService:
             )
         return FilePage(files[:limit], len(files) > limit)
 
+    async def stored_bytes(self, tenant_id: str) -> int:
+        """As the limit of storage counts them: open uploads with what they were announced with."""
+        async with self._database.read(tenant_id) as session:
+            return await FileRepository(session, tenant_id).stored_bytes(now())
+
     async def delete(self, tenant_id: str, file_id: str, *, by: Actor = SYSTEM) -> None:
         """The row first: nobody finds a file whose bytes are going. Raises FileNotFound."""
         async with self._database.write(tenant_id) as session:

@@ -108,6 +108,13 @@ class SpendAlertService:
             raise SpendAlertNotFound(alert_id)
         return found
 
+    async def every(self, tenant_id: str, now: datetime) -> Sequence[tuple[SpendAlert, datetime | None]]:
+        """All alerts, of projects too, with when each was raised this month."""
+        async with self._database.read(tenant_id) as session:
+            alerts = SpendAlertRepository(session, tenant_id)
+            raised = await alerts.raised(month_of(now))
+            return [(alert, raised.get(alert.id)) for alert in await alerts.all()]
+
     async def update(
         self, tenant_id: str, project_id: str | None, alert_id: str, actor: Actor, threshold: Threshold
     ) -> SpendAlert:

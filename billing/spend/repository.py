@@ -32,6 +32,21 @@ class SpendAlertRepository(TenantRepository):
         page = keyset(query, SpendAlert.id, after=after, limit=limit, newest_first=newest_first)
         return list((await self.session.execute(page)).scalars())
 
+    async def all(self) -> list[SpendAlert]:
+        """Of the tenant as a whole and of its projects, the oldest first."""
+        query = self.select_own(SpendAlert).order_by(SpendAlert.id)
+        return list((await self.session.execute(query)).scalars())
+
+    async def raised(self, month: date) -> dict[str, datetime]:
+        """By alert, when it was raised last for a month."""
+        row = SpendAlertRaised
+        query = (
+            self.select_own(row, row.alert_id, func.max(row.at))
+            .where(row.month == month)
+            .group_by(row.alert_id)
+        )
+        return dict((await self.session.execute(query)).tuples().all())
+
     async def count(self) -> int:
         return (await self.session.execute(self.select_own(SpendAlert, func.count()))).scalar_one()
 
