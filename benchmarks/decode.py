@@ -33,7 +33,6 @@ import numpy as np
 import torch
 
 from benchmarks import floor
-from benchmarks.bandwidth import copy_bandwidth
 from benchmarks.in_process import InProcessEngine, RunnerOptions, Sizes, pick_device, random_prompts
 from benchmarks.library_pools import resident_bytes
 from benchmarks.random_adapters import MIXED_RANKS, AdapterLibrary, Registered
@@ -41,6 +40,7 @@ from benchmarks.random_base import random_base
 from benchmarks.report import write_report
 from benchmarks.shapes import SHAPES, shape
 from benchmarks.step_profile import profile_steps
+from kernels.timing import copy_bandwidth
 
 PROMPT_LEN = 128
 OUTPUT_LEN = 129

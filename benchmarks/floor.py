@@ -10,7 +10,7 @@
     adapters           of every distinct adapter in the batch once: rank x (in + out) of each module, 2 bytes
                        (bf16), or 1 and the fp32 scale of each rank row (fp8)
     bandwidth          of a device-to-device copy in the same run, bytes read plus bytes written
-                       (`benchmarks.bandwidth`)
+                       (`kernels.timing.copy_bandwidth`)
 
 Activations, embeddings and logits are left out: under 2 % of the bytes at 256 rows. So is arithmetic, which
 hides behind the bytes at all batches measured. The floor is a bound, not a promise.

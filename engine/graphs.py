@@ -7,8 +7,10 @@ Refuses to know what is captured: it is given a function.
 
 from __future__ import annotations
 
+import gc
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -90,7 +92,7 @@ class StepGraphs:
                 self._forward(bucket)  # compiles kernels and grows buffers, neither of which can be captured
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=stream):
+            with _nothing_collected(), torch.cuda.graph(graph, pool=pool, stream=stream):
                 logits = self._forward(bucket)
             self._graphs[bucket] = graph, logits
             if on_progress is not None:
@@ -106,3 +108,15 @@ class StepGraphs:
         self.counters.graph_replays += 1
         captured[0].replay()
         return captured[1]
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Garbage may hold graphs of an engine that is gone; freeing one spoils the capture that is under way."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from benchmarks import floor
-from benchmarks.bandwidth import copy_bandwidth
 from benchmarks.shapes import SHAPES, shape
+from kernels.timing import copy_bandwidth
 
 LLAMA = shape("llama-3.1-8b")
 
@@ -52,7 +52,7 @@ def test_floors_at_4_27_terabytes_per_second(batch: int, distinct: int, millisec
 
 def test_bandwidth_counts_what_is_read_and_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(100))
-    monkeypatch.setattr("benchmarks.bandwidth.time.perf_counter", lambda: float(next(times)))
+    monkeypatch.setattr("kernels.timing.time.perf_counter", lambda: float(next(times)))
     assert copy_bandwidth(torch.device("cpu"), num_bytes=1000, repeats=3) == 2000.0
 
 
