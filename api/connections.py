@@ -1,8 +1,9 @@
 """One client's connection: the server's own, with bounds on what a client may leave unread.
 
-Owns how a response leaves, its head with the first of its body, and what a client that does not read may
-hold: so much in memory, for so long; then the connection is cut, and with it ends what it asked for. Closing
-in order would wait for the client to read first. Refuses to know what is sent.
+Owns how a response leaves, its head with the first of its body, the pieces of one that is made bit by bit
+straight to the socket, and what a client that does not read may hold: so much in memory, for so long; then
+the connection is cut, and with it ends what it asked for. Closing in order would wait for the client to read
+first. Refuses to know what is sent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import socket
 from typing import Any, cast
 
 import structlog
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from api.outlets import EXTENSION, Hear, nothing
 
 MAX_UNSENT = 16 * 1024
 """Bytes in this process; past it whoever sends waits."""
@@ -58,21 +62,74 @@ class HeadFirst:
             self._transport.write(head)
 
 
+class StraightOutlet:
+    """Pieces of a response to its connection's socket, those of one turn of the loop together. The response
+    is chunked: who makes it bit by bit has not said how long it is.
+    """
+
+    __slots__ = ("_flow", "_gone", "_is_lost", "_resumed", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
+        self._transport = transport
+        self._flow = flow
+        self._is_lost = False
+        self._gone: Hear = nothing
+        self._resumed: Hear = nothing
+
+    def write(self, body: bytes) -> bool:
+        if self._is_lost:
+            return False
+        self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return not self._flow.write_paused
+
+    @property
+    def paused(self) -> bool:
+        return self._flow.write_paused
+
+    async def flushed(self) -> None:
+        """The socket keeps the order."""
+
+    def watch(self, gone: Hear, resumed: Hear) -> None:
+        self._gone, self._resumed = gone, resumed
+        if self._is_lost:
+            gone()
+
+    def unwatch(self) -> None:
+        self._gone = self._resumed = nothing
+
+    def lose(self) -> None:
+        """The connection is no more."""
+        self._is_lost = True
+        self._gone()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        self._resumed()
+
+
 class Connection(HttpToolsProtocol):
     """As uvicorn makes it for every connection."""
 
     patience = 60.0
     """Seconds that whoever sends may be kept waiting."""
     _cut: asyncio.TimerHandle | None = None
+    _outlet: StraightOutlet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.set_write_buffer_limits(high=MAX_UNSENT)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BUFFER)
         super().connection_made(cast("asyncio.Transport", HeadFirst(transport, self.loop)))
+        self._outlet = StraightOutlet(self.transport, self.flow)
+        self._extensions = {EXTENSION: self._outlet}
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._keep()
         super().connection_lost(exc)
+        self._outlet.lose()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -82,6 +139,7 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._keep()
         super().resume_writing()
+        self._outlet.resume()
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing was asked for a while. What is unread still will stay so."""

@@ -26,8 +26,10 @@ from engine.protocol import (
     EngineInfo,
     EngineMessage,
     EngineStats,
+    EngineView,
     Goodbye,
     Hello,
+    Inspect,
     Outputs,
     Prefetch,
     Submit,
@@ -42,6 +44,8 @@ SILENCE_LIMIT = 3.0
 CONNECT_LIMIT = 2.0
 """Seconds for a connection to be made before another is tried."""
 TICK = 0.1
+BURST = 64
+"""Messages that are taken in before others have their turn on the event loop."""
 MAX_UNREAD_TOKENS = 65_536
 """Of one generation."""
 MAX_UNREAD_IN_ALL = 2_097_152
@@ -72,6 +76,7 @@ class EngineClient:
         """Who serves; None until it first answered. Stays as it was while the engine is away."""
         self.stats: EngineStats | None = None
         """Its latest gauges and counters."""
+        self._view: asyncio.Future[EngineView] | None = None
         self._name = name
         self._max_unread_tokens = max_unread_tokens
         self._max_unread_in_all = max_unread_in_all
@@ -86,6 +91,11 @@ class EngineClient:
     def ready(self) -> bool:
         """Connected to an engine that has its model loaded."""
         return self._ready.is_set()
+
+    @property
+    def is_starting(self) -> bool:
+        """Connected to an engine that has its model not loaded yet."""
+        return not self.ready and self._connection is not None and self._connection.connected
 
     @property
     def num_open(self) -> int:
@@ -144,6 +154,24 @@ class EngineClient:
         """
         if self.ready:
             self._send(Prefetch(adapter, pinned))
+
+    async def inspect(self, within: float) -> EngineView | None:
+        """What the engine looks like now; None when it does not say `within` so many seconds.
+
+        Whoever asks while an answer is on its way gets the same.
+        """
+        if not self.ready:
+            return None
+        if self._view is None:
+            self._view = self._loop.create_future()
+            self._send(Inspect())
+        view = self._view
+        try:
+            return await asyncio.wait_for(asyncio.shield(view), within)
+        except TimeoutError:
+            if self._view is view:
+                self._view = None  # the next one asks again
+            return None
 
     def _abort(self, request_id: str) -> None:
         if self.ready and request_id in self._generations:
@@ -205,38 +233,58 @@ class EngineClient:
             return
         self._connection.poll_monitor()
         if self._connection.lost:
-            self._on_readable()  # what it said before it died still counts
+            gained: set[Generation] = set()
+            while self._take_message(gained):
+                pass  # what it said before it died still counts
             if self._connection is not None:
                 self._disconnect("it closed the connection")
+            for generation in gained:
+                generation._wake()
 
     # Messages ---------------------------------------------------------------------------------------------
 
     def _on_readable(self) -> None:
-        while (connection := self._connection) is not None:
-            try:
-                payload = connection.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            connection.last_heard = self._loop.time()
-            try:
-                message = _decoder.decode(payload)
-            except msgspec.DecodeError as error:
-                self._disconnect(f"it sent a message that makes no sense ({error})")
-                return
-            if isinstance(message, Outputs):
-                self._on_outputs(message)
-            elif isinstance(message, EngineInfo):
-                self._on_info(message)
-            else:
-                self._on_stats(message)
+        """Take in what has come, and only then wake readers: one that is behind gets it in one piece."""
+        gained: set[Generation] = set()
+        for _ in range(BURST):
+            if not self._take_message(gained):
+                break
+        else:
+            self._loop.call_soon(self._on_readable)  # the descriptor will not say again that there is more
+        for generation in gained:
+            generation._wake()
 
-    def _on_outputs(self, outputs: Outputs) -> None:
+    def _take_message(self, gained: set[Generation]) -> bool:
+        """Whether there was one, and it made sense."""
+        connection = self._connection
+        if connection is None:
+            return False
+        try:
+            payload = connection.socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        connection.last_heard = self._loop.time()
+        try:
+            message = _decoder.decode(payload)
+        except msgspec.DecodeError as error:
+            self._disconnect(f"it sent a message that makes no sense ({error})")
+            return False
+        if isinstance(message, Outputs):
+            self._on_outputs(message, gained)
+        elif isinstance(message, EngineInfo):
+            self._on_info(message)
+        elif isinstance(message, EngineView):
+            self._on_view(message)
+        else:
+            self._on_stats(message)
+        return True
+
+    def _on_outputs(self, outputs: Outputs, gained: set[Generation]) -> None:
         generations = self._generations
         for scores in outputs.scores:
             generation = generations.get(scores.request_id)
             if generation is not None:
                 generation.scores += scores.logprobs
-        gained: set[Generation] = set()
         for chunk in outputs.chunks:
             generation = generations.get(chunk.request_id)
             if generation is None:
@@ -249,8 +297,6 @@ class EngineClient:
             ):
                 self._send(Abort(chunk.request_id))
                 generation._stall(ReaderStalled(f"{num_unread} tokens were left unread, more than may be"))
-        for generation in gained:
-            generation._wake()
         for finished in outputs.finished:
             generation = generations.pop(finished.request_id, None)
             if generation is not None:
@@ -277,3 +323,8 @@ class EngineClient:
             self._disconnect(f"it was restarted as {stats.incarnation}")
             return
         self.stats = stats
+
+    def _on_view(self, view: EngineView) -> None:
+        waited, self._view = self._view, None
+        if waited is not None and not waited.done():
+            waited.set_result(view)

@@ -58,12 +58,15 @@ class Generation:
     that is cancelled while it waits aborts the request; one that stops iterating for another reason must call
     `abort` (it may then read on, to the usage). Whoever has to know what was used, whatever becomes of the
     reader, asks with `when_ended`.
+
+    A reader that wants no task of its own to be woken is told by `listen`, and reads with `take`.
     """
 
     __slots__ = (
         "_client",
         "_closed",
         "_hears_end",
+        "_listener",
         "_num_unread",
         "_unread",
         "_waiter",
@@ -87,6 +90,7 @@ class Generation:
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
         self._hears_end: Callable[[Generation], None] | None = None
+        self._listener: Callable[[], None] | None = None
 
     def __aiter__(self) -> AsyncIterator[list[TokenChunk]]:
         return self
@@ -106,9 +110,26 @@ class Generation:
                 raise
             finally:
                 self._waiter = None
-        self._client._num_unread -= self._num_unread
-        chunks, self._unread, self._num_unread = self._unread, [], 0
+        return self.take()
+
+    def take(self) -> list[TokenChunk]:
+        """Every chunk that arrived since the last; none is no sign of the end."""
+        chunks = self._unread
+        if chunks:
+            self._client._num_unread -= self._num_unread
+            self._unread, self._num_unread = [], 0
         return chunks
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more is to come but what `take` still gives; `error` says whether that is in order."""
+        return self._closed or self.error is not None
+
+    def listen(self, hear: Callable[[], None] | None) -> None:
+        """In place of `async for`: have `hear` called when there is something to take, and at the end. It
+        must not raise. None: nobody any more.
+        """
+        self._listener = hear
 
     def abort(self) -> None:
         """Ask the engine to stop.
@@ -148,7 +169,9 @@ class Generation:
         self._client._num_unread -= self._num_unread
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        if self._listener is not None:
+            self._listener()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def _stall(self, error: ReaderStalled) -> None:

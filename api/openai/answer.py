@@ -1,15 +1,17 @@
 """An answer as it comes from the engine: generations read together, each choice turned to text.
 
 Owns reading: admission (nothing is sent before the engine's first word), the choices' text and log
-probabilities, usage and the serving metrics. Refuses to know JSON and HTTP; whoever formats asks for pieces.
+probabilities, usage and the serving metrics. What arrives is turned to text and handed on where it arrives:
+one task is woken for an answer at its beginning and at its end, none for what comes between. Refuses to know
+JSON and HTTP; whoever formats is given pieces.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import functools
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from api.detokenizer import Detokenizer
@@ -17,17 +19,11 @@ from api.errors import GenerationAborted, GenerationFailed
 from api.openai.booking import Booking
 from api.openai.logprobs import LogprobTrail, joined
 from api.openai.observing import FEWEST_RATED, Observation
-from engine.client import EngineClient, EngineError, Generation
+from engine.client import EngineClient, Generation
 from engine.protocol import FinishReason, Submit, TokenChunk, Usage
 from engine.stops import StopMatcher
 from telemetry.metrics import ServingMetrics
 from tokenization.codec import TextCodec
-
-_QUEUE_LEN = 64
-"""Wakeups of many generations that may wait for one slow reader."""
-
-Wakeup = tuple[int, list[TokenChunk]]
-"""(the first choice of a prompt, chunks of its choices that arrived together)."""
 
 
 class Piece(NamedTuple):
@@ -38,6 +34,10 @@ class Piece(NamedTuple):
     logprobs: dict[str, Any] | None
     """In the endpoint's form; None when not asked for, or when nothing became showable."""
     finish_reason: FinishReason | None
+
+
+Give = Callable[[list[Piece]], bool]
+"""Takes what the choices gained, at most one piece of each; says whether it wants more now."""
 
 
 class _Choice:
@@ -108,7 +108,16 @@ class Answer:
         self._arrived = arrived
         self._first_at = arrived
         self._generations: list[Generation] = []
-        self._heads: list[list[TokenChunk]] = []
+        self._unbegun: set[int] = set()
+        """Prompts whose first output is still to come."""
+        self._open: set[int] = set()
+        """Prompts that are not read to their end."""
+        self._give: Give | None = None
+        self._wanted = True
+        """Whether the reader takes more now."""
+        self._error: Exception | None = None
+        """Why there is no answer, or no more of it."""
+        self._waiter: asyncio.Future[None] | None = None
         matcher = StopMatcher(submission.stops) if submission.stops else None
         strip = chat and text.vocabulary.strips_leading_space
         self._choices = [
@@ -122,27 +131,37 @@ class Answer:
             for number in range(submission.n * len(submission.submits))
         ]
 
-    async def admit(self, engine: EngineClient) -> None:
-        """Submit, and wait for each prompt's first output: after this a status of 200 is the truth.
+    def submit(self, engine: EngineClient) -> None:
+        """Have the engine begin.
 
         Raises:
-            EngineError: rejected, or the engine is gone; what was submitted beside it is aborted.
+            EngineError: not connected; what was submitted before is aborted.
         """
         try:
-            try:
-                for submit in self.submission.submits:
-                    self._generations.append(engine.submit(submit))
-            finally:
-                self._booking.follow(self._generations)
-            if self.echo is not None and self.submission.logprobs is not None:
-                self._begin_with_prompts(self.echo)
-            for generation in self._generations:
-                self._heads.append(await anext(generation, []))
+            for submit in self.submission.submits:
+                self._generations.append(engine.submit(submit))
         except BaseException:
             self.abort()
             raise
-        self._first_at = time.perf_counter()
-        self._metrics.first_token(self.submission.tier, self._first_at - self._arrived)
+        finally:
+            self._booking.follow(self._generations)
+        if self.echo is not None and self.submission.logprobs is not None:
+            self._begin_with_prompts(self.echo)
+        self._open = set(range(len(self._generations)))
+        self._unbegun = self._open.copy()
+        for prompt, generation in enumerate(self._generations):
+            generation.listen(functools.partial(self._hear, prompt))
+
+    async def admitted(self) -> None:
+        """Wait for each prompt's first output: after this a status of 200 is the truth.
+
+        Raises:
+            EngineError: rejected, or the engine is gone; what was submitted beside it is aborted.
+            Exception: what `break_off` was told.
+        """
+        while self._unbegun and self._error is None:
+            await self._news()
+        self._raise_error()
 
     def _begin_with_prompts(self, echo: list[str]) -> None:
         submits, n = self.submission.submits, self.submission.n
@@ -155,35 +174,108 @@ class Answer:
         for generation in self._generations:
             generation.abort()
 
+    def break_off(self, error: Exception) -> None:
+        """Abort, and raise `error` where the answer is awaited. Harmless when it has ended."""
+        if self._error is None:
+            self._error = error
+        self.abort()
+        self._wake()
+
     def left(self) -> None:
         """The client reads no further: it was answered as far as it wanted."""
         self.observation.answered(self._first_at - self._arrived)
 
-    async def pieces(self) -> AsyncGenerator[list[Piece], None]:
-        """What the choices gained, wakeup by wakeup: at most one piece per choice and wakeup.
+    async def read(self, give: Give) -> None:
+        """Hand what the choices gain to `give`, wherever it arrives, until all have ended. Once it has said
+        that it wants no more, what comes is kept until `go_on`.
 
         Raises:
-            EngineError: the engine went away, or the reader was too slow.
+            EngineError: rejected, the engine went away, or the reader was too slow.
             GenerationFailed, GenerationAborted: a choice ended without an answer; the others are aborted.
+            Exception: what `give` raised, or `break_off` was told.
         """
-        source = self._read_one() if len(self._generations) == 1 else self._read_many()
-        async with contextlib.aclosing(source):
-            async for first, chunks in source:
-                if len(chunks) == 1:
-                    chunk = chunks[0]
-                    number = first + chunk.index
-                    pieces = [self._choices[number].read(number, chunks)]
-                else:
-                    pieces = [
-                        self._choices[number].read(number, gained)
-                        for number, gained in _by_choice(first, chunks)
-                    ]
-                for piece in pieces:
-                    if piece.finish_reason in _NO_ANSWER:
-                        self.abort()
-                        raise _NO_ANSWER[piece.finish_reason]()
-                yield pieces
+        self._give = give
+        self.go_on()
+        while self._open and self._error is None:
+            await self._news()
+        self._raise_error()
+        self._give = None
         self._account()
+
+    def go_on(self) -> None:
+        """The reader wants more again."""
+        self._wanted = True
+        for prompt in tuple(self._open):
+            self._hear(prompt)
+
+    def _hear(self, prompt: int) -> None:
+        """Something of this prompt came, or it has ended."""
+        generation = self._generations[prompt]
+        if self._unbegun:
+            self._begun(prompt, generation)
+        if self._give is None or not self._wanted or self._error is not None or prompt not in self._open:
+            return
+        try:
+            chunks = generation.take()
+            if chunks:
+                self._wanted = self._give(self._pieces(prompt * self.submission.n, chunks))
+        except Exception as error:  # noqa: BLE001  raised where the answer is awaited
+            self.break_off(error)
+            return
+        if generation.ended:
+            self._open.discard(prompt)
+            generation.listen(None)
+            self._error = generation.error
+            if not self._open or self._error is not None:
+                self._wake()
+
+    def _begun(self, prompt: int, generation: Generation) -> None:
+        self._unbegun.discard(prompt)
+        if generation.error is not None and self._give is None:
+            self._error = generation.error
+            self._wake()
+        elif not self._unbegun:
+            self._first_at = time.perf_counter()
+            self._metrics.first_token(self.submission.tier, self._first_at - self._arrived)
+            if self._give is None:
+                self._wake()
+
+    def _pieces(self, first: int, chunks: list[TokenChunk]) -> list[Piece]:
+        """Raises GenerationFailed, GenerationAborted."""
+        if len(chunks) == 1:
+            number = first + chunks[0].index
+            pieces = [self._choices[number].read(number, chunks)]
+        else:
+            gained = _by_choice(first, chunks)
+            pieces = [self._choices[number].read(number, theirs) for number, theirs in gained]
+        for piece in pieces:
+            if piece.finish_reason in _NO_ANSWER:
+                raise _NO_ANSWER[piece.finish_reason]()
+        return pieces
+
+    async def _news(self) -> None:
+        assert self._waiter is None, "an answer has one reader"
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _raise_error(self) -> None:
+        if self._error is None:
+            return
+        self._give = None
+        for generation in self._generations:
+            generation.listen(None)
+        self.abort()
+        raise self._error
 
     @property
     def usage(self) -> Usage:
@@ -205,47 +297,6 @@ class Answer:
         rate = 1 / max(pace, 1e-9) if pace is not None and per_choice >= FEWEST_RATED else None
         self.observation.answered(self._first_at - self._arrived, rate)
         self._metrics.billed(tier, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
-
-    async def _read_one(self) -> AsyncGenerator[Wakeup, None]:
-        if self._heads[0]:
-            yield 0, self._heads[0]
-        async for chunks in self._generations[0]:
-            yield 0, chunks
-
-    async def _read_many(self) -> AsyncGenerator[Wakeup, None]:
-        queue: asyncio.Queue[Wakeup | Exception | None] = asyncio.Queue(_QUEUE_LEN)
-        n = self.submission.n
-        for position, head in enumerate(self._heads):
-            if head:
-                yield position * n, head
-        readers = [
-            asyncio.create_task(_pump(generation, position * n, queue))
-            for position, generation in enumerate(self._generations)
-        ]
-        try:
-            open_readers = len(readers)
-            while open_readers:
-                item = await queue.get()
-                if item is None:
-                    open_readers -= 1
-                elif isinstance(item, Exception):
-                    raise item
-                else:
-                    yield item
-        finally:
-            for reader in readers:
-                reader.cancel()
-            await asyncio.gather(*readers, return_exceptions=True)
-
-
-async def _pump(generation: Generation, first: int, queue: asyncio.Queue[Wakeup | Exception | None]) -> None:
-    try:
-        async for chunks in generation:
-            await queue.put((first, chunks))
-    except EngineError as error:
-        await queue.put(error)
-    else:
-        await queue.put(None)
 
 
 def _by_choice(first: int, chunks: list[TokenChunk]) -> Iterator[tuple[int, list[TokenChunk]]]:

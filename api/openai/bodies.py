@@ -30,18 +30,22 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 async def whole(answer: Answer, chat: bool) -> bytes:
-    """Read the answer to its end and encode it as one object. Raises what `Answer.pieces` does."""
+    """Read the answer to its end and encode it as one object. Raises what `Answer.read` does."""
     submission = answer.submission
     num_choices = submission.n * len(submission.submits)
     texts: list[list[str]] = [[] for _ in range(num_choices)]
     logprobs: list[dict[str, Any] | None] = [None] * num_choices
     reasons: list[str | None] = [None] * num_choices
-    async for pieces in answer.pieces():
+
+    def take(pieces: list[Piece]) -> bool:
         for piece in pieces:
             texts[piece.choice].append(piece.text)
             if piece.logprobs is not None:
                 logprobs[piece.choice] = joined(logprobs[piece.choice], piece.logprobs)
             reasons[piece.choice] = piece.finish_reason
+        return True
+
+    await answer.read(take)
     choices: list[dict[str, Any]] = []
     for number, pieces_of_text in enumerate(texts):
         text = "".join(pieces_of_text)

@@ -33,6 +33,7 @@ from api.openai.schemas import CompletionRequest, GenerationFields
 from api.openai.stream import EventStream, while_connected
 from api.openai.submission import Draft, chat_draft, completion_draft
 from api.openapi import ERROR_RESPONSES, json_body
+from api.outlets import outlet_of
 from api.ratelimit import rate_headers
 from engine.client import RequestRejected
 from engine.protocol import PriorityClass
@@ -148,23 +149,19 @@ async def _run(
     submission, reservation = booking.submission, booking.reservation
     headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
     answer = Answer(booking, observation, services.text, services.metrics, request.state.arrived, chat, echo)
+    outlet = outlet_of(request.scope, request.receive, request._send)
+    answer.submit(services.engine)
     if body.stream:
-        await while_connected(request.receive, answer.abort, answer.admit(services.engine))
+        with while_connected(outlet, answer):
+            await answer.admitted()
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         events = ChunkFormat(submission, chat, include_usage, echo)
         return EventStream(
             answer, events, include_usage, services.limits.ping_interval, services.metrics, headers
         )
-    return Response(
-        await while_connected(request.receive, answer.abort, _complete(answer, services.engine, chat)),
-        media_type="application/json",
-        headers=headers,
-    )
-
-
-async def _complete(answer: Answer, engine: Any, chat: bool) -> bytes:
-    await answer.admit(engine)
-    return await whole(answer, chat)
+    with while_connected(outlet, answer):
+        answered = await whole(answer, chat)
+    return Response(answered, media_type="application/json", headers=headers)
 
 
 @router.get("/models", operation_id="listModels", tags=["Models"])

@@ -1,28 +1,26 @@
 """An answer as server-sent events, and the end of a request whose client has left.
 
 Owns the sending: one event per choice and wakeup, comments while nothing comes, an error as the last event,
-`[DONE]`. Owns watching the connection, too: a generation nobody reads is aborted at once. Refuses to know
-what an event says.
+`[DONE]`. A generation nobody reads any more is aborted at once. Refuses to know what an event says, and how
+bytes leave.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import structlog
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from api.errors import ApiError, ClientGone, body_of, face_of
-from api.openai.answer import Answer
+from api.openai.answer import Answer, Piece
 from api.openai.bodies import ChunkFormat
+from api.outlets import Outlet, nothing, outlet_of
 from engine.client import EngineError
 from telemetry.metrics import ServingMetrics
-
-T = TypeVar("T")
 
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -30,47 +28,16 @@ DONE = b"data: [DONE]\n\n"
 log = structlog.get_logger(__name__)
 
 
-class ClientWatch:
-    """Listens for the client hanging up while its request is being answered.
-
-    `async with ClientWatch(receive, on_gone)`: at the hang-up `on_gone` is called and the block is cancelled;
-    what comes out of the block then is ClientGone. The body must have been read.
+@contextmanager
+def while_connected(outlet: Outlet, answer: Answer) -> Iterator[None]:
+    """When the client hangs up within the block, the answer is aborted, and who awaits it there is told with
+    ClientGone.
     """
-
-    def __init__(self, receive: Receive, on_gone: Callable[[], None]) -> None:
-        self._receive = receive
-        self._on_gone = on_gone
-        self._gone = False
-        self._reader: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> ClientWatch:
-        reading = asyncio.current_task()
-        assert reading is not None
-        self._reader = asyncio.create_task(self._listen(reading))
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        assert self._reader is not None
-        self._reader.cancel()
-        if self._gone:
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
-            raise ClientGone("The client hung up.") from None
-
-    async def _listen(self, reading: asyncio.Task[object]) -> None:
-        message: Message = {"type": "http.request"}
-        while message["type"] != "http.disconnect":
-            message = await self._receive()
-        self._gone = True
-        self._on_gone()
-        reading.cancel()
-
-
-async def while_connected(receive: Receive, on_gone: Callable[[], None], work: Awaitable[T]) -> T:
-    """Await `work` as long as the client is there. Raises ClientGone when it leaves first."""
-    async with ClientWatch(receive, on_gone):
-        return await work
+    outlet.watch(lambda: answer.break_off(ClientGone("The client hung up.")), nothing)
+    try:
+        yield
+    finally:
+        outlet.unwatch()
 
 
 class EventStream(Response):
@@ -106,49 +73,55 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        pings = _Pings(send, self._ping_interval)
+        outlet = outlet_of(scope, receive, send)
         self._metrics.open_streams.inc()
         try:
-            async with ClientWatch(receive, self._answer.abort):
-                await self._send_events(send, pings)
+            last = await self._send_events(outlet)
         except ClientGone:
             self._answer.left()
             log.info("client left its stream", request=self._answer.submission.id)
-        except asyncio.CancelledError:
-            self._answer.abort()
-            raise
+            return
         finally:
-            pings.stop()
             self._metrics.open_streams.dec()
-
-    async def _send_events(self, send: Send, pings: _Pings) -> None:
-        chunk_of = self._format.chunk
-        try:
-            async with contextlib.aclosing(self._answer.pieces()) as source:
-                async for pieces in source:
-                    body = b"".join([chunk_of(piece) for piece in pieces])
-                    if body:
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
-                        pings.sent()
-            last = self._format.usage(self._answer.usage) + DONE if self._include_usage else DONE
-        except (EngineError, ApiError) as error:
-            self._answer.observation.failed(error)
-            self._metrics.failed(face_of(error).code)
-            log.warning("stream broke off", request=self._answer.submission.id, error=type(error).__name__)
-            last = b"data: " + body_of(error) + b"\n\n"
-        pings.stop()  # nothing may follow the last event
+        await outlet.flushed()
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _send_events(self, outlet: Outlet) -> bytes:
+        """All but the last, which is returned."""
+        answer, chunk_of = self._answer, self._format.chunk
+        pings = _Pings(outlet, self._ping_interval)
+
+        def send(pieces: list[Piece]) -> bool:
+            body = b"".join([chunk_of(piece) for piece in pieces])
+            if not body:
+                return True
+            pings.sent()
+            return outlet.write(body)
+
+        outlet.watch(lambda: answer.break_off(ClientGone("The client hung up.")), answer.go_on)
+        try:
+            await answer.read(send)
+        except ClientGone:
+            raise
+        except (EngineError, ApiError) as error:
+            answer.observation.failed(error)
+            self._metrics.failed(face_of(error).code)
+            log.warning("stream broke off", request=answer.submission.id, error=type(error).__name__)
+            return b"data: " + body_of(error) + b"\n\n"
+        finally:
+            pings.stop()  # nothing may follow the last event
+            outlet.unwatch()
+        return self._format.usage(answer.usage) + DONE if self._include_usage else DONE
 
 
 class _Pings:
     """Sends a comment whenever a stream was silent for an interval: one timer, re-armed when it fires."""
 
-    def __init__(self, send: Send, interval: float) -> None:
-        self._send = send
+    def __init__(self, outlet: Outlet, interval: float) -> None:
+        self._outlet = outlet
         self._interval = interval
         self._loop = asyncio.get_running_loop()
         self._last_sent = self._loop.time()
-        self._ping: asyncio.Task[None] | None = None
         self._timer = self._loop.call_later(interval, self._fire)
 
     def sent(self) -> None:
@@ -156,18 +129,12 @@ class _Pings:
 
     def stop(self) -> None:
         self._timer.cancel()
-        if self._ping is not None:
-            self._ping.cancel()
 
     def _fire(self) -> None:
         silent = self._loop.time() - self._last_sent
         if silent >= self._interval:
             self.sent()
             silent = 0.0
-            # A client that reads nothing leaves the last ping unsent: one is enough.
-            if self._ping is None or self._ping.done():
-                self._ping = asyncio.create_task(self._comment())
+            if not self._outlet.paused:  # who does not read has enough to read
+                self._outlet.write(PING)
         self._timer = self._loop.call_later(self._interval - silent, self._fire)
-
-    async def _comment(self) -> None:
-        await self._send({"type": "http.response.body", "body": PING, "more_body": True})

@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from api.app import create_app
+from api.connections import connections_with
 from api.deps import Limits, Services
 from sla.recorder import SlaRecorder
 from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakePrices, FakeQuotas, FakeUsage
@@ -119,7 +120,7 @@ def serving(
         create_app(world.services),
         host="127.0.0.1",
         port=0,
-        http="httptools",
+        http=connections_with(60.0),
         loop="uvloop",
         lifespan="off",
         access_log=False,
