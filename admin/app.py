@@ -13,6 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
 from admin import security
+from admin.account_routes import AccountRoutes
 from admin.adapter_routes import AdapterRoutes
 from admin.billing_routes import BillingRoutes
 from admin.frame import HERE, Frame
@@ -20,13 +21,17 @@ from admin.join_routes import JoinRoutes
 from admin.key_routes import KeyRoutes
 from admin.limit_routes import LimitRoutes
 from admin.member_routes import MemberRoutes
+from admin.oidc_routes import OidcRoutes
 from admin.operator.routes import operator_routes
 from admin.overview_routes import OverviewRoutes
 from admin.playground_routes import PlaygroundRoutes
 from admin.record_routes import RecordRoutes
+from admin.recovery_routes import RecoveryRoutes
+from admin.second_factor_routes import SecondFactorRoutes
 from admin.services import AdapterServices, BillingServices, ConsoleServices, Explanations
 from admin.sign_in_routes import SignInRoutes
 from admin.upload_routes import UploadRoutes
+from admin.usage_routes import UsageRoutes
 from admin.webhook_routes import WebhookRoutes
 
 __all__ = ["AdapterServices", "BillingServices", "ConsoleServices", "Explanations", "create_console"]
@@ -45,11 +50,16 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *KeyRoutes(frame, services).routes(),
             *MemberRoutes(frame, services).routes(),
             *PlaygroundRoutes(frame, services).routes(),
+            *UsageRoutes(frame, services).routes(),
             *BillingRoutes(frame, services).routes(),
             *LimitRoutes(frame, services).routes(),
             *WebhookRoutes(frame, services).routes(),
             *RecordRoutes(frame, services).routes(),
             *JoinRoutes(frame, services).routes(),
+            *RecoveryRoutes(frame, services).routes(),
+            *OidcRoutes(frame, services).routes(),
+            *AccountRoutes(frame, services).routes(),
+            *SecondFactorRoutes(frame, services).routes(),
             *operator_routes(frame, services),
             Mount("/static", _Static(frame.version)),
         ],

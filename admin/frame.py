@@ -238,7 +238,7 @@ class Frame:
         async def endpoint(request: Request) -> Response:
             self.require_private(request)
             opened = await self.sessions.find(security.session_id(request))
-            person = None if opened is None else await self._person(opened)
+            person = None if opened is None else await self.person_of(opened)
             if opened is None or person is None:
                 if _by_script(request):
                     told = {"message": "You are signed out. Sign in again.", "param": None}
@@ -317,7 +317,8 @@ class Frame:
         if not visitor.is_admin:
             raise HTTPException(403, "Only admins of your organisation may do this.")
 
-    async def _person(self, opened: Opened) -> Person | None:
+    async def person_of(self, opened: Opened) -> Person | None:
+        """Who is signed in; None where nobody is, or is no longer."""
         session = opened.session
         if session.user_id is None or session.tenant_id is None:
             return None

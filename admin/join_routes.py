@@ -6,14 +6,17 @@ without scripts they paste it. Refuses to know what an invitation is good for.
 
 from __future__ import annotations
 
+import time
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import problems, security
+from admin.entrance import Entrance, address_of, request_id_of
 from admin.forms import read_form
-from admin.frame import EXPIRED, FOREIGN, Endpoint, Frame
+from admin.frame import EXPIRED, FOREIGN, Frame
 from admin.services import ConsoleServices
 from admin.sessions import Opened
 from tenants.errors import InviteInvalid
@@ -32,13 +35,16 @@ class JoinRoutes:
     def __init__(self, frame: Frame, services: ConsoleServices) -> None:
         self._frame = frame
         self._invites = services.account.invites
+        self._providers = [(one.name, one.title) for one in services.sign_in.providers]
+        self._entrance = Entrance(frame, services)
         self._explanations = services.explanations
         self._refusals = problems.refusals(services.explanations)
 
     def routes(self) -> list[Route]:
+        told = self._frame.told
         return [
-            Route("/join", self._told(self.show), methods=["GET"]),
-            Route("/join", self._told(self.join), methods=["POST"]),
+            Route("/join", told(self.show), methods=["GET"]),
+            Route("/join", told(self.join), methods=["POST"]),
         ]
 
     async def show(self, request: Request) -> Response:
@@ -46,6 +52,7 @@ class JoinRoutes:
         return await self._form(request, opened, {}, problems.NONE)
 
     async def join(self, request: Request) -> Response:
+        began_at = time.time()
         form = await read_form(request)
         opened = await self._frame.sessions.find(security.session_id(request))
         if not security.is_same_origin(request):
@@ -59,21 +66,16 @@ class JoinRoutes:
                 form.get("token", "").strip().rpartition("#")[2],  # the link itself will do
                 form.get("password", ""),
                 name=form.get("name", ""),
-                address=request.client.host if request.client else None,
-                request_id=request.scope.get("state", {}).get("request_id"),
+                address=address_of(request),
+                request_id=request_id_of(request),
             )
         except InviteInvalid:
             return await self._form(request, opened, form, problems.Problems(token=_INVALID), 422)
         except self._refusals as error:
             status, beside = problems.explain(error, _FIELDS, self._explanations)
             return await self._form(request, opened, form, beside, status)
-        entered = await self._frame.sessions.sign_in(opened.id, account.user_id, account.tenant_id)
-        await self._frame.sessions.say(
-            entered, f"Welcome to {account.tenant_name}. You are its {account.role}."
-        )
-        response = self._frame.to(request, "/")
-        security.set_session(request, response, entered.id)
-        return response
+        said = f"Welcome to {account.tenant_name}. You are its {account.role}."
+        return await self._entrance.admit(request, opened, account, "invitation", began_at, told=said)
 
     async def _form(
         self,
@@ -93,17 +95,8 @@ class JoinRoutes:
             fields=kept,
             problems=beside,
             min_len=MIN_PASSWORD_LEN,
+            providers=self._providers,
         )
         if opened.fresh:
             security.set_session(request, response, opened.id)
         return response
-
-    def _told(self, serve: Endpoint) -> Endpoint:
-        async def endpoint(request: Request) -> Response:
-            self._frame.require_private(request)
-            try:
-                return await serve(request)
-            except self._explanations.known as error:
-                return await self._frame.refused(request, error)
-
-        return endpoint

@@ -1,7 +1,7 @@
 """Members and invitations over HTTP.
 
-Owns the paths, and that an invitation's link is shown once, to whoever made it: no mail is sent. Who may
-appoint and remove whom is `tenants`'.
+Owns the paths, and how a link reaches whom it is for: by mail where mail is sent; else it is shown once, to
+whoever made it, to be passed on. Who may appoint and remove whom is `tenants`'.
 """
 
 from __future__ import annotations
@@ -10,19 +10,23 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from admin import problems
+from admin import problems, words
 from admin.frame import Frame, Visitor, origin_of
 from admin.pages import members as page
 from admin.pages.members import MembersPage
 from admin.services import ConsoleServices
+from billing.notifications.errors import MailNotSent
 from tenants.errors import NameTaken
+from tenants.members.invites import CreatedInvite
 from tenants.roles import ROLES, Right, Role
 
+log = structlog.get_logger(__name__)
 _USER_ID = re.compile(r"usr_[0-9a-zA-Z]{1,40}")
 
 
@@ -33,7 +37,9 @@ class MemberRoutes:
         self._frame = frame
         account = services.account
         self._members, self._invites = account.members, account.invites
-        self._pages = MembersPage(account.members, account.invites, account.projects)
+        self._factors, self._credentials = account.second_factors, account.credentials
+        self._pages = MembersPage(account.members, account.invites, account.projects, account.second_factors)
+        self._mail, self._url = services.sign_in.mail, services.sign_in.url
         self._explanations = services.explanations
         self._refusals = problems.refusals(services.explanations)
 
@@ -43,11 +49,22 @@ class MemberRoutes:
         return [
             Route("/members", serving(self.show, "members.read"), methods=["GET"]),
             Route("/members/invite", serving(self.show_form, write), methods=["GET"]),
-            Route("/members/invite", changing(self.invite, write), methods=["POST"]),
+            Route("/members/invite", changing(self.invite, write, members_alone=True), methods=["POST"]),
+            Route(
+                "/members/second-factor", changing(self.require, write, members_alone=True), methods=["POST"]
+            ),
             Route("/members/invites/{invite}/withdraw", changing(self.withdraw, write), methods=["POST"]),
             Route("/members/{user}", serving(self.show_one, write), methods=["GET"]),
             Route("/members/{user}/role", changing(self.change_role, write), methods=["POST"]),
             Route("/members/{user}/remove", changing(self.remove, write), methods=["POST"]),
+            Route(
+                "/members/{user}/password", changing(self.reset, write, members_alone=True), methods=["POST"]
+            ),
+            Route(
+                "/members/{user}/second-factor",
+                changing(self.take_factor, write, members_alone=True),
+                methods=["POST"],
+            ),
         ]
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
@@ -65,7 +82,16 @@ class MemberRoutes:
 
     async def show_one(self, request: Request, visitor: Visitor) -> Response:
         user = await self._members.get(visitor.tenant_id, request.path_params["user"])
-        return self._page(request, "member.html", visitor, member=user, words=page.ROLE_WORDS)
+        has_factor = user.id in await self._factors.whose(visitor.tenant_id, [user.id])
+        return self._page(
+            request,
+            "member.html",
+            visitor,
+            member=user,
+            words=page.ROLE_WORDS,
+            has_factor=has_factor,
+            mails=self._mail is not None,
+        )
 
     async def show_form(self, request: Request, visitor: Visitor) -> Response:
         projects = await self._pages.projects(visitor.tenant_id)
@@ -87,9 +113,68 @@ class MemberRoutes:
         except self._refusals as error:
             status, beside = problems.explain(error, page.FIELDS, self._explanations)
             return await self._form(request, visitor, form, beside, status)
-        # Behind the hash: browsers send that to nobody, so that no log and no proxy has the token.
-        link = f"{origin_of(request)}{request.scope.get('root_path', '')}/join#{made.token}"
-        return self._page(request, "member_invited.html", visitor, 201, invite=made.invite, link=link)
+        if await self._mailed(visitor, made):
+            said = f"An invitation is on its way to {made.invite.email}."
+            return await self._frame.done(request, visitor, "/members", said)
+        link = self._link(request, "/join", made.token)
+        failed = self._mail is not None
+        return self._page(
+            request, "member_invited.html", visitor, 201, invite=made.invite, link=link, failed=failed
+        )
+
+    async def _mailed(self, visitor: Visitor, made: CreatedInvite) -> bool:
+        if self._mail is None:
+            return False
+        invite = made.invite
+        try:
+            await self._mail.invite(
+                invite.email,
+                made.token,
+                organisation=visitor.account.tenant_name,
+                role=invite.role,
+                inviter=visitor.account.name or visitor.account.email,
+                until=words.moment(invite.expires_at),
+            )
+        except MailNotSent as error:
+            log.warning("an invitation was not mailed", invite=invite.id, reason=error.reason)
+            return False
+        return True
+
+    def _link(self, request: Request, path: str, token: str) -> str:
+        """Behind the hash: browsers send that to nobody, so that no log and no proxy has the token."""
+        origin = self._url or origin_of(request)
+        return f"{origin}{request.scope.get('root_path', '')}{path}#{token}"
+
+    async def reset(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        user_id = request.path_params["user"]
+        made = await self._credentials.make_reset(visitor.tenant_id, user_id, visitor.acting(request))
+        failed = False
+        if self._mail is not None:
+            try:
+                await self._mail.reset(made.email, made.token, until=words.moment(made.expires_at))
+                said = f"A link to choose another password is on its way to {made.email}."
+                return await self._frame.done(request, visitor, f"/members/{user_id}", said)
+            except MailNotSent as error:
+                log.warning("a reset was not mailed", user=user_id, reason=error.reason)
+                failed = True
+        link = self._link(request, "/reset", made.token)
+        return self._page(
+            request, "member_reset.html", visitor, 201, made=made, link=link, user_id=user_id, failed=failed
+        )
+
+    async def take_factor(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        user = await self._members.get(visitor.tenant_id, request.path_params["user"])
+        await self._factors.take_away(visitor.tenant_id, user.id, visitor.acting(request))
+        said = f"{user.email} signs in without a second factor now, until they set up another."
+        return await self._frame.done(request, visitor, f"/members/{user.id}", said)
+
+    async def require(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        required = form.get("required") == "yes"
+        await self._factors.require(visitor.account, required, visitor.acting(request))
+        said = "Every member is asked for a second factor now: who has none sets one up before anything else."
+        if not required:
+            said = "A second factor is everybody's own choice now."
+        return await self._frame.done(request, visitor, "/members", said)
 
     async def withdraw(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         invite = await self._invites.get(visitor.tenant_id, request.path_params["invite"])
@@ -132,6 +217,7 @@ class MemberRoutes:
             roles=page.ROLE_CHOICES,
             projects=await self._pages.projects(visitor.tenant_id),
             project_field=page.PROJECT_FIELD,
+            mails=self._mail is not None,
         )
 
     def _page(

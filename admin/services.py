@@ -6,7 +6,7 @@ Owns the list and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from redis.asyncio import Redis
@@ -23,6 +23,7 @@ from adapters.resolver import ModelResolver
 from adapters.service import AdapterService
 from adapters.submission import AdapterSubmission
 from admin.operator.services import OperatorServices
+from admin.sign_in_services import SignInServices
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
@@ -116,3 +117,4 @@ class ConsoleServices:
     base_digest: Callable[[], str]
     """Of the base that is served; raises one of `explanations.known` while there is no engine to ask."""
     explanations: Explanations
+    sign_in: SignInServices = field(default_factory=SignInServices)

@@ -39,6 +39,7 @@ class SignInRoutes:
         self._sessions = frame.sessions
         self._accounts = services.accounts
         self._factors = services.account.second_factors
+        self._providers = [(one.name, one.title) for one in services.sign_in.providers]
         self._entrance = Entrance(frame, services)
         self._lockout = Lockout(services.redis)
 
@@ -159,6 +160,7 @@ class SignInRoutes:
             email=email[:254],
             problem=problem,
             said=opened.session.said,
+            providers=self._providers,
         )
         if opened.session.said:
             await self._sessions.say(opened, "")

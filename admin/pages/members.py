@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from admin.pages.adapters import State
+from tenants.identities.second_factors import SecondFactors
 from tenants.members.invites import InviteService
 from tenants.members.service import MemberService
 from tenants.models import Invite
@@ -44,6 +45,7 @@ class MemberRow:
     projects: list[str]
     since: datetime
     is_disabled: bool
+    has_second_factor: bool
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,15 @@ class Members:
 class MembersPage:
     """Gathers the page."""
 
-    def __init__(self, members: MemberService, invites: InviteService, projects: ProjectService) -> None:
+    def __init__(
+        self,
+        members: MemberService,
+        invites: InviteService,
+        projects: ProjectService,
+        factors: SecondFactors,
+    ) -> None:
         self._members = members
+        self._factors = factors
         self._invites = invites
         self._projects = projects
 
@@ -79,6 +88,7 @@ class MembersPage:
         places: dict[str, list[str]] = defaultdict(list)
         for place, project in await self._members.memberships(tenant_id, [user.id for user in users]):
             places[place.user_id].append(project.name)
+        with_factor = await self._factors.whose(tenant_id, [user.id for user in users])
         rows = [
             MemberRow(
                 id=user.id,
@@ -88,6 +98,7 @@ class MembersPage:
                 projects=places[user.id],
                 since=user.created_at,
                 is_disabled=user.disabled_at is not None,
+                has_second_factor=user.id in with_factor,
             )
             for user in users[:PAGE]
         ]

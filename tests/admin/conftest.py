@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -16,6 +16,7 @@ from starlette.routing import Mount
 
 from adapters.service import AdapterService, ModelResolver
 from admin.app import BillingServices, ConsoleServices, create_console
+from admin.sign_in_services import SignInServices
 from api.console import EXPLANATIONS
 from api.deps import Services
 from api.edge import BodyLimit, BodyLimits, Edge
@@ -45,6 +46,7 @@ from tenants.naming import NameService
 from tenants.quotas import Quotas
 from tenants.service import AccountServices, TenantService, account_services
 from tenants.user_callers import UserCallers
+from tests.admin.engines import PlayedEngines
 from tests.api.fakes import FakeEngine, FakePrices
 from tests.support.onboarding import BASE_DIGEST, Scene, scene
 from tests.support.text_base import write_base
@@ -73,6 +75,8 @@ class Site:
     """Answers the playground."""
     quotas: Quotas
     billing: BillingServices
+    engines: PlayedEngines = field(default_factory=PlayedEngines)
+    """What operators are shown."""
 
     @property
     def whole(self) -> Edge:
@@ -152,12 +156,19 @@ def billing_services(
 
 
 @pytest.fixture
+def sign_in_services() -> SignInServices:
+    """Passwords alone, and no mail."""
+    return SignInServices()
+
+
+@pytest.fixture
 async def site(
     database: Database,
     redis_client: redis.asyncio.Redis,
     redis_url: str,
     tmp_path: Path,
     codec: TextCodec,
+    sign_in_services: SignInServices,
 ) -> AsyncIterator[Site]:
     account = account_services(database, redis_client, SECRET)
     tenants, keys, accounts = account.tenants, account.keys, account.users
@@ -169,6 +180,7 @@ async def site(
         await accounts.create(tenant_id, EMAIL, PASSWORD)
         models = ModelResolver(database, redis_client, "sapling")
         billing = billing_services(database, redis_client, quotas)
+        engines = PlayedEngines()
         console = create_console(
             ConsoleServices(
                 redis=redis_client,
@@ -184,9 +196,10 @@ async def site(
                 playground=talking,
                 sla=SlaReports(database),
                 billing=billing,
-                operation=operator_services(database, redis_client),
+                operation=operator_services(database, redis_client, engines),
                 base_digest=lambda: BASE_DIGEST,
                 explanations=EXPLANATIONS,
+                sign_in=sign_in_services,
             )
         )
         app = Starlette(routes=[Mount("/console", console)])
@@ -203,6 +216,7 @@ async def site(
             engine,
             quotas,
             billing,
+            engines,
         )
 
 

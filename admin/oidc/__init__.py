@@ -1,0 +1,1 @@
+"""Signing in by another provider: OpenID Connect, authorization code with PKCE."""
