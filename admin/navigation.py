@@ -38,8 +38,9 @@ SLA = Section("sla", "/sla", "Service levels", "Records", "limits.read")
 SECTIONS = (OVERVIEW, ADAPTERS, PLAYGROUND, KEYS, MEMBERS, WEBHOOKS, BILLING, INVOICES, LIMITS, AUDIT, SLA)
 
 TENANTS = Section("tenants", "/operator/tenants", "Tenants", "Operator")
+ENGINES = Section("engines", "/operator/engines", "Engines", "Operator")
 
-OPERATOR_SECTIONS = (TENANTS,)
+OPERATOR_SECTIONS = (TENANTS, ENGINES)
 """Of whoever runs the service; each is served by `Frame.operating`."""
 
 

@@ -34,6 +34,7 @@ from api.connections import connections_with
 from api.console import console_over
 from api.deps import Limits, Services
 from api.edge import AsgiApp
+from api.engine_watch import EngineWatch
 from api.onboarding import open_onboarding
 from api.operation import operator_services
 from api.payments import open_payments
@@ -145,6 +146,7 @@ async def open_services(
     keys = KeyResolver(rows, cache, secret, ttl=tenants.cache_seconds)
     models = ModelResolver(rows, cache, settings.base_name, ttl=tenants.cache_seconds)
     engine = EngineClient(settings.engine_endpoint, settings.name)
+    watch = EngineWatch(engine, cache)
     prices = PriceBook(rows, cache, ttl=tenants.cache_seconds)
     sla = SlaRecorder(cache)
     windows = BegunWindows(rows, WindowUsage(rows))
@@ -155,7 +157,7 @@ async def open_services(
         opened.push_async_callback(cache.aclose)
         opened.push_async_callback(windows.close)
         # Closed in the opposite order: what the engine still says of requests is settled.
-        for part in (keys, models, prices, sla, quotas, engine):
+        for part in (keys, models, prices, sla, quotas, engine, watch):
             await part.start()
             opened.push_async_callback(part.close)
         opened.push_async_callback(sandbox.close)
@@ -227,7 +229,7 @@ async def open_services(
             playground,
             services.sla_reports,
             billing,
-            operator_services(rows, cache),
+            operator_services(rows, cache, watch),
             engine,
         )
         yield services, console

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adapters.naming import AdapterNames
+from admin.operator.engines import Engines
 from tenants.operators.impersonation import Impersonations
 from tenants.operators.service import OperatorAccounts
 
@@ -14,3 +16,5 @@ class OperatorServices:
 
     accounts: OperatorAccounts
     impersonations: Impersonations
+    engines: Engines
+    adapter_names: AdapterNames
