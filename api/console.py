@@ -11,6 +11,7 @@ from adapters.files.service import FileService, UploadService
 from adapters.resolver import ModelResolver
 from admin.app import BillingServices, ConsoleServices, Explanations, create_console
 from admin.operator.services import OperatorServices
+from admin.sign_in_services import SignInServices
 from api.edge import AsgiApp
 from api.errors import FACES, NotServing, envelope, face_of
 from api.onboarding import Onboarding
@@ -38,6 +39,7 @@ def console_over(
     sla: SlaReports,
     billing: BillingServices,
     operation: OperatorServices,
+    sign_in: SignInServices,
     engine: EngineClient,
 ) -> AsgiApp:
     """The console, to be mounted."""
@@ -65,5 +67,6 @@ def console_over(
             operation=operation,
             base_digest=base_digest,
             explanations=EXPLANATIONS,
+            sign_in=sign_in,
         )
     )

@@ -28,6 +28,7 @@ from adapters.inspection import Sandbox, SandboxUnavailable
 from adapters.resolver import ModelResolver
 from adapters.storage import StorageSettings, open_store
 from admin.app import BillingServices
+from admin.settings import ConsoleSettings
 from api.app import create_app
 from api.books_metrics import BooksCollector
 from api.connections import connections_with
@@ -41,6 +42,7 @@ from api.payments import open_payments
 from api.payments_metrics import PaymentsCollector
 from api.playground import Playground
 from api.settings import ApiSettings
+from api.sign_in import open_sign_in
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
@@ -217,6 +219,7 @@ async def open_services(
             payments_waiting=PaymentsCollector(rows),
         )
         playground = Playground(services, UserCallers(rows))
+        sign_in = await opened.enter_async_context(open_sign_in(ConsoleSettings(), NotificationSettings()))
         console = console_over(
             cache,
             accounts,
@@ -230,6 +233,7 @@ async def open_services(
             services.sla_reports,
             billing,
             operator_services(rows, cache, watch),
+            sign_in,
             engine,
         )
         yield services, console

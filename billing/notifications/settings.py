@@ -7,6 +7,8 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from billing.notifications.mailing import Mailer
+
 
 class NotificationSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_NOTIFY_")
@@ -26,3 +28,17 @@ class NotificationSettings(BaseSettings):
     """Take http:// URLs too: for tests."""
     webhooks_private: bool = False
     """Also deliver to private addresses: for tests, and where all tenants are one's own people."""
+
+    def mailer(self) -> Mailer | None:
+        """None: nothing is mailed."""
+        if not self.smtp_host:
+            return None
+        return Mailer(
+            self.smtp_host,
+            self.smtp_port,
+            sender=self.sender,
+            security=self.smtp_security,
+            user=self.smtp_user,
+            password=self.smtp_password.get_secret_value(),
+            timeout=self.timeout,
+        )

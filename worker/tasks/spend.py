@@ -11,7 +11,6 @@ from redis.exceptions import RedisError
 from adapters.repository import AdapterDirectory
 from billing.notifications.delivering import Deliveries
 from billing.notifications.events import ADAPTER_READY
-from billing.notifications.mailing import Mailer
 from billing.notifications.repository import DueDeliveries
 from billing.notifications.sending import WebhookSender
 from billing.notifications.settings import NotificationSettings
@@ -86,18 +85,7 @@ def deliveries_of(database: Database, settings: NotificationSettings) -> Deliver
         private_allowed=settings.webhooks_private,
         timeout=settings.timeout,
     )
-    mailer = None
-    if settings.smtp_host:
-        mailer = Mailer(
-            settings.smtp_host,
-            settings.smtp_port,
-            sender=settings.sender,
-            security=settings.smtp_security,
-            user=settings.smtp_user,
-            password=settings.smtp_password.get_secret_value(),
-            timeout=settings.timeout,
-        )
-    return Deliveries(database, webhooks, mailer)
+    return Deliveries(database, webhooks, settings.mailer())
 
 
 async def _any_due(runtime: Runtime) -> bool:
