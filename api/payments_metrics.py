@@ -32,7 +32,7 @@ class PaymentsCollector(AskedCollector):
     def collect(self) -> Iterator[Metric]:
         waiting = GaugeMetricFamily(
             "rootstock_payments_waiting",
-            "Meter events and credits on their way to the payment provider, and those that need a person.",
+            "Meter events and documents on their way to the payment provider, and those that need a person.",
             labels=["state"],
         )
         for state, count in self._counts.items():

@@ -19,15 +19,18 @@ from billing.payments.errors import ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import (
     Catalogue,
     CheckoutView,
+    CustomerDetails,
     InvoiceView,
     RefundView,
     SubscriptionView,
 )
 from billing.payments.settings import StripeSettings
+from billing.stripe_documents import StripeDocuments, id_of, invoice_view, plain
 
 T = TypeVar("T")
 
-CENTS_PER_MICRO_USD = Decimal("0.0001")
+SHOWN_AT = Decimal(0)
+"""What the meter's price asks for a micro-USD: nothing. It shows usage; what is paid is our invoices."""
 _KNOWN = "An event already exists with identifier"
 _PAGE = 100
 
@@ -40,7 +43,7 @@ class StripeGateway:
         key = settings.api_key.get_secret_value()
         self.live = re.match(r"[sr]k_live_", key) is not None
         self._event_name = settings.event_name
-        self._price_key = settings.event_name
+        self._price_key = f"{settings.event_name}_shown"
         self._http = stripe.HTTPXClient(timeout=settings.timeout)
         self._stripe = stripe.StripeClient(
             key,
@@ -48,6 +51,7 @@ class StripeGateway:
             http_client=self._http,
             max_network_retries=0,
         )
+        self.documents = StripeDocuments(self._stripe.v1, _ask, _every)
         self._catalogue: Catalogue | None = None
 
     async def close(self) -> None:
@@ -95,7 +99,7 @@ class StripeGateway:
             self._stripe.v1.prices.create_async(
                 {
                     "currency": "usd",
-                    "unit_amount_decimal": CENTS_PER_MICRO_USD,
+                    "unit_amount_decimal": SHOWN_AT,
                     "lookup_key": self._price_key,
                     "recurring": {"interval": "month", "usage_type": "metered", "meter": meter_id},
                     "product_data": {"name": "Usage", "unit_label": "micro-USD"},
@@ -120,11 +124,27 @@ class StripeGateway:
         made = await _ask(self._stripe.v1.customers.create_async(params, options))  # type: ignore[arg-type]
         return str(made.id)
 
+    async def update_customer(self, customer_id: str, details: CustomerDetails) -> None:
+        first, _, rest = details.address.partition("\n")
+        line2 = ", ".join(rest.splitlines())
+        params: dict[str, Any] = {
+            "name": details.name,
+            "email": details.email,  # empty: Stripe forgets it
+            "address": {"line1": first, "line2": line2, "country": details.country}
+            if first or details.country
+            else "",
+            # Shown on every invoice as it is; Stripe's own tax ids want to know which law's they are.
+            "invoice_settings": {
+                "custom_fields": [{"name": "Tax ID", "value": details.tax_id}] if details.tax_id else ""
+            },
+        }
+        await _ask(self._stripe.v1.customers.update_async(customer_id, params))  # type: ignore[arg-type]
+
     async def find_subscription(self, customer_id: str) -> SubscriptionView | None:
         page = await _ask(self._stripe.v1.subscriptions.list_async({"customer": customer_id, "limit": _PAGE}))
         for found in page.data:
             if found.status not in ("canceled", "incomplete_expired"):
-                return SubscriptionView(str(found.id), customer_id, str(found.status))
+                return _subscription(found, customer_id)
         return None
 
     async def create_subscription(
@@ -143,7 +163,7 @@ class StripeGateway:
                 {"idempotency_key": key},
             )
         )
-        return SubscriptionView(str(made.id), customer_id, str(made.status))
+        return _subscription(made, customer_id)
 
     async def subscription_status(self, subscription_id: str) -> str:
         return str((await _ask(self._stripe.v1.subscriptions.retrieve_async(subscription_id))).status)
@@ -151,7 +171,7 @@ class StripeGateway:
     async def cancel_subscription(self, subscription_id: str) -> None:
         await _ask(
             self._stripe.v1.subscriptions.cancel_async(
-                subscription_id, {"invoice_now": True, "prorate": False}
+                subscription_id, {"invoice_now": False, "prorate": False}
             )
         )
 
@@ -201,38 +221,16 @@ class StripeGateway:
         # A float: exact up to 2**53 micro-USD, nine billion dollars in one hour.
         return {datetime.fromtimestamp(one.start_time, UTC): int(one.aggregated_value) for one in found}
 
-    # Balance ------------------------------------------------------------------------------------------------
-
-    async def credit_balance(self, customer_id: str, cents: int, credit_id: str) -> None:
-        await _ask(
-            self._stripe.v1.customers.balance_transactions.create_async(
-                customer_id,
-                {
-                    "amount": -cents,
-                    "currency": "usd",
-                    "description": "Usage taken back",
-                    "metadata": {"credit_id": credit_id},
-                },
-                {"idempotency_key": f"credit:{credit_id}"},
-            )
-        )
-
-    async def has_credit(self, customer_id: str, credit_id: str) -> bool:
-        found = await _every(
-            self._stripe.v1.customers.balance_transactions.list_async(customer_id, {"limit": _PAGE})
-        )
-        return any(_plain(one.metadata).get("credit_id") == credit_id for one in found)
-
     # Invoices -----------------------------------------------------------------------------------------------
 
     async def invoice(self, invoice_id: str) -> InvoiceView:
-        return _invoice(await _ask(self._stripe.v1.invoices.retrieve_async(invoice_id)))
+        return invoice_view(await _ask(self._stripe.v1.invoices.retrieve_async(invoice_id)))
 
     async def open_invoices(self, customer_id: str) -> list[InvoiceView]:
         found = await _every(
             self._stripe.v1.invoices.list_async({"customer": customer_id, "status": "open", "limit": _PAGE})
         )
-        return [_invoice(one) for one in found]
+        return [invoice_view(one) for one in found]
 
     # Paying -------------------------------------------------------------------------------------------------
 
@@ -268,11 +266,11 @@ class StripeGateway:
         found = await _ask(self._stripe.v1.checkout.sessions.retrieve_async(session_id))
         return CheckoutView(
             str(found.id),
-            _id_of(found.customer) or "",
+            id_of(found.customer) or "",
             found.payment_status == "paid",
             int(found.amount_total or 0),
-            _id_of(found.payment_intent),
-            _plain(found.metadata),
+            id_of(found.payment_intent),
+            plain(found.metadata),
         )
 
     async def portal(self, customer_id: str, return_url: str) -> str:
@@ -293,11 +291,11 @@ class StripeGateway:
 
     async def refund_view(self, refund_id: str) -> RefundView:
         found = await _ask(self._stripe.v1.refunds.retrieve_async(refund_id))
-        payment = _id_of(found.payment_intent)
+        payment = id_of(found.payment_intent)
         metadata: Mapping[str, str] = {}
         if payment is not None:
             intent = await _ask(self._stripe.v1.payment_intents.retrieve_async(payment))
-            metadata = _plain(intent.metadata)
+            metadata = plain(intent.metadata)
         return RefundView(str(found.id), int(found.amount), found.status == "succeeded", payment, metadata)
 
 
@@ -333,24 +331,6 @@ def _said(error: stripe.StripeError) -> str:
     return " ".join((error.user_message or str(error)).split())[:300]
 
 
-def _id_of(reference: Any) -> str | None:
-    return None if reference is None else str(getattr(reference, "id", reference))
-
-
-def _plain(metadata: Any) -> dict[str, str]:
-    return {} if metadata is None else dict(metadata.to_dict())
-
-
-def _invoice(found: Any) -> InvoiceView:
-    return InvoiceView(
-        str(found.id),
-        _id_of(found.customer) or "",
-        found.status or "draft",
-        int(found.attempt_count),
-        int(found.amount_due),
-        int(found.amount_paid),
-        int(found.amount_remaining),
-        datetime.fromtimestamp(found.period_start, UTC),
-        datetime.fromtimestamp(found.period_end, UTC),
-        found.hosted_invoice_url,
-    )
+def _subscription(found: Any, customer_id: str) -> SubscriptionView:
+    price = found["items"].data[0].price
+    return SubscriptionView(str(found.id), customer_id, str(found.status), str(price.id))

@@ -275,8 +275,11 @@ def credit_mode(
 def _invoices(services: Services) -> InvoiceService:
     from billing.invoices.announcing import announce
     from billing.invoices.service import InvoiceService
+    from billing.payments.documents import queue_invoice
+    from cli.stripe import stripe_settings
 
-    return InvoiceService(services.database, services.redis, _settings(services), on_final=[announce])
+    told = [announce, queue_invoice] if stripe_settings(services).enabled else [announce]
+    return InvoiceService(services.database, services.redis, _settings(services), on_final=told)
 
 
 def _settings(services: Services) -> InvoiceSettings:

@@ -43,7 +43,7 @@ def status(data: Data = None) -> None:
 
 @stripe_app.command("manual")
 def manual(data: Data = None) -> None:
-    """List meter events and credits that were refused, are too old, or fit no sum of the provider's."""
+    """List meter events, invoices and credit notes that were refused, are too old, or do not fit."""
     from billing.payments.manual import ManualQueue
     from cli.operator import Services, call
 
@@ -64,7 +64,7 @@ def manual(data: Data = None) -> None:
 
 @stripe_app.command("send")
 def send(entry: Entry, data: Data = None) -> None:
-    """Have an entry billed with the present time."""
+    """Have an entry sent: an event with the present time, a document by the next round."""
     from billing.payments.errors import PaymentError
     from billing.payments.manual import ManualQueue
     from billing.stripe_gateway import StripeGateway
@@ -72,7 +72,7 @@ def send(entry: Entry, data: Data = None) -> None:
     from cli.operator import Services, call
 
     async def work(services: Services) -> None:
-        settings = _settings(services)
+        settings = stripe_settings(services)
         if not settings.enabled:
             raise UsageError("ROOTSTOCK_STRIPE_API_KEY is not set")
         gateway = StripeGateway(settings)
@@ -107,7 +107,7 @@ def waive(
     call(data, work)
 
 
-def _settings(services: object) -> StripeSettings:
+def stripe_settings(services: object) -> StripeSettings:
     """Those of the service meant, whatever this shell has set."""
     from billing.payments.settings import StripeSettings
     from cli.operator import Services

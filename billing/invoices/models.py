@@ -55,6 +55,10 @@ class BillingAccount(TenantOwned, Base):
     country: Mapped[str] = mapped_column(server_default=text("''"))
     """Two letters, ISO 3166."""
     tax_id: Mapped[str] = mapped_column(server_default=text("''"))
+    provider_details: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
+    """What of these the payment provider was last told."""
+    provider_error: Mapped[str] = mapped_column(server_default=text("''"))
+    """Why it did not take them."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
 

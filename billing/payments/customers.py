@@ -7,6 +7,7 @@ makes no second one.
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from datetime import datetime
 
 from billing.months import month_of, span
@@ -43,12 +44,16 @@ class Customers:
             return account.stripe_customer_id
 
     async def subscribe(self, tenant_id: str, now: datetime) -> Subscription:
-        """Have the tenant billed by the meter from this month on. Months end as ours, at 00:00 UTC of the
-        first. Raises PaymentError, DatabaseUnavailable.
+        """Have the tenant metered from this month on. Months end as ours, at 00:00 UTC of the first.
+        Raises PaymentError, DatabaseUnavailable.
         """
         customer = await self.ensure(tenant_id)
         catalogue = await self._gateway.catalogue()
         found = await self._gateway.find_subscription(customer)
+        if found is not None and found.price_id != catalogue.price_id:
+            # Made when the meter was what was paid for.
+            await self._gateway.cancel_subscription(found.id)
+            found = None
         month, anchor = span(month_of(now))
         if found is None:
             key = f"subscription:{customer}:{now:%Y-%m-%d}"
@@ -72,7 +77,7 @@ class Customers:
             )
             session.add(made)
             account.stripe_subscription_id = found.id
-        logger.info("%s is billed by the meter: %s", tenant_id, found.id)
+        logger.info("%s is metered: %s", tenant_id, found.id)
         return made
 
     async def subscribe_all(self, now: datetime, *, limit: int = 100) -> int:
@@ -89,3 +94,21 @@ class Customers:
             except ProviderRefused as error:
                 logger.error("%s cannot be subscribed: %s", tenant_id, error)
         return done
+
+    async def push_details(self, *, limit: int = 100) -> int:
+        """Have the provider name customers as our invoices do; how many had changed. What it refuses is noted
+        with the account, and tried again when it changes. Raises ProviderUnavailable, DatabaseUnavailable.
+        """
+        async with self._database.read(EVERY_TENANT) as session:
+            changed = await PaymentRecords(session).changed_details(limit)
+        for tenant_id, customer, details in changed:
+            error = ""
+            try:
+                await self._gateway.update_customer(customer, details)
+            except ProviderRefused as refused:
+                error = str(refused)
+                logger.error("the provider does not take what invoices of %s name: %s", tenant_id, error)
+            async with self._database.write(EVERY_TENANT) as session:
+                account = await PaymentRecords(session).account(tenant_id)
+                account.provider_details, account.provider_error = asdict(details), error
+        return len(changed)

@@ -6,7 +6,7 @@ are micro-USD. `key` is what makes asking twice within a day the same as asking 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
@@ -28,6 +28,7 @@ class SubscriptionView:
     id: str
     customer_id: str
     status: str
+    price_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,12 @@ class InvoiceView:
     period_end: datetime
     url: str | None
     """Where the customer pays it."""
+    total: int = 0
+    """Before what is on the customer's balance there, and before credit notes."""
+    credited: int = 0
+    """By credit notes, before and after it was paid."""
+    invoice_id: str | None = None
+    """Ours that it stands for, if it does."""
 
     @property
     def failed(self) -> bool:
@@ -72,7 +79,56 @@ class RefundView:
     """The payment's."""
 
 
+@dataclass(frozen=True, slots=True)
+class CustomerDetails:
+    """What invoices name. Empty: not known."""
+
+    name: str
+    email: str = ""
+    address: str = ""
+    """Lines of text."""
+    country: str = ""
+    tax_id: str = ""
+
+
+class DocumentGateway(Protocol):
+    """Invoices and credit notes of ours, at the provider. Each is made in steps, any of which may be asked
+    for again.
+    """
+
+    async def find_invoice(self, customer_id: str, invoice_id: str) -> InvoiceView | None:
+        """The one that stands for ours."""
+        ...
+
+    async def create_invoice(
+        self, customer_id: str, tenant_id: str, invoice_id: str, name: str
+    ) -> InvoiceView:
+        """A draft with nothing on it."""
+        ...
+
+    async def add_lines(
+        self, provider_id: str, lines: Sequence[tuple[str, int]], invoice_id: str
+    ) -> InvoiceView:
+        """What is on it: descriptions and cents, all at once or none."""
+        ...
+
+    async def finalize(self, provider_id: str, invoice_id: str) -> InvoiceView:
+        """Have it paid: final, with the customer's card charged."""
+        ...
+
+    async def find_credit_note(self, provider_id: str, note_id: str) -> str | None: ...
+
+    async def create_credit_note(
+        self, provider_id: str, note_id: str, memo: str, cents: int, refunded: int
+    ) -> str:
+        """Take back `cents` of an invoice; `refunded` of them were paid, and go back where they came from."""
+        ...
+
+
 class PaymentGateway(Protocol):
+    @property
+    def documents(self) -> DocumentGateway: ...
+
     @property
     def live(self) -> bool:
         """Whether money moves: not with a key for tests."""
@@ -85,6 +141,8 @@ class PaymentGateway(Protocol):
     async def find_customer(self, tenant_id: str) -> str | None: ...
 
     async def create_customer(self, tenant_id: str, name: str, email: str) -> str: ...
+
+    async def update_customer(self, customer_id: str, details: CustomerDetails) -> None: ...
 
     async def find_subscription(self, customer_id: str) -> SubscriptionView | None:
         """The one that is not cancelled."""
@@ -113,12 +171,6 @@ class PaymentGateway(Protocol):
     async def metered_by_hour(self, customer_id: str, start: datetime, end: datetime) -> dict[datetime, int]:
         """The same for every hour that has any, `start` and `end` being whole hours."""
         ...
-
-    async def credit_balance(self, customer_id: str, cents: int, credit_id: str) -> None:
-        """Give back on the customer's balance: the next invoices are lower by it."""
-        ...
-
-    async def has_credit(self, customer_id: str, credit_id: str) -> bool: ...
 
     async def invoice(self, invoice_id: str) -> InvoiceView: ...
 

@@ -1,7 +1,7 @@
-"""What waits for a person: meter events and credits that were refused, are too old, or fit neither way.
+"""What waits for a person: meter events and documents that were refused, are too old, or fit neither way.
 
-Owns what the operator may do about one: have it billed now, with the present time, or leave it, because it
-was settled otherwise. Either way it counts as planned: the books go on adding up.
+Owns what the operator may do about one: have it sent now, or leave it, because it was settled otherwise.
+Either way it counts as planned: the books go on adding up.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import datetime
 
 from billing.payments.errors import ManualEntryNotFound
 from billing.payments.gateway import PaymentGateway
-from billing.payments.models import Credit, MeterEvent
+from billing.payments.models import Document, MeterEvent
 from billing.payments.repository import PaymentRecords, SendingQueue
 from billing.rates import MICRO_USD_PER_CENT
 from db.session import EVERY_TENANT, Database, WriteSession
@@ -22,12 +22,12 @@ from tenants.audit.service import AuditLog
 @dataclass(frozen=True, slots=True)
 class ManualEntry:
     id: str
-    """The event's identifier, or the credit's id."""
+    """The event's identifier, or our document's id."""
     tenant_id: str
     hour: datetime | None
-    """None of a credit."""
+    """None of a document."""
     amount: int
-    """Micro-USD; below zero what is given back."""
+    """Micro-USD; below zero what is taken back."""
     why: str
 
 
@@ -38,37 +38,37 @@ class ManualQueue:
         self._database = database
 
     async def list(self) -> list[ManualEntry]:
-        """The oldest first, events before credits. Raises DatabaseUnavailable."""
+        """The oldest first, events before documents. Raises DatabaseUnavailable."""
         async with self._database.read(EVERY_TENANT) as session:
             queue = SendingQueue(session)
             events = await queue.in_state(MeterEvent, "manual")
-            credits = await queue.in_state(Credit, "manual")
+            documents = await queue.in_state(Document, "manual")
         return [
             *(ManualEntry(one.identifier, one.tenant_id, one.hour, one.value, one.error) for one in events),
-            *(
-                ManualEntry(one.id, one.tenant_id, None, -one.cents * MICRO_USD_PER_CENT, one.error)
-                for one in credits
-            ),
+            *(ManualEntry(one.id, one.tenant_id, None, _amount(one), one.error) for one in documents),
         ]
 
     async def send(self, entry_id: str, gateway: PaymentGateway, now: datetime) -> None:
-        """Have it billed with the present time. The same within a day changes nothing more.
+        """Have an event metered with the present time, a document tried again by the next round. The same
+        within a day changes nothing more.
 
         Raises ManualEntryNotFound, PaymentError, DatabaseUnavailable.
         """
         async with self._database.write(EVERY_TENANT) as session:
             row = await self._find(session, entry_id)
-            account = await PaymentRecords(session).account(row.tenant_id)
-            customer = account.stripe_customer_id or ""
-            row.last_attempt_at = now
-            row.first_attempt_at = row.first_attempt_at or now
-            if isinstance(row, MeterEvent):
+            if isinstance(row, Document):
+                row.next_attempt_at = now
+            else:
+                account = await PaymentRecords(session).account(row.tenant_id)
+                customer = account.stripe_customer_id or ""
+                row.last_attempt_at = now
+                row.first_attempt_at = row.first_attempt_at or now
                 row.timestamp = now.replace(second=0, microsecond=0)
-        if isinstance(row, MeterEvent):
-            assert row.timestamp is not None
-            await gateway.meter(customer, row.value, row.timestamp, row.identifier)
-        elif not await gateway.has_credit(customer, row.id):
-            await gateway.credit_balance(customer, row.cents, row.id)
+        if isinstance(row, Document):
+            await self._settle(entry_id, "pending", now, "")
+            return
+        assert row.timestamp is not None
+        await gateway.meter(customer, row.value, row.timestamp, row.identifier)
         await self._settle(entry_id, "sent", now, "")
 
     async def waive(self, entry_id: str, reason: str, now: datetime) -> None:
@@ -80,18 +80,22 @@ class ManualQueue:
     async def _settle(self, entry_id: str, state: str, now: datetime, reason: str) -> None:
         async with self._database.write(EVERY_TENANT) as session:
             row = await self._find(session, entry_id)
-            row.state, row.settled_at, row.error = state, now, reason
-            kind = "meter_event" if isinstance(row, MeterEvent) else "billing_credit"
+            row.state, row.settled_at, row.error = state, None if state == "pending" else now, reason
+            kind = "meter_event" if isinstance(row, MeterEvent) else row.kind
             details = {"state": state, "reason": reason}
             await AuditLog.record(
                 session, row.tenant_id, OPERATOR, f"{kind}.settled", (kind, entry_id), details
             )
 
-    async def _find(self, session: WriteSession, entry_id: str) -> MeterEvent | Credit:
+    async def _find(self, session: WriteSession, entry_id: str) -> MeterEvent | Document:
         queue = SendingQueue(session)
-        row: MeterEvent | Credit | None = await queue.find_event(entry_id)
+        row: MeterEvent | Document | None = await queue.find_event(entry_id)
         if row is None:
-            row = await session.get(Credit, entry_id, with_for_update=True)
+            row = await session.get(Document, entry_id, with_for_update=True)
         if row is None or row.state != "manual":
             raise ManualEntryNotFound(entry_id)
         return row
+
+
+def _amount(document: Document) -> int:
+    return (document.cents if document.kind == "invoice" else -document.cents) * MICRO_USD_PER_CENT

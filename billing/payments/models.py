@@ -1,6 +1,6 @@
 """What the payment provider was told, and what it told us.
 
-Meter events and credits are only ever added to; what changes is whether they have arrived.
+Meter events and documents are only ever added to; what changes is whether they have arrived.
 """
 
 from __future__ import annotations
@@ -66,26 +66,38 @@ class MeterEvent(TenantOwned, Sending, Base):
     number: Mapped[int] = mapped_column(Integer, primary_key=True)
     """From 0. The values of an hour's numbers add up to what it cost."""
     value: Mapped[int] = mapped_column(BigInteger)
-    """Micro-USD. Below zero it is not metered but credited: see `Credit`."""
+    """Micro-USD. Below zero it is not metered but `credited`: the invoice has it."""
     identifier: Mapped[str]
     """`<tenant>:<hour>:<number>`: sent again within a day, the provider knows it."""
     timestamp: Mapped[datetime | None]
     """The time it is metered with, once it was tried: its hour, or later if that was invoiced already."""
 
 
-class Credit(TenantOwned, Sending, Base):
-    """Whole cents of values below zero, given back on the customer's balance."""
+class Document(TenantOwned, Sending, Base):
+    """An invoice or a credit note of ours that the provider is to have as well."""
 
-    __tablename__ = "stripe_credits"
+    __tablename__ = "stripe_documents"
     __table_args__ = (
+        CheckConstraint("kind IN ('invoice', 'credit_note')", name="kind_known"),
         CheckConstraint("state IN ('pending', 'sent', 'manual', 'waived')", name="state_known"),
         CheckConstraint("cents > 0", name="cents_positive"),
         Index(None, "tenant_id"),
+        Index(None, "invoice_id"),
+        Index("ix_stripe_documents_open", "next_attempt_at", postgresql_where=text("state = 'pending'")),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
+    """Ours."""
     tenant_id: Mapped[str]
+    kind: Mapped[str]
+    invoice_id: Mapped[str]
+    """Of the note, or the invoice itself."""
     cents: Mapped[int] = mapped_column(BigInteger)
+    """What is asked for, or taken back. Of an invoice, from the first attempt on, without what was paid
+    otherwise before.
+    """
+    provider_id: Mapped[str | None]
+    """The provider's, once it is known."""
 
 
 class ProviderInvoice(TenantOwned, Base):
@@ -99,6 +111,8 @@ class ProviderInvoice(TenantOwned, Base):
 
     id: Mapped[str] = mapped_column(primary_key=True)
     tenant_id: Mapped[str]
+    invoice_id: Mapped[str | None]
+    """Ours that it stands for, if it does."""
     status: Mapped[str]
     attempt_count: Mapped[int] = mapped_column(Integer)
     amount_due: Mapped[int] = mapped_column(BigInteger)

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import Date, Row, cast, func, select
+from sqlalchemy import Row, exists, func, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import aliased
 
-from billing.invoices.models import BillingAccount, Invoice, InvoicePayment
-from billing.payments.gateway import InvoiceView
+from billing.invoices.models import BillingAccount, CreditNote, Invoice, InvoicePayment
+from billing.payments.gateway import CustomerDetails, InvoiceView
 from billing.payments.models import (
-    Credit,
+    Document,
     MeterEvent,
     ProviderEvent,
     ProviderInvoice,
@@ -21,7 +22,7 @@ from billing.payments.models import (
 )
 from tenants.models import OPERATOR_TENANT, Tenant
 
-S = TypeVar("S", MeterEvent, Credit)
+S = TypeVar("S", MeterEvent, Document)
 
 _RANKS = ("draft", "open", "uncollectible", "void", "paid")
 """An invoice of the provider's only moves to the right."""
@@ -65,21 +66,46 @@ class SendingQueue:
         )
         return (await self.session.execute(query)).all()  # type: ignore[return-value]
 
-    async def due_credits(self, now: datetime, limit: int) -> Sequence[Row[Credit, str]]:
-        """With their customers' ids, held against other senders."""
+    async def due_documents(self, now: datetime, limit: int) -> Sequence[Document]:
+        """Held against other senders. Credit notes wait for their invoice."""
+        invoice = aliased(Document)
         query = (
-            select(Credit, BillingAccount.stripe_customer_id)
-            .join(BillingAccount, BillingAccount.tenant_id == Credit.tenant_id)
+            select(Document)
+            .join(invoice, invoice.id == Document.invoice_id)
             .where(
-                Credit.state == "pending",
-                Credit.next_attempt_at <= now,
-                BillingAccount.stripe_customer_id.is_not(None),
+                Document.state == "pending",
+                Document.next_attempt_at <= now,
+                (Document.kind == "invoice") | (invoice.state == "sent"),
             )
-            .order_by(Credit.next_attempt_at, Credit.id)
+            .order_by(Document.next_attempt_at, Document.id)
             .limit(limit)
-            .with_for_update(of=Credit, skip_locked=True)
+            .with_for_update(of=Document, skip_locked=True)
         )
-        return (await self.session.execute(query)).all()  # type: ignore[return-value]
+        return (await self.session.execute(query)).scalars().all()
+
+    async def queue_notes(self, now: datetime) -> None:
+        """Queue credit notes that change what is owed or was paid, of invoices that the provider has or will
+        have. What a note put into the balance is none of the provider's business.
+        """
+        queued = aliased(Document)
+        notes = (
+            select(
+                CreditNote.id,
+                CreditNote.tenant_id,
+                literal("credit_note"),
+                CreditNote.invoice_id,
+                CreditNote.amount_cents,
+                literal(now),
+            )
+            .join(Document, Document.id == CreditNote.invoice_id)
+            .where(
+                CreditNote.settlement.in_(("due", "refund")),
+                Document.state != "waived",
+                ~exists().where(queued.id == CreditNote.id),
+            )
+        )
+        columns = ["id", "tenant_id", "kind", "invoice_id", "cents", "next_attempt_at"]
+        await self.session.execute(insert(Document).from_select(columns, notes).on_conflict_do_nothing())
 
     async def started_at(self, tenant_id: str) -> datetime | None:
         """When the subscription that bills the tenant now began."""
@@ -111,14 +137,14 @@ class SendingQueue:
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def count(self, state: str) -> int:
-        """Events and credits together."""
+        """Events and documents together."""
         counts = [
             (
                 await self.session.execute(
                     select(func.count()).select_from(model).where(model.state == state)
                 )
             ).scalar_one()
-            for model in (MeterEvent, Credit)
+            for model in (MeterEvent, Document)
         ]
         return sum(counts)
 
@@ -214,6 +240,32 @@ class PaymentRecords:
         )
         return (await self.session.execute(query)).scalar_one_or_none()
 
+    async def changed_details(self, limit: int) -> list[tuple[str, str, CustomerDetails]]:
+        """Customers of whom the provider was told something else than our invoices say: tenant, customer, and
+        what they say.
+        """
+        account = BillingAccount
+        names = ("email", "address", "country", "tax_id")
+        name = func.coalesce(func.nullif(account.name, ""), Tenant.name)
+        said = func.jsonb_build_object(
+            "name", name, *(part for one in names for part in (one, getattr(account, one)))
+        )
+        query = (
+            select(account, name)
+            .join(Tenant, Tenant.id == account.tenant_id)
+            .where(account.stripe_customer_id.is_not(None), account.provider_details.is_distinct_from(said))
+            .order_by(account.tenant_id)
+            .limit(limit)
+        )
+        return [
+            (
+                row.tenant_id,
+                str(row.stripe_customer_id),
+                CustomerDetails(called, *(getattr(row, one) for one in names)),
+            )
+            for row, called in await self.session.execute(query)
+        ]
+
     # Invoices ----------------------------------------------------------------------------------------------
 
     async def keep_invoice(self, tenant_id: str, seen: InvoiceView, now: datetime) -> None:
@@ -230,7 +282,7 @@ class PaymentRecords:
             row = stored
         row.status, row.attempt_count = seen.status, seen.attempt_count
         row.amount_due, row.amount_paid = seen.amount_due, seen.amount_paid
-        row.amount_remaining = seen.amount_remaining
+        row.amount_remaining, row.invoice_id = seen.amount_remaining, seen.invoice_id
         row.period_start, row.period_end = seen.period_start, seen.period_end
         if seen.failed and row.failing_since is None:
             row.failing_since = now
@@ -246,12 +298,11 @@ class PaymentRecords:
         return (await self.session.execute(query)).scalar_one()
 
     async def unmatched(self, limit: int) -> list[tuple[ProviderInvoice, str]]:
-        """The provider's invoices that were paid, with ours of the month, where that has no such payment."""
+        """The provider's invoices that were paid, with ours, where that has no such payment."""
         paid = ProviderInvoice
-        month = cast(func.date_trunc("month", paid.period_end - timedelta(seconds=1), "UTC"), Date)
         query = (
             select(paid, Invoice.id)
-            .join(Invoice, (Invoice.tenant_id == paid.tenant_id) & (Invoice.month == month))
+            .join(Invoice, (Invoice.tenant_id == paid.tenant_id) & (Invoice.id == paid.invoice_id))
             .outerjoin(
                 InvoicePayment,
                 (InvoicePayment.tenant_id == paid.tenant_id)

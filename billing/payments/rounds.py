@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import redis.asyncio
 
 from billing.payments.customers import Customers
+from billing.payments.documents import DocumentSending
 from billing.payments.errors import ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import PaymentGateway
 from billing.payments.matching import match_payments
@@ -34,27 +36,36 @@ class PaymentRounds:
         redis_client: redis.asyncio.Redis,
         gateway: PaymentGateway,
         settings: StripeSettings,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._database = database
         self._gateway = gateway
         self.customers = Customers(database, gateway)
         self.planning = MeterPlanning(database)
-        self.sending = Sending(database, gateway, per_second=settings.events_per_second)
+        self.sending = Sending(database, gateway, per_second=settings.events_per_second, clock=clock)
         grace = timedelta(days=settings.grace_days)
         self.standings = Standings(database, redis_client, gateway, grace=grace)
-        self.follow_ups = FollowUps(database, redis_client, gateway, self.standings)
+        self.documents = DocumentSending(database, gateway, self.standings, clock=clock)
+        self.follow_ups = FollowUps(database, redis_client, gateway, self.standings, clock=clock)
 
     async def meter(self, now: datetime) -> None:
-        """Subscribe who is not, plan what hours cost, send what is due. Raises DatabaseUnavailable."""
+        """Subscribe who is not, say who has another name, plan what hours cost, send what is due. Raises
+        DatabaseUnavailable, RedisError.
+        """
         try:
             await self.customers.subscribe_all(now)
+            await self.customers.push_details()
         except (ProviderUnavailable, ProviderRefused) as error:
-            logger.warning("tenants wait for their subscription: %s", error)
+            logger.warning("customers wait for the provider: %s", error)
         since = EPOCH if now.minute == LONG_LOOK_MINUTE else now - SHORT_LOOK
         await self.planning.plan(now, since=since)
-        sent = await self.sending.send()
-        if sent.arrived or sent.manual:
-            logger.info("meter events and credits sent: %d, for a person: %d", sent.arrived, sent.manual)
+        for what, sent in (
+            ("meter events", await self.sending.send()),
+            ("documents", await self.documents.send()),
+        ):
+            if sent.arrived or sent.manual:
+                logger.info("%s sent: %d, for a person: %d", what, sent.arrived, sent.manual)
 
     async def look(self, now: datetime) -> None:
         """Move the standing of who owes, note payments on invoices; once in an hour, ask for every customer.

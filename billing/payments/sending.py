@@ -1,4 +1,4 @@
-"""The way of meter events and credits to the provider: once each, whatever fails in between.
+"""The way of meter events to the provider: once each, whatever fails in between.
 
 An attempt is written down before it is made. Who dies after that leaves a row that may have arrived, and so
 does who hears no answer. Within a day it is sent again: the provider knows the identifier. After that it is
@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from billing.months import begin, month_of
 from billing.payments.errors import ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import PaymentGateway
-from billing.payments.models import Credit, MeterEvent
+from billing.payments.models import Document, MeterEvent
 from billing.payments.repository import SendingQueue
 from db.session import EVERY_TENANT, Database
 
@@ -93,8 +93,6 @@ class Sending:
                 *(self._attempt(attempt, number, done) for number, attempt in enumerate(attempts))
             )
             await self._sleep(self._pace * len(attempts))
-        if not done.unavailable:
-            await self._send_credits(done)
         return done
 
     # Events -------------------------------------------------------------------------------------------------
@@ -109,7 +107,7 @@ class Sending:
             for event, customer in found:
                 if event.hour < now - OLDEST:
                     unsure = " and may have arrived" if event.first_attempt_at else ""
-                    _give_up(event, f"older than the provider takes{unsure}", now)
+                    give_up(event, f"older than the provider takes{unsure}", now)
                     done.manual += 1
                     continue
                 attempt = self._prepare(event, customer, await queue.started_at(event.tenant_id), now)
@@ -196,7 +194,7 @@ class Sending:
                 event.state, event.settled_at, event.error = "sent", self._clock(), ""
                 done.arrived += 1
             else:
-                _give_up(event, str(arrived), self._clock())
+                give_up(event, str(arrived), self._clock())
                 done.manual += 1
 
     async def _note(self, attempt: _Attempt, error: str, *, nothing_done: bool) -> None:
@@ -206,54 +204,8 @@ class Sending:
             if nothing_done and event.attempts == 1:
                 event.first_attempt_at = event.last_attempt_at = event.timestamp = None
 
-    # Credits ------------------------------------------------------------------------------------------------
 
-    async def _send_credits(self, done: Sent) -> None:
-        while not done.unavailable:
-            claimed = await self._claim_credits()
-            if not claimed:
-                return
-            for credit, customer, ask in claimed:
-                await self._send_credit(credit, customer, ask, done)
-                await self._sleep(self._pace)
-
-    async def _claim_credits(self) -> list[tuple[Credit, str, bool]]:
-        now = self._clock()
-        async with self._database.write(EVERY_TENANT) as session:
-            claimed = []
-            for credit, customer in await SendingQueue(session).due_credits(now, CLAIMED):
-                ask = credit.first_attempt_at is not None and credit.first_attempt_at <= now - KNOWN_FOR
-                credit.first_attempt_at = credit.first_attempt_at or now
-                credit.last_attempt_at = now
-                credit.attempts += 1
-                credit.next_attempt_at = now + _pause(credit.attempts)
-                claimed.append((credit, customer, ask))
-        return claimed
-
-    async def _send_credit(self, credit: Credit, customer: str, ask: bool, done: Sent) -> None:
-        if done.unavailable:
-            return
-        error = ""
-        try:
-            if not (ask and await self._gateway.has_credit(customer, credit.id)):
-                await self._gateway.credit_balance(customer, credit.cents, credit.id)
-        except ProviderUnavailable as away:
-            done.unavailable, error = True, str(away)
-            logger.warning("credit %s waits: %s", credit.id, away)
-        except ProviderRefused as refused:
-            error = str(refused)
-        async with self._database.write(EVERY_TENANT) as session:
-            row = await SendingQueue(session).lock(Credit, credit.id)
-            row.error = error
-            if not error:
-                row.state, row.settled_at = "sent", self._clock()
-                done.arrived += 1
-            elif not done.unavailable:
-                _give_up(row, error, self._clock())
-                done.manual += 1
-
-
-def _give_up(row: MeterEvent | Credit, why: str, now: datetime) -> None:
+def give_up(row: MeterEvent | Document, why: str, now: datetime) -> None:
     row.state, row.error, row.settled_at = "manual", why, now
     name = row.identifier if isinstance(row, MeterEvent) else row.id
     logger.error("%s needs a person: %s", name, why)

@@ -18,6 +18,7 @@ CHECKS = {
     "invoices": "invoices are what the ledger says, priced anew",
     "meter_events": "hours are planned for the payment provider, and no event waits for a person",
     "stripe": "the payment provider has metered what was sent",
+    "stripe_invoices": "it asks for what invoices and credit notes say, and was paid what is noted",
 }
 """By name, what holds when it finds nothing. In the order in which they are made."""
 

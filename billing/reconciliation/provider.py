@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 from billing.payments.gateway import PaymentGateway
 from billing.payments.planning import MeterPlanning
@@ -11,6 +12,7 @@ from billing.reconciliation.repository import BooksRepository
 from db.session import EVERY_TENANT, Database
 
 PLANNED_WITHIN = timedelta(hours=3)
+SENT_WITHIN = timedelta(hours=3)
 SUMMED_WITHIN = timedelta(hours=2)
 """The provider's sums lag behind what it took."""
 
@@ -71,4 +73,33 @@ async def compare_provider(
             for hour in sorted(hours.keys() | metered.keys())
             if hours.get(hour, 0) != metered.get(hour, 0)
         ]
+    return found
+
+
+async def compare_documents(
+    database: Database, gateway: PaymentGateway, start: datetime, end: datetime, now: datetime
+) -> list[Difference]:
+    """Invoices issued in [start, end) and their credit notes: each is at the provider with its amount, and
+    what was paid there is noted here. Raises DatabaseUnavailable, ProviderUnavailable, ProviderRefused.
+    """
+    async with database.read(EVERY_TENANT) as session:
+        rows = await BooksRepository(session).documents(start, end)
+    found: list[Difference] = []
+
+    def differ(row: Any, what: str, expected: int, there: int) -> None:
+        if expected != there:
+            found.append(Difference("stripe_invoices", row.tenant_id, what, row.issued_at, expected, there))
+
+    for row in rows:
+        if row.state == "waived":
+            continue
+        if row.provider_id is None or row.state != "sent":
+            late = row.state == "manual" or row.issued_at < now - SENT_WITHIN
+            differ(row, f"cents of {row.id} not asked for: {row.error}", row.cents if late else 0, 0)
+            continue
+        there = await gateway.invoice(row.provider_id)
+        differ(row, f"cents asked for by {row.id}", row.cents, there.total)
+        differ(row, f"cents taken back of {row.id}", row.credited, there.credited)
+        paid = there.amount_paid if there.status == "paid" else 0
+        differ(row, f"cents paid for {row.id}", row.paid, paid)
     return found

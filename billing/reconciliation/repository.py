@@ -127,6 +127,26 @@ class DayTotals:
     """Micro-USD that are no request's."""
 
 
+_DOCUMENTS = text(
+    """
+    SELECT d.id, d.tenant_id, i.issued_at, d.cents, d.state, d.error, d.provider_id,
+           CAST(coalesce((
+               SELECT sum(n.amount_cents) FROM credit_notes n
+               LEFT JOIN stripe_documents s ON s.id = n.id
+               WHERE n.invoice_id = d.id AND n.settlement IN ('due', 'refund')
+                   AND s.state IS DISTINCT FROM 'waived'
+           ), 0) AS bigint) AS credited,
+           CAST(coalesce((
+               SELECT sum(p.amount_cents) FROM invoice_payments p
+               WHERE p.invoice_id = d.id AND p.kind = 'payment' AND p.reference = d.provider_id
+           ), 0) AS bigint) AS paid
+    FROM stripe_documents d JOIN invoices i ON i.id = d.id
+    WHERE d.kind = 'invoice' AND i.issued_at >= :start AND i.issued_at < :end
+    ORDER BY i.number
+    """
+)
+
+
 class BooksRepository:
     """All that is written down anywhere, side by side."""
 
@@ -201,6 +221,13 @@ class BooksRepository:
         whom nothing did, one with neither hour nor value.
         """
         return list((await self.session.execute(_METERED, {"start": start, "end": end})).all())
+
+    async def documents(self, start: datetime, end: datetime) -> list[Any]:
+        """(id, tenant_id, issued_at, cents, state, error, provider_id, credited, paid) of invoices that the
+        payment provider is to have: what was taken back by notes that were issued, and what is noted of its
+        payments.
+        """
+        return list((await self.session.execute(_DOCUMENTS, {"start": start, "end": end})).all())
 
 
 class ReconciliationRepository:

@@ -1,6 +1,7 @@
 """Do the books balance? Every book that is kept of usage and money, compared with the one before it.
 
-    journal = ledger = its sums = usage and costs API = invoices; ledger = meter events = payment provider
+    journal = ledger = its sums = usage and costs API = invoices; ledger = meter events = payment provider;
+    invoices = those it asks to be paid
 
 Owns which checks are made over which time, that one which cannot be made does not hide the others, and that
 what was found is kept. What a check compares is its own module's. Repairs nothing: a difference is for a
@@ -27,7 +28,7 @@ from billing.reconciliation.ledger import (
     compare_reports,
     compare_rollups,
 )
-from billing.reconciliation.provider import compare_planning, compare_provider
+from billing.reconciliation.provider import compare_documents, compare_planning, compare_provider
 from billing.reconciliation.repository import ReconciliationRepository
 from db.base import new_id
 from db.errors import DatabaseUnavailable
@@ -130,12 +131,14 @@ class ReconciliationService:
         }
         if gateway is not None:
             checks["stripe"] = lambda: compare_provider(database, gateway, start, end, now)
+            checks["stripe_invoices"] = lambda: compare_documents(database, gateway, start, end, now)
         return checks
 
     async def _compare(self, checks: Mapping[str, Check]) -> tuple[list[Difference], dict[str, str]]:
         """What was found, and why which checks were not made."""
         found: list[Difference] = []
-        why_not = {"stripe": f"{NOT_THERE}payment provider"} if "stripe" not in checks else {}
+        provider = ("stripe", "stripe_invoices")
+        why_not = {name: f"{NOT_THERE}payment provider" for name in provider if name not in checks}
         for name, check in checks.items():
             try:
                 found += await check()

@@ -1,5 +1,5 @@
-"""A sender of meter events that is killed with SIGKILL at a chosen instant of its second event: `python -m
-tests.support.killed_sender`.
+"""A sender that is killed with SIGKILL: of meter events at a chosen instant of its second event, or of an
+invoice right after a chosen step: `python -m tests.support.killed_sender`.
 """
 
 from __future__ import annotations
@@ -8,16 +8,22 @@ import asyncio
 import os
 import signal
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
+import redis.asyncio
+from pydantic import SecretStr
+
 from billing.payments import sending
+from billing.payments.documents import DocumentSending
 from billing.payments.sending import Sending, Sent
 from billing.payments.settings import StripeSettings
+from billing.payments.standing import Standings
 from billing.stripe_gateway import StripeGateway
 from db.session import Database
 
 INSTANTS = ("claimed", "arrived", "settled")
+STEPS = ("create_invoice", "add_lines", "finalize")
 
 
 def die(*_: Any) -> NoReturn:
@@ -43,10 +49,25 @@ class KilledSender(Sending):
         await super()._end(attempt, arrived, done)
 
 
+async def send_documents(database_url: str, gateway: StripeGateway, step: str, now: datetime) -> None:
+    done = getattr(gateway.documents, step)
+
+    async def last(*arguments: Any) -> None:
+        await done(*arguments)
+        die()
+
+    setattr(gateway.documents, step, last)
+    database = Database(database_url)
+    standings = Standings(database, redis.asyncio.Redis(), gateway, grace=timedelta(days=7))
+    await DocumentSending(database, gateway, standings, clock=lambda: now).send()
+
+
 async def main(database_url: str, stripe_url: str, api_key: str, instant: str, now: str) -> None:
-    assert instant in INSTANTS
-    gateway = StripeGateway(StripeSettings(api_key=api_key, api_base=stripe_url))
+    gateway = StripeGateway(StripeSettings(api_key=SecretStr(api_key), api_base=stripe_url))
     moment = datetime.fromisoformat(now)
+    if instant in STEPS:
+        await send_documents(database_url, gateway, instant, moment)
+    assert instant in INSTANTS
     sender = KilledSender(Database(database_url), gateway, per_second=1000, clock=lambda: moment)
     sender.instant = instant
     await sender.send()

@@ -13,6 +13,8 @@ from billing.invoices.closing import JournalAge, MonthClose
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
 from billing.invoices.settings import InvoiceSettings
+from billing.payments.documents import queue_invoice
+from billing.payments.settings import StripeSettings
 from db.errors import DatabaseUnavailable
 from db.tasks import CLOSE_MONTHS
 from worker.runtime import Runtime
@@ -32,7 +34,8 @@ def register(app: Celery, runtime: Runtime) -> None:
 
 async def _close(runtime: Runtime) -> None:
     now = datetime.now(UTC)
-    invoices = InvoiceService(runtime.database, runtime.redis, InvoiceSettings(), on_final=[announce])
+    told = [announce, queue_invoice] if StripeSettings().enabled else [announce]
+    invoices = InvoiceService(runtime.database, runtime.redis, InvoiceSettings(), on_final=told)
     await CreditService(runtime.database, runtime.redis).expire(now)
     closed = await MonthClose(runtime.database, invoices, JournalAge(runtime.redis)).close_due(now)
     if closed.waiting_for is not None:

@@ -65,23 +65,6 @@ _PLAN = text(
     RETURNING tenant_id, value
     """
 )
-# Whole cents of all that was below zero and is not given back yet. What is less than a cent waits for more.
-_CREDIT = text(
-    """
-    INSERT INTO stripe_credits (id, tenant_id, cents, next_attempt_at)
-    SELECT 'scr_' || replace(gen_random_uuid()::text, '-', ''), owed.tenant_id,
-           owed.micro_usd / 10000 - given.cents, CAST(:now AS timestamptz)
-    FROM (
-        SELECT tenant_id, CAST(-sum(value) AS bigint) AS micro_usd FROM meter_events
-        WHERE state = 'credited' GROUP BY tenant_id
-    ) owed CROSS JOIN LATERAL (
-        SELECT coalesce(CAST(sum(c.cents) AS bigint), 0) AS cents FROM stripe_credits c
-        WHERE c.tenant_id = owed.tenant_id
-    ) given
-    WHERE owed.micro_usd / 10000 > given.cents
-    RETURNING id
-    """
-)
 _DIFFERENCES = text(_OPEN_HOURS + "SELECT tenant_id, hour, value FROM differences ORDER BY 1, 2")
 
 
@@ -92,15 +75,12 @@ class HourBook:
         self.session = session
 
     async def plan(self, since: datetime, until: datetime, now: datetime) -> int:
-        """Number what hours in [since, until) cost beyond what was planned for them, and give back whole
-        cents of what they cost less; how many events. One planner at a time.
+        """Number by how much what hours in [since, until) cost differs from what was planned for them; how
+        many events. One planner at a time.
         """
         await self.session.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": PLANNER_LOCK})
         span = {"since": since, "until": until, "now": now}
-        planned = (await self.session.execute(_PLAN, span)).all()
-        if any(row.value < 0 for row in planned):
-            await self.session.execute(_CREDIT, {"now": now})
-        return len(planned)
+        return len((await self.session.execute(_PLAN, span)).all())
 
     async def unplanned(self, since: datetime, until: datetime) -> list[tuple[str, datetime, int]]:
         """Tenants, hours and by how much they differ from what was planned."""

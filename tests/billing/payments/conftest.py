@@ -13,6 +13,7 @@ import redis.asyncio
 from sqlalchemy import text
 
 from billing.payments.customers import Customers
+from billing.payments.documents import DocumentSending
 from billing.payments.planning import MeterPlanning
 from billing.payments.sending import Sending
 from billing.payments.settings import StripeSettings
@@ -62,6 +63,7 @@ class Site:
     customers: Customers
     planning: MeterPlanning
     sending: Sending
+    documents: DocumentSending
     standings: Standings
     follow_ups: FollowUps
     receiver: WebhookReceiver
@@ -79,6 +81,13 @@ class Site:
         """A round of the worker's: plan and send."""
         await self.planning.plan(self.now)
         await self.sending.send()
+
+    async def asked(self, cents: int, invoice_id: str = "inv_january") -> str:
+        """An invoice that the customer is asked to pay now; the provider's id of it."""
+        documents = self.gateway.documents
+        made = await documents.create_invoice(self.customer, TENANT, invoice_id, invoice_id)
+        await documents.add_lines(made.id, [("Usage", cents)], invoice_id)
+        return (await documents.finalize(made.id, invoice_id)).id
 
     def metered(self) -> int:
         """All that the double has for the tenant."""
@@ -119,6 +128,7 @@ async def site(
         Customers(database, gateway),
         MeterPlanning(database),
         Sending(database, gateway, clock=clock, sleep=_at_once),
+        DocumentSending(database, gateway, standings, clock=clock),
         standings,
         FollowUps(database, redis_client, gateway, standings, clock=clock),
         WebhookReceiver(database, None, settings),

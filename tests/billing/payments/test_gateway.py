@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from billing.payments.errors import ProviderRefused, ProviderUnavailable
+from billing.payments.gateway import CustomerDetails
 from billing.payments.settings import StripeSettings
 from billing.stripe_gateway import StripeGateway
 from tests.support.stripe_double import API_KEY, Fault, StripeDouble
@@ -29,7 +31,7 @@ async def test_the_catalogue_is_made_once(settings: StripeSettings, double: Stri
         await gateway.close()
     assert found[0] == found[1]
     assert len(double.books.all("billing.meter")) == len(double.books.all("price")) == 1
-    assert double.books.all("price")[0]["unit_amount_decimal"] == "0.0001"
+    assert double.books.all("price")[0]["unit_amount_decimal"] == "0"
 
 
 async def test_a_customer_is_found_by_its_tenant(gateway: StripeGateway) -> None:
@@ -112,43 +114,88 @@ async def test_the_key_tells_whether_money_moves(key: str, live: bool) -> None:
     await gateway.close()
 
 
-async def test_a_credit_is_given_once_and_found_again(gateway: StripeGateway, double: StripeDouble) -> None:
-    one = await customer(gateway)
-    assert not await gateway.has_credit(one, "scr_1")
-    double.fail(Fault("lost"))
-    with pytest.raises(ProviderUnavailable):
-        await gateway.credit_balance(one, 250, "scr_1")
-    await gateway.credit_balance(one, 250, "scr_1")
-    assert await gateway.has_credit(one, "scr_1")
-    assert double.books.get(one, "customer")["balance"] == -250
-
-
-async def test_lists_are_read_to_their_end(gateway: StripeGateway, double: StripeDouble) -> None:
-    one = await customer(gateway)
-    for number in range(130):
-        double.routes.payments.add_to_balance(
-            one, {"amount": "-1", "currency": "usd", "metadata": {"credit_id": f"scr_{number}"}}
-        )
-    assert await gateway.has_credit(one, "scr_0")  # the oldest: on the second page
-
-
-async def test_a_month_ends_with_an_invoice_of_what_was_metered(
+async def test_an_invoice_is_made_once_however_often_it_is_asked_for(
     gateway: StripeGateway, double: StripeDouble
 ) -> None:
+    one, documents = await customer(gateway), gateway.documents
+    lines = [("Usage", 1_300), ("Usage included in the plan", -300)]
+    for step in ("", "/add_lines", "/finalize"):
+        double.fail(Fault("lost", path="/v1/invoices", method="POST"))
+        found = await documents.find_invoice(one, "inv_a")
+        for _ in range(2):
+            with contextlib.suppress(ProviderUnavailable):
+                found = await documents.create_invoice(one, "ten_a", "inv_a", "INV-000001")
+                if step:
+                    found = await documents.add_lines(found.id, lines, "inv_a")
+                if step == "/finalize":
+                    found = await documents.finalize(found.id, "inv_a")
+    assert found is not None
+    assert (found.status, found.total, found.amount_paid, found.invoice_id) == ("paid", 1000, 1000, "inv_a")
+    [made] = double.books.all("invoice")
+    assert [(line["description"], line["amount"]) for line in made["lines"]["data"]] == lines
+    assert await documents.find_invoice(one, "inv_a") == found
+    assert await documents.find_invoice(one, "inv_b") is None
+
+
+async def test_a_credit_note_lowers_what_is_owed_and_gives_back_the_rest(
+    gateway: StripeGateway, double: StripeDouble
+) -> None:
+    one, documents = await customer(gateway), gateway.documents
+    double.card(one, works=False)
+    made = await documents.create_invoice(one, "ten_a", "inv_a", "INV-000001")
+    await documents.add_lines(made.id, [("Usage", 1_000)], "inv_a")
+    await documents.finalize(made.id, "inv_a")
+    note = await documents.create_credit_note(made.id, "cn_a", "too much", 400, 0)
+    assert await documents.create_credit_note(made.id, "cn_a", "too much", 400, 0) == note
+    assert await documents.find_credit_note(made.id, "cn_a") == note
+    assert await documents.find_credit_note(made.id, "cn_b") is None
+    seen = await gateway.invoice(made.id)
+    assert (seen.total, seen.amount_remaining, seen.credited, seen.failed) == (1_000, 600, 400, True)
+    double.card(one, works=True)
+    double.routes.invoicing.pay(made.id)
+    await documents.create_credit_note(made.id, "cn_b", "a gift", 100, 100)
+    assert [refund["amount"] for refund in double.books.all("refund")] == [100]
+    assert (await gateway.invoice(made.id)).credited == 500
+    with pytest.raises(ProviderRefused):
+        await documents.create_credit_note(made.id, "cn_c", "more than was paid", 600, 600)
+
+
+async def test_lists_are_read_to_their_end(gateway: StripeGateway) -> None:
+    one = await customer(gateway)
+    for number in range(130):
+        await gateway.documents.create_invoice(one, "ten_a", f"inv_{number}", "")
+    assert await gateway.documents.find_invoice(one, "inv_0")  # the oldest: on the second page
+
+
+async def test_a_customer_is_named_as_invoices_do(gateway: StripeGateway, double: StripeDouble) -> None:
+    one = await customer(gateway)
+    details = CustomerDetails("Acme", "pay@acme.example", "1 Road\nTown", "DE", "DE123")
+    await gateway.update_customer(one, details)
+    found = double.books.get(one, "customer")
+    assert found["address"] == {"line1": "1 Road", "line2": "Town", "country": "DE"}
+    assert found["invoice_settings"] == {"custom_fields": [{"name": "Tax ID", "value": "DE123"}]}
+    await gateway.update_customer(one, CustomerDetails("Acme Ltd"))
+    assert (found["name"], found["email"], found["address"]) == ("Acme Ltd", None, None)
+    assert found["invoice_settings"] == {"custom_fields": ""}
+    with pytest.raises(ProviderRefused):
+        await gateway.update_customer(one, CustomerDetails("Acme", "nowhere"))
+
+
+async def test_a_month_that_was_metered_is_shown_and_asks_for_nothing(
+    gateway: StripeGateway, double: StripeDouble
+) -> None:
+    """What is asked for is our invoice."""
     double.travel_to(datetime(2027, 1, 10, tzinfo=UTC))
     catalogue, one = await gateway.catalogue(), await customer(gateway)
     anchor = datetime(2027, 2, 1, tzinfo=UTC)
     made = await gateway.create_subscription("ten_a", one, catalogue.price_id, anchor, "k")
     assert await gateway.find_subscription(one) == made
+    assert made.price_id == catalogue.price_id
     await gateway.meter(one, 12_345_000, datetime(2027, 1, 10, tzinfo=UTC), "a")
     double.card(one, works=False)
     double.travel_to(datetime(2027, 2, 1, 2, tzinfo=UTC))
-    [invoice] = await gateway.open_invoices(one)
-    assert (invoice.amount_due, invoice.amount_remaining, invoice.failed) == (1235, 1235, True)
-    double.card(one, works=True)
-    double.travel_to(datetime(2027, 2, 10, tzinfo=UTC))
-    assert (await gateway.invoice(invoice.id)).status == "paid"
     assert await gateway.open_invoices(one) == []
+    assert [invoice["total"] for invoice in double.books.all("invoice")] == [0]
 
 
 async def test_checkout_portal_and_refund(gateway: StripeGateway, double: StripeDouble) -> None:

@@ -89,6 +89,8 @@ async def test_a_round_subscribes_meters_and_moves_standings(
     assert customer["metadata"] == {"tenant_id": "ten_b"}
     site.double.card(customer["id"], works=False)
     site.travel(START.replace(month=2, day=1, hour=2, minute=20))
+    site.customer = customer["id"]
+    await site.asked(300)
     await rounds.look(site.now)  # in the minute of the long look: no webhook was needed
     async with site.database.read(EVERY_TENANT) as session:
         found = await session.execute(text("SELECT tenant_id, state FROM billing_accounts ORDER BY 1"))

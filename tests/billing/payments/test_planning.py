@@ -13,7 +13,6 @@ from db.session import EVERY_TENANT, Database
 from tests.billing.payments.usage import (
     TENANT,
     charge,
-    credits,
     events,
     make_tenant,
     prepaid,
@@ -95,20 +94,16 @@ async def test_what_a_balance_paid_for_is_not_metered(database: Database, planni
     assert await events(database) == [(NINE, 0, 1, "pending"), (TEN, 0, 1_000, "pending")]
 
 
-async def test_what_falls_is_given_back_in_whole_cents_and_no_rest_is_lost(
-    database: Database, planning: MeterPlanning
-) -> None:
+async def test_what_falls_is_planned_and_never_sent(database: Database, planning: MeterPlanning) -> None:
+    """A meter takes nothing back; the invoice does."""
     await use(database, NINE, 50_000)
     await planning.plan(NOON)
-    await use(database, NINE, -14_999)  # 1.4999 cents
+    await use(database, NINE, -14_999)
     await planning.plan(NOON)
-    assert await credits(database) == [(1, "pending")]
-    await use(database, TEN, -5_001)  # with the rest of before, one cent
+    await use(database, TEN, -5_001)
     await planning.plan(NOON)
-    assert [cents for cents, _ in await credits(database)] == [1, 1]
     await use(database, TEN, -9_999)
     await planning.plan(NOON)
-    assert sum(cents for cents, _ in await credits(database)) == 2
     states = [(value, state) for _, _, value, state in await events(database)]
     assert states == [(50_000, "pending"), (-14_999, "credited"), (-5_001, "credited"), (-9_999, "credited")]
 
@@ -121,7 +116,6 @@ async def test_a_charge_taken_back_falls_to_the_hour_it_was_taken_back_in(
     await reverse_charge(database, TEN, NINE, 30_000)
     await planning.plan(NOON)
     assert await events(database) == [(NINE, 0, 30_000, "pending"), (TEN, 0, -30_000, "credited")]
-    assert await credits(database) == [(3, "pending")]
 
 
 async def test_two_that_plan_at_once_plan_once(database: Database, planning: MeterPlanning) -> None:

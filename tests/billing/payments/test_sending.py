@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from db.session import EVERY_TENANT
 from tests.billing.payments.conftest import START, Site
-from tests.billing.payments.usage import credits, events, use
+from tests.billing.payments.usage import events, use
 from tests.support.killed_sender import INSTANTS
 from tests.support.stripe_double import API_KEY, Fault
 
@@ -200,32 +200,6 @@ async def test_a_wrong_key_makes_nothing_manual(site: Site) -> None:
     assert await states(site) == ["pending"]
 
 
-@pytest.mark.parametrize("fault", [None, "lost", "unreachable"])
-async def test_credits_are_given_once(site: Site, fault: Any) -> None:
-    await used(site, 500_000)
-    await use(site.database, NINE, -120_000)
-    await site.planning.plan(site.now)
-    if fault is not None:
-        site.double.fail(Fault(fault, path=f"/v1/customers/{site.customer}/balance", times=2))
-    for _ in range(3):
-        await site.sending.send()
-        site.wait(minutes=5)
-    assert site.double.books.get(site.customer, "customer")["balance"] == -12
-    assert await credits(site.database) == [(12, "sent")]
-
-
-async def test_a_credit_of_yesterday_is_looked_for_first(site: Site) -> None:
-    await use(site.database, NINE, -120_000)
-    site.wait(hours=2)
-    await site.planning.plan(site.now)
-    site.double.fail(Fault("lost", path=f"/v1/customers/{site.customer}/balance"))
-    await site.sending.send()
-    site.wait(days=2)  # its key is forgotten
-    await site.sending.send()
-    assert site.double.books.get(site.customer, "customer")["balance"] == -12
-    assert await credits(site.database) == [(12, "sent")]
-
-
 @pytest.mark.parametrize("instant", INSTANTS)
 async def test_a_sender_killed_at_any_instant_loses_and_doubles_nothing(
     instant: str, site: Site, database_url: str
@@ -277,7 +251,3 @@ async def test_whatever_fails_the_sum_is_the_ledgers(site: Site, seed: int) -> N
         total = (await session.execute(text("SELECT sum(cost) FROM usage_rollup_hours"))).scalar_one()
     assert sum(value for _, _, value, _ in rows) == total == ledger
     assert site.metered() == sum(value for _, _, value, state in rows if state == "sent")
-    below = -sum(value for _, _, value, state in rows if state == "credited")
-    given = -site.double.books.get(site.customer, "customer")["balance"] if below else 0
-    paid = sum(one["total"] - one["amount_due"] for one in site.double.books.all("invoice"))
-    assert given + paid == below // 10_000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -12,10 +12,7 @@ import redis.asyncio
 from sqlalchemy import text
 
 from api.app import create_app
-from billing.invoices.service import InvoiceService
-from billing.invoices.settings import InvoiceSettings
 from billing.payments.errors import ProviderUnavailable
-from billing.payments.matching import match_payments
 from billing.payments.service import PaymentService
 from billing.payments.settings import StripeSettings
 from billing.payments.standing import standing_of
@@ -26,7 +23,7 @@ from tenants.resolver import KeyResolver
 from tenants.service import account_services
 from tests.api.conftest import build
 from tests.billing.payments.conftest import SECRET, Site
-from tests.billing.payments.usage import TENANT, use
+from tests.billing.payments.usage import TENANT
 from tests.support.stripe_double import Fault
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
@@ -35,14 +32,6 @@ KEY_SECRET = "a server's secret of enough length"
 FEBRUARY = datetime(2027, 2, 1, 1, 30, tzinfo=UTC)
 WEEK = timedelta(days=7)
 DAY = timedelta(days=1)
-_SAME = (
-    "key_id, model, service_tier, project_id, user_id, adapter_id, num_requests, prompt_tokens, "
-    "cached_tokens, completion_tokens, cost"
-)
-_DAYS = f"""
-    INSERT INTO usage_rollup_days (tenant_id, day, {_SAME})
-    SELECT tenant_id, date_trunc('day', hour, 'UTC'), {_SAME} FROM usage_rollup_hours
-"""
 
 
 def test_the_standing_follows_from_what_is_owed_and_the_time() -> None:
@@ -57,14 +46,11 @@ def test_the_standing_follows_from_what_is_owed_and_the_time() -> None:
 
 async def unpaid(site: Site) -> str:
     """January, declined, and we were told; the invoice's id."""
-    await use(site.database, site.now + timedelta(hours=1), 5_000_000)
     site.double.card(site.customer, works=False)
-    site.wait(hours=3)
-    await site.meter()
     site.travel(FEBRUARY)
-    [invoice] = await site.gateway.open_invoices(site.customer)
-    await site.standings.heard(invoice, site.now)
-    return invoice.id
+    invoice = await site.asked(500)
+    await site.standings.heard(await site.gateway.invoice(invoice), site.now)
+    return invoice
 
 
 async def pay(site: Site, invoice: str) -> None:
@@ -115,11 +101,9 @@ async def test_nobody_is_suspended_before_the_provider_was_asked(site: Site) -> 
 
 
 async def test_a_failure_that_no_webhook_told_of_is_found(site: Site) -> None:
-    await use(site.database, site.now + timedelta(hours=1), 5_000_000)
     site.double.card(site.customer, works=False)
-    site.wait(hours=3)
-    await site.meter()
     site.travel(FEBRUARY)
+    await site.asked(500)
     assert await site.standings.look_at_customers(site.now) == 1
     assert await site.state() == ("grace", "grace")
 
@@ -141,25 +125,6 @@ async def test_a_second_failure_within_the_first_does_not_prolong_the_grace(site
     async with site.database.read(EVERY_TENANT) as session:
         until = (await session.execute(text("SELECT grace_until FROM billing_accounts"))).scalar_one()
     assert until == FEBRUARY + WEEK
-
-
-async def test_a_payment_is_noted_on_our_invoice_of_the_month_once_it_is_there(
-    site: Site, redis_client: redis.asyncio.Redis
-) -> None:
-    invoice = await unpaid(site)
-    await pay(site, invoice)
-    await site.standings.look_again(site.now)
-    assert await match_payments(site.database, site.now) == 0  # ours is made on the second
-    async with site.database.write(EVERY_TENANT) as session:
-        await session.execute(text(_DAYS))
-    billing = InvoiceService(site.database, redis_client, InvoiceSettings())
-    ours = await billing.finalize(TENANT, date(2027, 1, 1), now=FEBRUARY + DAY)
-    assert ours is not None
-    assert await match_payments(site.database, FEBRUARY + DAY) == 1
-    assert await match_payments(site.database, FEBRUARY + DAY) == 0
-    async with site.database.read(EVERY_TENANT) as session:
-        paid = (await session.execute(text("SELECT invoice_id, amount_cents FROM invoice_payments"))).one()
-    assert tuple(paid) == (ours.id, 500)
 
 
 # Over HTTP --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from billing.payments.webhooks import WebhookReceiver
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
 from tests.billing.payments.conftest import SECRET, Site
-from tests.billing.payments.usage import TENANT, use
+from tests.billing.payments.usage import TENANT
 from tests.support.stripe_double import Fault, StripeDouble
 from tests.support.stripe_double.deliveries import signed
 
@@ -120,11 +120,9 @@ async def test_what_cannot_be_committed_is_not_taken(site: Site, settings: Any) 
 
 async def a_month_unpaid(site: Site) -> None:
     """January's invoice, declined; its events are there to be told."""
-    await use(site.database, site.now + timedelta(hours=1), 5_000_000)
     site.double.card(site.customer, works=False)
-    site.wait(hours=3)
-    await site.meter()
     site.travel(FEBRUARY)
+    await site.asked(500)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -144,7 +142,11 @@ async def test_in_whatever_order_events_come_the_end_is_the_same(site: Site, see
         pass
     assert await site.state() == ("active", "active")
     async with site.database.read(EVERY_TENANT) as session:
-        invoices = (await session.execute(text("SELECT status, amount_paid FROM stripe_invoices"))).all()
+        invoices = (
+            await session.execute(
+                text("SELECT status, amount_paid FROM stripe_invoices WHERE amount_due > 0")
+            )
+        ).all()
     assert [tuple(row) for row in invoices] == [("paid", 500)]
     assert {state for _, state in await rows(site.database)} == {"done", "ignored"}
 

@@ -18,6 +18,7 @@ _ROLLUP = """
     ON CONFLICT (tenant_id, {unit}, key_id, model, service_tier, project_id, user_id, adapter_id)
     DO UPDATE SET cost = sums.cost + excluded.cost
 """
+_GRAINS = (("usage_rollups", "minute"), ("usage_rollup_hours", "hour"), ("usage_rollup_days", "day"))
 
 
 async def make_tenant(database: Database, tenant: str = TENANT) -> None:
@@ -30,7 +31,7 @@ async def make_tenant(database: Database, tenant: str = TENANT) -> None:
 async def use(database: Database, at: datetime, cost: int, tenant: str = TENANT) -> None:
     """Usage at `at` that cost so much; below zero, a reversal."""
     async with database.write(EVERY_TENANT) as session:
-        for table, unit in (("usage_rollups", "minute"), ("usage_rollup_hours", "hour")):
+        for table, unit in _GRAINS:
             statement = text(_ROLLUP.format(table=table, unit=unit))
             await session.execute(statement, {"tenant": tenant, "at": at, "cost": cost})
 
@@ -70,11 +71,4 @@ async def events(database: Database) -> list[tuple[datetime, int, int, str]]:
     """(hour, number, value, state) of all that was planned."""
     query = "SELECT hour, number, value, state FROM meter_events ORDER BY tenant_id, hour, number"
     async with database.read(EVERY_TENANT) as session:
-        return [tuple(row) for row in await session.execute(text(query))]
-
-
-async def credits(database: Database) -> list[tuple[int, str]]:
-    """(cents, state) of all that is given back."""
-    async with database.read(EVERY_TENANT) as session:
-        query = "SELECT cents, state FROM stripe_credits ORDER BY created_at, id"
         return [tuple(row) for row in await session.execute(text(query))]

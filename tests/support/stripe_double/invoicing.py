@@ -1,4 +1,6 @@
-"""Subscriptions of the double and the invoices that their months end with: paid, declined, tried again."""
+"""Subscriptions of the double and the invoices that their months end with, or that are made line by line:
+paid, declined, tried again.
+"""
 
 from __future__ import annotations
 
@@ -89,27 +91,15 @@ class Invoicing:
             start, end = item["current_period_start"], item["current_period_end"]
             periods.append((item["price"], start, end))
             item |= {"current_period_start": end, "current_period_end": _next_month(end)}
-        draft = self._books.make(
-            "in",
-            "invoice",
-            customer=subscription["customer"],
-            parent={
+        draft = self._draft(
+            subscription["customer"],
+            {},
+            periods[0][1],
+            end,
+            {
                 "type": "subscription_details",
                 "subscription_details": {"subscription": subscription["id"], "metadata": {}},
             },
-            metadata={},
-            status="draft",
-            currency="usd",
-            period_start=periods[0][1],
-            period_end=end,
-            attempt_count=0,
-            attempted=False,
-            total=0,
-            amount_due=0,
-            amount_paid=0,
-            amount_remaining=0,
-            status_transitions={"finalized_at": None, "paid_at": None, "voided_at": None},
-            hosted_invoice_url=None,
         )
         subscription["latest_invoice"] = draft["id"]
         self._books.emit("invoice.created", draft)
@@ -123,15 +113,45 @@ class Invoicing:
         for price, start, end in periods:
             used = self._meters.total(price["recurring"]["meter"], invoice["customer"], start, end) or 0
             total += max(0, used) * Decimal(price["unit_amount_decimal"])
-        cents = int(total.quantize(Decimal(1), ROUND_HALF_UP))
+        invoice["total"] = int(total.quantize(Decimal(1), ROUND_HALF_UP))
+        self._open(invoice)
+        self._attempt(invoice, subscription, RETRY_DAYS)
+
+    def _draft(
+        self, customer: str, metadata: Object, start: int, end: int, parent: Object | None = None
+    ) -> Object:
+        return self._books.make(
+            "in",
+            "invoice",
+            customer=customer,
+            parent=parent,
+            metadata=metadata,
+            status="draft",
+            currency="usd",
+            description=None,
+            period_start=start,
+            period_end=end,
+            lines={"object": "list", "data": [], "has_more": False, "url": "/v1/invoices/lines"},
+            attempt_count=0,
+            attempted=False,
+            total=0,
+            amount_due=0,
+            amount_paid=0,
+            amount_remaining=0,
+            pre_payment_credit_notes_amount=0,
+            post_payment_credit_notes_amount=0,
+            status_transitions={"finalized_at": None, "paid_at": None, "voided_at": None},
+            hosted_invoice_url=None,
+        )
+
+    def _open(self, invoice: Object) -> None:
         customer = self._books.get(invoice["customer"], "customer")
         # A negative balance is the customer's credit.
-        applied = min(cents, max(0, -customer["balance"]))
+        applied = min(invoice["total"], max(0, -customer["balance"]))
         customer["balance"] += applied
-        due = cents - applied
+        due = invoice["total"] - applied
         invoice |= {
             "status": "open",
-            "total": cents,
             "amount_due": due,
             "amount_remaining": due,
             "starting_balance": -applied,
@@ -139,7 +159,92 @@ class Invoicing:
         }
         invoice["status_transitions"]["finalized_at"] = self._books.now()
         self._books.emit("invoice.finalized", invoice)
-        self._attempt(invoice, subscription, RETRY_DAYS)
+
+    # Made line by line -------------------------------------------------------------------------------------
+
+    def create_invoice(self, form: Object) -> Object:
+        self._books.get(form["customer"], "customer")
+        if form.get("pending_invoice_items_behavior") != "exclude" or form.get("auto_advance") != "false":
+            raise Refused("The double makes drafts that are left alone, of lines that are added to them.")
+        now = self._books.now()
+        made = self._draft(form["customer"], form.get("metadata", {}), now, now)
+        made["description"] = form.get("description")
+        self._books.emit("invoice.created", made)
+        return made
+
+    def add_lines(self, one: str, form: Object) -> Object:
+        invoice = self._books.get(one, "invoice")
+        if invoice["status"] != "draft":
+            raise Refused("Lines can be added to a draft only.", code="invoice_not_editable")
+        if len(invoice["lines"]["data"]) + len(form["lines"]) > 250:
+            raise Refused("An invoice has at most 250 lines.", param="lines")
+        for line in form["lines"]:
+            amount = int(line["amount"])
+            invoice["lines"]["data"].append(
+                {
+                    "id": self._books.new_id("il"),
+                    "object": "line_item",
+                    "amount": amount,
+                    "currency": "usd",
+                    "description": line["description"],
+                }
+            )
+            invoice["total"] += amount
+        self._books.emit("invoice.updated", invoice)
+        return invoice
+
+    def finalize_invoice(self, one: str, form: Object) -> Object:
+        invoice = self._books.get(one, "invoice")
+        if invoice["status"] != "draft":
+            raise Refused("This invoice is already finalized.", code="invoice_not_editable")
+        self._open(invoice)
+        if form.get("auto_advance") == "true":
+            self._attempt(invoice, None, RETRY_DAYS)
+        return invoice
+
+    def create_credit_note(self, form: Object) -> Object:
+        invoice = self._books.get(form["invoice"], "invoice")
+        amount, refund = int(form["amount"]), int(form.get("refund_amount", 0))
+        if invoice["status"] not in ("open", "paid"):
+            raise Refused(f"Invoice is {invoice['status']}.", param="invoice")
+        before = min(amount, invoice["amount_remaining"])
+        if refund != amount - before:
+            raise Refused(f"refund_amount must be {amount - before}.", param="refund_amount")
+        if invoice["post_payment_credit_notes_amount"] + refund > invoice["amount_paid"]:
+            raise Refused("The credit note is more than was paid.", param="amount")
+        refunded = None
+        if refund:
+            refunded = self._books.make(
+                "re",
+                "refund",
+                amount=refund,
+                currency="usd",
+                payment_intent=invoice["payment_intent"],
+                status="succeeded",
+                metadata={},
+            )
+            self._books.emit("refund.created", refunded)
+        invoice["pre_payment_credit_notes_amount"] += before
+        invoice["post_payment_credit_notes_amount"] += refund
+        invoice["amount_remaining"] -= before
+        invoice["amount_due"] -= before
+        if before and invoice["amount_remaining"] == 0:
+            invoice["status"] = "paid"
+        made = self._books.make(
+            "cn",
+            "credit_note",
+            invoice=invoice["id"],
+            customer=invoice["customer"],
+            amount=amount,
+            currency="usd",
+            memo=form.get("memo"),
+            metadata=form.get("metadata", {}),
+            refunds=[{"amount_refunded": refund, "refund": refunded["id"]}] if refunded else [],
+            status="issued",
+        )
+        self._books.emit("credit_note.created", made)
+        self._books.emit("invoice.updated", invoice)
+        return made
 
     # Payments ----------------------------------------------------------------------------------------------
 
@@ -148,9 +253,10 @@ class Invoicing:
         invoice = self._books.get(one, "invoice")
         if invoice["status"] != "open":
             raise Refused(f"Invoice is {invoice['status']}.", code="invoice_not_open")
-        subscription = self._books.get(
-            invoice["parent"]["subscription_details"]["subscription"], "subscription"
-        )
+        subscription = None
+        if invoice["parent"] is not None:
+            of = invoice["parent"]["subscription_details"]["subscription"]
+            subscription = self._books.get(of, "subscription")
         if not self._attempt(invoice, subscription, ()):
             raise Refused("Your card was declined.", status=402, type="card_error", code="card_declined")
         return invoice
@@ -162,7 +268,7 @@ class Invoicing:
         self._books.emit("invoice.voided", invoice)
         return invoice
 
-    def _attempt(self, invoice: Object, subscription: Object, retries: tuple[int, ...]) -> bool:
+    def _attempt(self, invoice: Object, subscription: Object | None, retries: tuple[int, ...]) -> bool:
         if invoice["status"] != "open":
             return True
         customer = self._books.get(invoice["customer"], "customer")
@@ -170,14 +276,25 @@ class Invoicing:
             invoice |= {"attempt_count": invoice["attempt_count"] + 1, "attempted": True}
         if invoice["amount_due"] == 0 or customer["card"] == "ok":
             invoice |= {"status": "paid", "amount_paid": invoice["amount_due"], "amount_remaining": 0}
+            if invoice["amount_paid"]:
+                invoice["payment_intent"] = self._books.make(
+                    "pi",
+                    "payment_intent",
+                    amount=invoice["amount_paid"],
+                    amount_received=invoice["amount_paid"],
+                    currency="usd",
+                    customer=invoice["customer"],
+                    status="succeeded",
+                    metadata={},
+                )["id"]
             invoice["status_transitions"]["paid_at"] = self._books.now()
             self._books.emit("invoice.paid", invoice)
-            if subscription["status"] == "past_due":
+            if subscription is not None and subscription["status"] == "past_due":
                 subscription["status"] = "active"
                 self._books.emit("customer.subscription.updated", subscription)
             return True
         self._books.emit("invoice.payment_failed", invoice)
-        if subscription["status"] == "active":
+        if subscription is not None and subscription["status"] == "active":
             subscription["status"] = "past_due"
             self._books.emit("customer.subscription.updated", subscription)
         if retries:

@@ -32,7 +32,10 @@ class Payments:
 
     def update_customer(self, one: str, form: Object) -> Object:
         found = self._books.get(one, "customer")
-        found |= {name: form[name] for name in ("email", "name") if name in form}
+        if "@" not in form.get("email", "@") and form["email"]:
+            raise Refused(f"Invalid email address: {form['email']}", code="email_invalid", param="email")
+        told = ("email", "name", "address", "invoice_settings")
+        found |= {name: form[name] or None for name in told if name in form}
         found["metadata"] |= form.get("metadata", {})
         self._books.emit("customer.updated", found)
         return found

@@ -1,0 +1,219 @@
+"""The way of our invoices and credit notes to the provider: what it asks customers to pay is what they say,
+to the cent.
+
+Owns when a document is queued, its lines in whole cents, and that it is there once, whoever dies on the way:
+each step is asked for under a key of its own, and before anything is made again the provider is asked for it.
+What it refuses, or has with another amount, waits for a person.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+
+from billing.invoices.models import CreditNote, Invoice
+from billing.invoices.repository import InvoiceRepository
+from billing.invoices.views import InvoiceView as Bill
+from billing.invoices.views import invoice_view, note_name
+from billing.payments.customers import Customers
+from billing.payments.errors import ProviderRefused, ProviderUnavailable
+from billing.payments.gateway import InvoiceView, PaymentGateway
+from billing.payments.models import Document
+from billing.payments.repository import SendingQueue
+from billing.payments.sending import Sent, give_up
+from billing.payments.standing import Standings
+from billing.rates import MICRO_USD_PER_CENT
+from db.session import EVERY_TENANT, Database, WriteSession
+
+logger = logging.getLogger(__name__)
+
+MOST_LINES = 200
+"""On an invoice of the provider's, which takes 250."""
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(minutes=1), timedelta(hours=1)
+CLAIMED = 8
+
+
+async def queue_invoice(session: WriteSession, invoice: Invoice) -> None:
+    """What a `billing.invoices.service.OnFinal` does where there is a payment provider: have it ask for what
+    the invoice does, if that is anything.
+    """
+    if invoice.total_cents > 0:
+        session.add(
+            Document(
+                id=invoice.id,
+                tenant_id=invoice.tenant_id,
+                kind="invoice",
+                invoice_id=invoice.id,
+                cents=invoice.total_cents,
+                next_attempt_at=invoice.issued_at,
+            )
+        )
+
+
+class DocumentSending:
+    """One sender; several at once share the documents among them."""
+
+    def __init__(
+        self,
+        database: Database,
+        gateway: PaymentGateway,
+        standings: Standings,
+        *,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._database = database
+        self._gateway = gateway
+        self._customers = Customers(database, gateway)
+        self._standings = standings
+        self._clock = clock
+
+    async def send(self) -> Sent:
+        """Send what is due, until none is or the provider is away. Raises DatabaseUnavailable, RedisError."""
+        done = Sent()
+        async with self._database.write(EVERY_TENANT) as session:
+            await SendingQueue(session).queue_notes(self._clock())
+        while not done.unavailable and (claimed := await self._claim()):
+            for document in claimed:
+                await self._attempt(document, done)
+        return done
+
+    async def _claim(self) -> list[Document]:
+        """Take due documents and write down that they are tried."""
+        now = self._clock()
+        async with self._database.write(EVERY_TENANT) as session:
+            claimed = list(await SendingQueue(session).due_documents(now, CLAIMED))
+            for document in claimed:
+                document.first_attempt_at = document.first_attempt_at or now
+                document.last_attempt_at = now
+                document.attempts += 1
+                pause = FIRST_PAUSE * 2 ** min(document.attempts - 1, 10)
+                document.next_attempt_at = now + min(pause, LONGEST_PAUSE)
+        return claimed
+
+    async def _attempt(self, document: Document, done: Sent) -> None:
+        if done.unavailable:
+            return
+        error = ""
+        try:
+            send = self._send_invoice if document.kind == "invoice" else self._send_note
+            await send(document)
+        except ProviderUnavailable as away:
+            done.unavailable, error = True, str(away)
+            logger.warning("%s %s waits: %s", document.kind, document.id, away)
+        except ProviderRefused as refused:
+            error = str(refused)
+        async with self._database.write(EVERY_TENANT) as session:
+            row = await SendingQueue(session).lock(Document, document.id)
+            if row.state != "pending":
+                return
+            row.error = error
+            if not error:
+                row.state, row.settled_at = "sent", self._clock()
+                done.arrived += 1
+            elif not done.unavailable:
+                give_up(row, error, self._clock())
+                done.manual += 1
+
+    # Invoices -----------------------------------------------------------------------------------------------
+
+    async def _send_invoice(self, document: Document) -> None:
+        bill = await self._bill(document)
+        made = await self._there(document)
+        if made is None:
+            cents = await self._settle_amount(document, bill)
+            if cents is None:
+                return
+            customer = await self._customers.ensure(document.tenant_id)
+            name = f"{bill.name}, {bill.month:%B %Y}"
+            made = await self._gateway.documents.create_invoice(
+                customer, document.tenant_id, document.id, name
+            )
+        await self._note_provider_id(document, made.id)
+        if made.status == "draft":
+            if made.total == 0:
+                lines = provider_lines(bill, document.cents)
+                made = await self._gateway.documents.add_lines(made.id, lines, document.id)
+            _assert_amount(made, document)
+            made = await self._gateway.documents.finalize(made.id, document.id)
+        _assert_amount(made, document)
+        # As a webhook would tell it, which may be late.
+        await self._standings.heard(made, self._clock())
+
+    async def _there(self, document: Document) -> InvoiceView | None:
+        """What the provider has of it, once it may have something."""
+        if document.provider_id is not None:
+            return await self._gateway.invoice(document.provider_id)
+        if document.attempts == 1:
+            return None
+        customer = await self._customers.ensure(document.tenant_id)
+        return await self._gateway.documents.find_invoice(customer, document.id)
+
+    async def _bill(self, document: Document) -> Bill:
+        async with self._database.read(document.tenant_id) as session:
+            repository = InvoiceRepository(session, document.tenant_id)
+            row = await repository.find(document.id)
+            assert row is not None, "invoices are never deleted"
+            payments = await repository.payments([row.id])
+            return invoice_view(row, await repository.lines([row.id]), (), payments)
+
+    async def _settle_amount(self, document: Document, bill: Bill) -> int | None:
+        """What to ask for: what was not paid otherwise already. None: nothing."""
+        async with self._database.write(EVERY_TENANT) as session:
+            row = await SendingQueue(session).lock(Document, document.id)
+            if bill.due_cents <= 0:
+                row.state, row.settled_at, row.error = "waived", self._clock(), "paid otherwise"
+                return None
+            row.cents = document.cents = bill.due_cents
+        return document.cents
+
+    async def _note_provider_id(self, document: Document, provider_id: str) -> None:
+        if document.provider_id != provider_id:
+            async with self._database.write(EVERY_TENANT) as session:
+                (await SendingQueue(session).lock(Document, document.id)).provider_id = provider_id
+
+    # Credit notes -------------------------------------------------------------------------------------------
+
+    async def _send_note(self, document: Document) -> None:
+        async with self._database.read(EVERY_TENANT) as session:
+            invoice = await session.get(Document, document.invoice_id)
+            note = await session.get(CreditNote, document.id)
+        assert invoice is not None
+        assert invoice.provider_id is not None, "notes wait for their invoice"
+        assert note is not None
+        documents = self._gateway.documents
+        found = await documents.find_credit_note(invoice.provider_id, document.id)
+        if found is None:
+            owed = (await self._gateway.invoice(invoice.provider_id)).amount_remaining
+            found = await documents.create_credit_note(
+                invoice.provider_id,
+                document.id,
+                f"{note_name(note.number)}: {note.reason}",
+                document.cents,
+                max(0, document.cents - owed),
+            )
+        await self._note_provider_id(document, found)
+        await self._standings.heard(await self._gateway.invoice(invoice.provider_id), self._clock())
+
+
+def provider_lines(bill: Bill, cents: int) -> Sequence[tuple[str, int]]:
+    """An invoice's lines in whole cents, which add up to `cents`: each is what the sum of all lines up to it
+    comes to, less what that of the lines before it does. What was paid otherwise is the last.
+    """
+    lines, total, asked = [], 0, 0
+    for line in bill.lines:
+        total += line.amount
+        rounded = (total + MICRO_USD_PER_CENT // 2) // MICRO_USD_PER_CENT
+        lines.append((line.description, rounded - asked))
+        asked = rounded
+    assert asked == bill.total_cents
+    lines = [line for line in lines if line[1]]
+    if len(lines) > MOST_LINES:
+        rest = sum(amount for _, amount in lines[MOST_LINES - 1 :])
+        lines = [*lines[: MOST_LINES - 1], (f"All other lines of {bill.name}", rest)]
+    return [*lines, *([("Paid already", cents - asked)] if cents != asked else [])]
+
+
+def _assert_amount(made: InvoiceView, document: Document) -> None:
+    if made.total != document.cents:
+        raise ProviderRefused(f"its invoice {made.id} comes to {made.total} cents, not {document.cents}")
