@@ -51,6 +51,7 @@ export class Transfer {
     this.requests = new Set();
     this.isStopped = false;
     this.isComplete = false;
+    this.isRepeated = false;
   }
 
   // The id of the file that was made of it. Throws Refused; Gone when it was stopped.
@@ -76,7 +77,16 @@ export class Transfer {
     this.watcher.note("Checking the file…");
     const url = `${this.#url()}/complete`;
     const body = { part_ids: places.map((place) => this.known.parts[place]) };
-    const completed = await this.#patiently(() => exchange(url, this.options.token, body));
+    let completed;
+    try {
+      completed = await this.#patiently(() => exchange(url, this.options.token, body));
+    } catch (error) {
+      // It had been refused before, and the answer was lost: sent once more, it is told why.
+      if (error.status !== 409 || this.isRepeated) throw error;
+      this.isRepeated = true;
+      this.known = null;
+      return this.run();
+    }
     this.isComplete = true;
     return completed.file_id;
   }
@@ -157,7 +167,7 @@ export class Transfer {
       request.onerror = () => end(reject, new Refused("The connection broke off.", 0));
       request.ontimeout = () => end(reject, new Refused("The connection is too slow.", 0));
       request.onabort = () => end(reject, new Gone());
-      request.send(bytes);
+      request.send(new Blob([bytes]));  // of which the page itself keeps nothing: it stays quick
     });
   }
 
