@@ -28,6 +28,7 @@ ADAPTERS = Section("adapters", "/adapters", "Adapters", "Models", "adapters.read
 PLAYGROUND = Section("playground", "/playground", "Playground", "Models", "adapters.write")
 KEYS = Section("keys", "/keys", "API keys", "Access", "keys.read")
 MEMBERS = Section("members", "/members", "Members", "Access", "members.read")
+USAGE = Section("usage", "/usage", "Usage", "Spending", "billing.read")
 BILLING = Section("billing", "/billing", "Billing", "Spending", "billing.read")
 INVOICES = Section("invoices", "/invoices", "Invoices", "Spending", "billing.read")
 LIMITS = Section("limits", "/limits", "Limits and alerts", "Spending", "limits.read")
@@ -35,7 +36,20 @@ WEBHOOKS = Section("webhooks", "/webhooks", "Webhooks", "Access", "webhooks.read
 AUDIT = Section("audit", "/audit", "Audit log", "Records", "audit.read")
 SLA = Section("sla", "/sla", "Service levels", "Records", "limits.read")
 
-SECTIONS = (OVERVIEW, ADAPTERS, PLAYGROUND, KEYS, MEMBERS, WEBHOOKS, BILLING, INVOICES, LIMITS, AUDIT, SLA)
+SECTIONS = (
+    OVERVIEW,
+    ADAPTERS,
+    PLAYGROUND,
+    KEYS,
+    MEMBERS,
+    WEBHOOKS,
+    USAGE,
+    BILLING,
+    INVOICES,
+    LIMITS,
+    AUDIT,
+    SLA,
+)
 
 TENANTS = Section("tenants", "/operator/tenants", "Tenants", "Operator")
 ENGINES = Section("engines", "/operator/engines", "Engines", "Operator")

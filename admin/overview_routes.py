@@ -6,10 +6,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from admin.frame import Frame, Visitor
+from admin.frame import Frame
 from admin.navigation import OVERVIEW
 from admin.pages.overview import OverviewPage
 from admin.services import ConsoleServices
+from admin.visitors import Visitor
 
 
 class OverviewRoutes:

@@ -45,6 +45,11 @@ def machine(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def day(at: datetime) -> str:
+    """In UTC, as fields for days have it."""
+    return f"{at.astimezone(UTC):%Y-%m-%d}"
+
+
 def duration(seconds: float) -> str:
     """Roughly: an estimate to the second would be a lie."""
     if seconds < 10:
@@ -95,12 +100,14 @@ def compact(value: float | None) -> str:
     return f"{'−' if value < 0 else ''}{written}{_THOUSANDS[power]}"
 
 
-def usd(micro_usd: float | None) -> str:
-    """Micro-USD in dollars, to the last digit that is not 0, and to the cent at least."""
+def usd(micro_usd: float | None, least: int = 2) -> str:
+    """Micro-USD in dollars, to the last digit that is not 0; at least so many behind the point: in a column,
+    all 6 of them.
+    """
     if micro_usd is None:
         return NOTHING
     whole, rest = divmod(abs(round(micro_usd)), 1_000_000)
-    digits = f"{rest:06d}".rstrip("0").ljust(2, "0")
+    digits = f"{rest:06d}".rstrip("0").ljust(least, "0")
     return f"{'−' if micro_usd < 0 else ''}${whole:,}.{digits}"
 
 
@@ -128,6 +135,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "moment": moment,
     "clock": clock,
     "machine": machine,
+    "day": day,
     "figure": figure,
     "short": short,
     "percent": percent,
