@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from openai import AsyncOpenAI
+from safetensors.numpy import save_file
 
 from examples.sapling import tasks
 from tests.e2e.stack import Stack
@@ -23,6 +26,35 @@ def sapling_adapter(name: str, folder: Path, number: int) -> Path:
     content[-2 * (number + 1)] ^= 1  # the low byte of a bf16 number
     (folder / WEIGHTS).write_bytes(content)
     return folder
+
+
+def widened_adapter(name: str, folder: Path, rank: int) -> Path:
+    """One of sapling's adapters at a higher rank, in fp32 and with zeros where it learned nothing: megabytes
+    that behave the same."""
+    folder.mkdir(parents=True)
+    config = json.loads((SAPLING / name / CONFIG).read_text())
+    arrays = {}
+    for key, (dtype, shape, data) in _tensors(SAPLING / name / WEIGHTS).items():
+        assert dtype == "BF16"
+        array = (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
+        more = rank - config["r"]
+        arrays[key] = np.pad(array, ((0, more), (0, 0)) if "lora_A" in key else ((0, 0), (0, more)))
+    save_file(arrays, folder / WEIGHTS, metadata={"format": "pt"})
+    config |= {"lora_alpha": config["lora_alpha"] * rank // config["r"], "r": rank}
+    (folder / CONFIG).write_text(json.dumps(config))
+    return folder
+
+
+def _tensors(path: Path) -> dict[str, tuple[str, list[int], bytes]]:
+    """NumPy has no bfloat16, so the library does not read it for NumPy."""
+    content = path.read_bytes()
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header.pop("__metadata__", None)
+    return {
+        key: (one["dtype"], one["shape"], content[begin:][slice(*one["data_offsets"])])
+        for key, one in header.items()
+    }
 
 
 async def send_files(client: AsyncOpenAI, folder: Path) -> list[str]:
