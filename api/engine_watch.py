@@ -56,11 +56,13 @@ class EngineWatch:
         self._cache = cache
         self._clock = clock
         self._task: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._keep_reporting(), name="engine watch")
 
     async def close(self) -> None:
+        self._closing = True  # a cancellation may end no more than a wait for Redis
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -69,9 +71,9 @@ class EngineWatch:
 
     async def look(self) -> list[EngineReport]:
         """Raises RedisError."""
-        began = await self._note_looking()
-        if self._clock() - began < INTERVAL:
-            await self._report()  # nobody looked until now: the first look is not to wait
+        began, is_first = await self._note_looking()
+        if is_first:
+            await self.report()  # nobody looked until now: the first look is not to wait
         reports = await self._read()
         now = self._clock()
         for key, report in list(reports.items()):
@@ -83,26 +85,26 @@ class EngineWatch:
                 reports[key] = msgspec.structs.replace(report, state="gone", since=_end_of(report))
         return [reports[key] for key in sorted(reports)]
 
-    async def _note_looking(self) -> float:
-        """Since when somebody has been looking."""
+    async def _note_looking(self) -> tuple[float, bool]:
+        """Since when somebody has been looking, and whether that is now."""
         now = self._clock()
         async with self._cache.pipeline(transaction=False) as pipe:
             pipe.set(LOOKED, repr(now), nx=True, ex=_LOOKING_SECONDS)
             pipe.expire(LOOKED, _LOOKING_SECONDS)
             pipe.get(LOOKED)
-            *_, began = await pipe.execute()
-        return now if began is None else float(began)
+            is_first, _, began = await pipe.execute()
+        return (now if began is None else float(began)), bool(is_first)
 
     async def _keep_reporting(self) -> None:
-        while True:
+        while not self._closing:
             await asyncio.sleep(INTERVAL)
             try:
                 if await self._cache.exists(LOOKED):
-                    await self._report()
+                    await self.report()
             except RedisError as error:
                 log.warning("engines are not reported on", reason=str(error))
 
-    async def _report(self) -> None:
+    async def report(self) -> None:
         """Tell of this process's engine, unless another process does, or knows better."""
         engine = self._engine
         key = engine.endpoint if engine.info is None else engine.info.engine_id
