@@ -225,6 +225,7 @@ CASES = [
     *TILE_CASES,
     DeviceCase(4096, (4096, 1024, 1024), (Slot((16, 16, 16)),) * 3, _mixed(32, 3, 1), bucket=32),
     DeviceCase(14336, (4096,), tuple(Slot((4 + 4 * i,), i % 2) for i in range(32)), _mixed(64, 32, 2)),
+    DeviceCase(14336, (4096,), tuple(Slot((4 + 4 * i,), i % 2) for i in range(64)), _mixed(96, 64, 4)),
     DeviceCase(4096, (4096,), tuple(Slot((8 << i % 4,), i % 2) for i in range(300)), tuple(range(300))),
     DeviceCase(
         4096,

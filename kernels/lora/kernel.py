@@ -23,6 +23,7 @@ from kernels.lora.device_work import DeviceWork
 from kernels.lora.kernels.expand import expand_rows
 from kernels.lora.kernels.shrink import shrink_rows
 from kernels.lora.kernels.tiles import expand_tiles, shrink_tiles
+from kernels.lora.kernels.wide_pairs import shrink_wide_pairs
 from kernels.lora.scratch import Scratch
 from kernels.lora.table import DEFAULT_MAX_RANK, MAX_MODULES, AdapterTable
 from kernels.overlap import starts_early
@@ -44,11 +45,8 @@ class Plan:
     max_registers: int | None = None
 
 
-def plans_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> list[Plan]:
-    """A whole row of A at a time where that fits the registers, 16 or 32 of its columns a thread.
-
-    Long rows take 512 threads, too many for blocks: if there may be many of those they get their own launch.
-    """
+def plan_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> Plan:
+    """A whole row of A at a time where that fits the registers, 16 or 32 of its columns a thread."""
     step, medium = triton.next_power_of_2(width_in), bucket <= tiling.MEDIUM_BUCKET
     constants = {
         "K": width_in,
@@ -62,17 +60,33 @@ def plans_shrink_rows(width_in: int, bucket: int, rank_stride: int) -> list[Plan
         "BLOCK_K": tiling.STEP,
         "BLOCK_ROWS": tiling.BLOCK_ROWS,
         "FETCHES": bucket <= tiling.SMALL_BUCKET and width_in % 16 == 0,
-        "WITH_PAIRS": True,
-        "WITH_BLOCKS": True,
+        "WITH_PAIRS": not pairs_are_wide(width_in, bucket),
     }
     if step <= 4096:
-        return [Plan(constants, 8, 3, 3, 80) if medium else Plan(constants, 4, 3, 4, 128)]
-    if step != 16384:
-        return [Plan(constants, 8, 3, 2, 128)]
-    if medium:
-        return [Plan(constants, 16, 3, 1, 128)]
-    pairs, blocks = {**constants, "WITH_BLOCKS": False}, {**constants, "WITH_PAIRS": False}
-    return [Plan(pairs, 16, 3, 1, 128), Plan(blocks, 4, 3, 4, 128)]
+        return Plan(constants, 8, 3, 3, 80) if medium else Plan(constants, 4, 3, 4, 128)
+    if not constants["WITH_PAIRS"]:
+        return Plan(constants, 4, 3, 4, 128)
+    return Plan(constants, 16, 3, 1, 128) if step == 16384 else Plan(constants, 8, 3, 2, 128)
+
+
+def pairs_are_wide(width_in: int, bucket: int) -> bool:
+    """Whether pairs have a launch of their own, on tensor cores. As rows of A in registers they take 512
+    threads, and more than a few of those programs get in each other's way.
+    """
+    return bucket > tiling.MEDIUM_BUCKET and 8192 < width_in <= 16384
+
+
+def plan_shrink_wide_pairs(width_in: int, rank_stride: int) -> Plan:
+    constants = {
+        "K": width_in,
+        "CHUNK": tiling.wide_pair_chunk(width_in),
+        "CHUNKS": tiling.WIDE_PAIR_CHUNKS,
+        "RANK_STRIDE": rank_stride,
+        "PAIR_ROWS": tiling.PAIR_ROWS,
+        "BLOCK_R": 16,
+        "BLOCK_K": tiling.WIDE_PAIR_STEP,
+    }
+    return Plan(constants, 1, 3, 8)
 
 
 def plan_expand_rows(widths: Sequence[int], bucket: int, rank_stride: int) -> Plan:
@@ -167,10 +181,14 @@ def shrink_triton(
     )
     where = (work.order.device, place, table.num_slots)
     stride = {"X_STRIDE": x_TK.stride(0)}
+    plan = plan_shrink_rows(width_in, bucket, scratch.rank_stride)
+    units = limits.pairs * MAX_PARTS + limits.blocks * plan.constants["CHUNKS"]
     lists = (work.pairs.device, work.blocks.device)
-    for plan in plans_shrink_rows(width_in, bucket, scratch.rank_stride):
-        units = limits.pairs * MAX_PARTS + limits.blocks * plan.constants["CHUNKS"]
-        _launch(shrink_rows, plan, units, early, (*given, *lists, *where), **stride)
+    _launch(shrink_rows, plan, units, early, (*given, *lists, *where), **stride)
+    if limits.pairs and pairs_are_wide(width_in, bucket):
+        plan = plan_shrink_wide_pairs(width_in, scratch.rank_stride)
+        units = limits.pairs * tiling.WIDE_PAIR_CHUNKS
+        _launch(shrink_wide_pairs, plan, units, early, (*given, work.pairs.device, *where[1:]), **stride)
     if limits.tiles:
         plan = plan_shrink_tiles(width_in, bucket, scratch.rank_stride)
         grid = (limits.tiles, plan.constants["SPLITS"])
@@ -261,8 +279,9 @@ def _compilations() -> list[Compilation]:
                 wanted.append((shrink_tiles, plan_shrink_tiles(width_in, bucket, stride)))
                 wanted.append((expand_tiles, plan_expand_tiles(widths, stride)))
             else:
-                for plan in plans_shrink_rows(width_in, bucket, stride):
-                    wanted.append((shrink_rows, plan))
+                wanted.append((shrink_rows, plan_shrink_rows(width_in, bucket, stride)))
+                if pairs_are_wide(width_in, bucket):
+                    wanted.append((shrink_wide_pairs, plan_shrink_wide_pairs(width_in, stride)))
                 wanted.append((expand_rows, plan_expand_rows(widths, bucket, stride)))
     return [
         _compilation(kernel, plan, architecture) for architecture in ARCHITECTURES for kernel, plan in wanted

@@ -25,13 +25,13 @@ class Scratch:
         if work.most.tiles:
             most = min(tiling.MAX_SPLITS * work.max_tokens, 2 * tiling.TILE_PROGRAMS * tiling.TILE_ROWS)
             num_partials = max(num_partials, work.max_tokens, most)
-        pieces = max(work.most.blocks, work.most.tiles, 1)
+        pieces = max(work.most.pairs, work.most.blocks, work.most.tiles, 1)
         self.shrunk = torch.empty((work.max_tokens, rank_stride), device=device)
         """fp32 [places, rank_stride]: what shrink hands to expand."""
         self.partials = torch.empty(num_partials * rank_stride, device=device)
         """fp32 [places, chunks, rank_stride], chunks by launch: within shrink."""
         self.counters = torch.zeros(pieces, dtype=torch.int32, device=device)
-        """Chunks written, of each block or tile; 0 between launches."""
+        """Chunks written, of each pair, block or tile; 0 between launches."""
 
     @property
     def num_bytes(self) -> int:

@@ -25,6 +25,8 @@ SMALL_BUCKET, MEDIUM_BUCKET = 16, 64
 it is bytes."""
 STEP = 128
 """What every length of K is a multiple of."""
+WIDE_PAIR_CHUNKS, WIDE_PAIR_STEP = 4, 256
+"""Parts of K of a pair whose inputs are wide, and columns at a time."""
 TILE_PROGRAMS = 128
 """About one for every multiprocessor."""
 MAX_SPLITS = 8
@@ -38,6 +40,11 @@ def chunk_size(width_in: int) -> int:
 
 def num_chunks(width_in: int) -> int:
     return -(-width_in // chunk_size(width_in))
+
+
+def wide_pair_chunk(width_in: int) -> int:
+    """Columns of x in each part of a pair whose inputs are wide."""
+    return -(-width_in // (WIDE_PAIR_CHUNKS * WIDE_PAIR_STEP)) * WIDE_PAIR_STEP
 
 
 def num_splits(width_in: int, bucket: int) -> int:

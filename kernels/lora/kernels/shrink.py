@@ -103,8 +103,7 @@ def shrink_rows(
     K: tl.constexpr, X_STRIDE: tl.constexpr, RANK_STRIDE: tl.constexpr, MAX_PARTS: tl.constexpr,
     STEP: tl.constexpr, AHEAD: tl.constexpr, CHUNK: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_ROWS: tl.constexpr, FETCHES: tl.constexpr,
-    WITH_PAIRS: tl.constexpr, WITH_BLOCKS: tl.constexpr, WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr,
-    STARTS_EARLY: tl.constexpr,
+    WITH_PAIRS: tl.constexpr, WITH_E4M3: tl.constexpr, COMPUTE: tl.constexpr, STARTS_EARLY: tl.constexpr,
 ):  # fmt: skip
     """Semantics: shrunk[p, r] = f[slot][r] * sum over k of x[order[p], k] * A[slot][r, k].
 
@@ -118,7 +117,7 @@ def shrink_rows(
             A is summed by one program.
         STEP: columns at a time. AHEAD: one more than there are such stretches on their way.
         CHUNK, CHUNKS: of K; a block's units. BLOCK_R, BLOCK_K: of one product.
-        WITH_PAIRS, WITH_BLOCKS: which of the lists this launch works off.
+        WITH_PAIRS: whether this launch works off pairs too, or `shrink_wide_pairs` does.
         FETCHES: whether weights are asked for before the launch before this one ends; K is a multiple of 16.
 
     Grid: any number of programs. Source: Chen et al., "Punica", arXiv 2310.18547.
@@ -129,7 +128,7 @@ def shrink_rows(
     pair_units = num_pairs * parts
     if STARTS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
-    if FETCHES and program < pair_units:
+    if WITH_PAIRS and FETCHES and program < pair_units:
         slot, first, rows, row0, row1 = load_pair(pairs_ptr, program // parts)
         offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
         row_bytes = K * (2 - e4m3)
@@ -155,25 +154,24 @@ def shrink_rows(
                 )  # fmt: skip
             # The next unit's weights may be of the other type, and lie in shared memory where sums are now.
             tl.debug_barrier()
-    if WITH_BLOCKS:
-        block_units = tl.load(counts_ptr + 1) * CHUNKS
-        # They begin where pairs ended, so that no program gets more than its share of both.
-        begin = (program + programs - pair_units % programs) % programs if WITH_PAIRS else program
-        for unit in tl.range(begin, block_units, programs):
-            slot, first, rows = load_piece(blocks_ptr, unit // CHUNKS)
-            offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
-            sums_ptr = partials_ptr + unit % CHUNKS * RANK_STRIDE
-            if e4m3 == 0:
-                _shrink_block(
-                    x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
-                    K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, False, COMPUTE,
-                )  # fmt: skip
-            elif WITH_E4M3:
-                _shrink_block(
-                    x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
-                    K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, True, COMPUTE,
-                )  # fmt: skip
-            add_up_chunks(
-                partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + unit // CHUNKS, first, rows,
-                rank, CHUNKS, 16, BLOCK_ROWS, RANK_STRIDE,
+    block_units = tl.load(counts_ptr + 1) * CHUNKS
+    # They begin where pairs ended, so that no program gets more than its share of both.
+    begin = (program + programs - pair_units % programs) % programs if WITH_PAIRS else program
+    for unit in tl.range(begin, block_units, programs):
+        slot, first, rows = load_piece(blocks_ptr, unit // CHUNKS)
+        offset, factors, rank, e4m3 = look_up(offsets_ptr, ranks_ptr, place * num_slots + slot)
+        sums_ptr = partials_ptr + unit % CHUNKS * RANK_STRIDE
+        if e4m3 == 0:
+            _shrink_block(
+                x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
+                K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, False, COMPUTE,
             )  # fmt: skip
+        elif WITH_E4M3:
+            _shrink_block(
+                x_ptr, sums_ptr, bytes_ptr, bf16_ptr, order_ptr, offset, first, rows, rank, unit % CHUNKS,
+                K, X_STRIDE, CHUNK, BLOCK_R, BLOCK_K, BLOCK_ROWS, CHUNKS * RANK_STRIDE, True, COMPUTE,
+            )  # fmt: skip
+        add_up_chunks(
+            partials_ptr, shrunk_ptr, fp32_ptr + factors, counters_ptr + unit // CHUNKS, first, rows,
+            rank, CHUNKS, 16, BLOCK_ROWS, RANK_STRIDE,
+        )  # fmt: skip
