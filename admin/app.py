@@ -25,6 +25,7 @@ from admin.oidc_routes import OidcRoutes
 from admin.operator.routes import operator_routes
 from admin.overview_routes import OverviewRoutes
 from admin.playground_routes import PlaygroundRoutes
+from admin.project_routes import ProjectRoutes
 from admin.record_routes import RecordRoutes
 from admin.recovery_routes import RecoveryRoutes
 from admin.second_factor_routes import SecondFactorRoutes
@@ -49,6 +50,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *AdapterRoutes(frame, services).routes(),
             *KeyRoutes(frame, services).routes(),
             *MemberRoutes(frame, services).routes(),
+            *ProjectRoutes(frame, services).routes(),
             *PlaygroundRoutes(frame, services).routes(),
             *UsageRoutes(frame, services).routes(),
             *BillingRoutes(frame, services).routes(),

@@ -19,9 +19,11 @@ from admin import problems, snippets
 from admin.frame import Frame, Visitor, origin_of
 from admin.pages import keys as page
 from admin.pages.keys import KeysPage
+from admin.pages.projects import limit_rows
 from admin.services import ConsoleServices
 from tenants.context import KeyKind
 from tenants.key_service import CreatedKey
+from tenants.limits.kinds import Limit
 
 _KEY_ID = re.compile(r"key_[0-9a-zA-Z]{1,40}")
 
@@ -32,6 +34,7 @@ class KeyRoutes:
     def __init__(self, frame: Frame, services: ConsoleServices) -> None:
         self._frame = frame
         self._keys = services.account.keys
+        self._limits = services.account.limits
         self._pages = KeysPage(services.account.keys, services.account.projects)
         self._base = services.adapters.catalogue.base
         self._scopes = services.scopes
@@ -42,10 +45,16 @@ class KeyRoutes:
         serving, changing = self._frame.serving, self._frame.changing
         return [
             Route("/keys", serving(self.show_list, "keys.read"), methods=["GET"]),
-            Route("/keys", changing(self.create, "keys.write"), methods=["POST"]),
+            Route("/keys", changing(self.create, "keys.write", members_alone=True), methods=["POST"]),
             Route("/keys/new", serving(self.show_form, "keys.write"), methods=["GET"]),
             Route("/keys/{key}", serving(self.show, "keys.read"), methods=["GET"]),
-            Route("/keys/{key}/rotate", changing(self.rotate, "keys.write"), methods=["POST"]),
+            Route("/keys/{key}", changing(self.change, "keys.write", members_alone=True), methods=["POST"]),
+            Route("/keys/{key}/edit", serving(self.show_terms, "keys.write"), methods=["GET"]),
+            Route(
+                "/keys/{key}/rotate",
+                changing(self.rotate, "keys.write", members_alone=True),
+                methods=["POST"],
+            ),
             Route("/keys/{key}/revoke", changing(self.revoke, "keys.write"), methods=["POST"]),
         ]
 
@@ -59,13 +68,15 @@ class KeyRoutes:
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
         shown = await self._pages.one(visitor.tenant_id, request.path_params["key"])
-        return self._one(request, visitor, shown, problems.NONE)
+        limits = await self._limits.list(visitor.tenant_id) if visitor.may("limits.read") else None
+        return self._one(request, visitor, shown, limits)
 
     async def show_form(self, request: Request, visitor: Visitor) -> Response:
         kind = request.query_params.get("kind", "inference")
         if kind not in self._scopes:
             raise HTTPException(404, "There is no such kind of key.")
-        return await self._form(request, visitor, kind, {"all_scopes": "yes"}, problems.NONE)  # type: ignore[arg-type]
+        fields = {"all_scopes": "yes", "project": request.query_params.get("project", "")}
+        return await self._form(request, visitor, kind, fields, problems.NONE)  # type: ignore[arg-type]
 
     async def create(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         kind: KeyKind = "admin" if form.get("kind") == "admin" else "inference"
@@ -100,12 +111,56 @@ class KeyRoutes:
         said = f"{shown.name} is revoked: nobody gets in with it any more."
         return await self._frame.done(request, visitor, "/keys", said)
 
+    async def show_terms(self, request: Request, visitor: Visitor) -> Response:
+        shown = await self._pages.one(visitor.tenant_id, request.path_params["key"])
+        return self._terms(request, visitor, shown, page.fields_of(shown), problems.NONE)
+
+    async def change(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        """What was not shown, or not changed, stays as it is: somebody else may have changed it meanwhile."""
+        key_id = request.path_params["key"]
+        shown = await self._pages.one(visitor.tenant_id, key_id)
+        try:
+            changes = page.read_changes(form, shown, self._scopes[shown.kind])
+            await self._keys.update(visitor.tenant_id, key_id, changes, visitor.acting(request))
+        except self._refusals as error:
+            status, beside = problems.explain(error, page.FIELDS, self._explanations)
+            return self._terms(request, visitor, shown, form, beside, status)
+        said = "The key is changed: every process knows within a second."
+        return await self._frame.done(request, visitor, f"/keys/{key_id}", said)
+
+    def _terms(
+        self,
+        request: Request,
+        visitor: Visitor,
+        shown: page.KeyRow,
+        fields: Mapping[str, str],
+        beside: problems.Problems,
+        status: int = 200,
+    ) -> Response:
+        bounds = visitor.acting(request).scopes if shown.kind == "admin" else frozenset()
+        held = self._scopes[shown.kind] & bounds if bounds else self._scopes[shown.kind]
+        return self._page(
+            request,
+            "key_edit.html",
+            visitor,
+            status,
+            key=shown,
+            kind=shown.kind,
+            fields=fields,
+            problems=beside,
+            choices=page.scope_choices(held | frozenset(shown.scopes)),
+            may_give_all=not (bounds and shown.scopes),
+            scope_field=page.SCOPE_FIELD,
+            base=self._base,
+        )
+
     def _one(
-        self, request: Request, visitor: Visitor, shown: page.KeyRow, beside: problems.Problems
+        self, request: Request, visitor: Visitor, shown: page.KeyRow, limits: list[Limit] | None
     ) -> Response:
         scopes = [(scope, page.scope_words(scope)) for scope in shown.scopes]
+        own = None if limits is None else limit_rows(limits, "key", shown.id)
         return self._page(
-            request, "key.html", visitor, key=shown, scopes=scopes, graces=page.GRACES, problems=beside
+            request, "key.html", visitor, key=shown, scopes=scopes, graces=page.GRACES, limits=own
         )
 
     async def _form(

@@ -26,6 +26,7 @@ class Section:
 OVERVIEW = Section("overview", "/", "Overview")
 ADAPTERS = Section("adapters", "/adapters", "Adapters", "Models", "adapters.read")
 PLAYGROUND = Section("playground", "/playground", "Playground", "Models", "adapters.write")
+PROJECTS = Section("projects", "/projects", "Projects", "Access", "projects.read")
 KEYS = Section("keys", "/keys", "API keys", "Access", "keys.read")
 MEMBERS = Section("members", "/members", "Members", "Access", "members.read")
 USAGE = Section("usage", "/usage", "Usage", "Spending", "billing.read")
@@ -40,6 +41,7 @@ SECTIONS = (
     OVERVIEW,
     ADAPTERS,
     PLAYGROUND,
+    PROJECTS,
     KEYS,
     MEMBERS,
     WEBHOOKS,
@@ -53,8 +55,14 @@ SECTIONS = (
 
 TENANTS = Section("tenants", "/operator/tenants", "Tenants", "Operator")
 ENGINES = Section("engines", "/operator/engines", "Engines", "Operator")
+PRICES = Section("prices", "/operator/prices", "Plans and prices", "Money")
+MARGIN = Section("margin", "/operator/margin", "Margin", "Money")
+BOOKS = Section("books", "/operator/reconciliation", "Reconciliation", "Money")
+JOBS = Section("jobs", "/operator/jobs", "Jobs", "Operator")
+INCIDENTS = Section("incidents", "/operator/incidents", "Incidents", "Operator")
+EVERY_AUDIT = Section("audit", "/operator/audit", "Audit log", "Records")
 
-OPERATOR_SECTIONS = (TENANTS, ENGINES)
+OPERATOR_SECTIONS = (TENANTS, ENGINES, JOBS, INCIDENTS, PRICES, MARGIN, BOOKS, EVERY_AUDIT)
 """Of whoever runs the service; each is served by `Frame.operating`."""
 
 

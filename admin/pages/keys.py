@@ -10,11 +10,12 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from typing import TypeVar
 
 from admin.pages.adapters import State
 from admin.problems import Refused
 from tenants.context import KeyKind
-from tenants.key_service import KeyService, KeyTerms, ShownKey
+from tenants.key_service import KEEP, KeyChanges, KeyService, KeyTerms, ShownKey
 from tenants.models import ApiKey, Project
 from tenants.projects.service import ProjectService
 
@@ -51,6 +52,7 @@ _THINGS: Mapping[str, str] = {
     "billing": "billing",
     "audit": "the audit log",
 }
+T = TypeVar("T")
 _PIECES = re.compile(r"[\s,]+")
 
 
@@ -61,7 +63,7 @@ class KeyRow:
     id: str
     name: str
     prefix: str
-    kind: str
+    kind: KeyKind
     project: str | None
     whose: str | None
     """The person or program with whom it ends."""
@@ -94,12 +96,12 @@ class KeysPage:
         """Raises DatabaseUnavailable."""
         found = await self._keys.list(tenant_id, with_revoked=with_revoked, after=after, limit=PAGE + 1)
         names = await self._names(tenant_id)
-        rows = [_row(shown, names) for shown in found[:PAGE]]
+        rows = [row_of(shown, names) for shown in found[:PAGE]]
         return KeyList(rows, rows[-1].id if len(found) > PAGE else None)
 
     async def one(self, tenant_id: str, key_id: str) -> KeyRow:
         """Raises KeyNotFound, DatabaseUnavailable."""
-        return _row(await self._keys.get(tenant_id, key_id), await self._names(tenant_id))
+        return row_of(await self._keys.get(tenant_id, key_id), await self._names(tenant_id))
 
     async def projects(self, tenant_id: str) -> list[Project]:
         """That a key can be made for, the default one first."""
@@ -125,17 +127,53 @@ def scope_words(scope: str) -> str:
 
 def read_terms(form: Mapping[str, str], scopes: Collection[str]) -> KeyTerms:
     """What the form asks for; `scopes` are those of the key's kind. Raises Refused."""
+    return KeyTerms(
+        scopes=read_scopes(form, scopes),
+        models=frozenset(_pieces(form.get("models", ""))),
+        networks=tuple(_pieces(form.get("networks", ""))),
+        expires_at=_end_of(form.get("expires_at", "")),
+    )
+
+
+def fields_of(shown: KeyRow) -> dict[str, str]:
+    """The form of a key as it is."""
+    fields = {
+        "name": shown.name,
+        "all_scopes": "no" if shown.scopes else "yes",
+        "models": "\n".join(shown.models),
+        "networks": "\n".join(shown.networks),
+        "expires_at": "" if shown.expires_at is None else shown.expires_at.astimezone(UTC).date().isoformat(),
+    }
+    return fields | {f"{SCOPE_FIELD}{scope}": "on" for scope in shown.scopes}
+
+
+def read_changes(form: Mapping[str, str], shown: KeyRow, scopes: Collection[str]) -> KeyChanges:
+    """What the form asks for, where that is not as it is already. Raises Refused."""
+    before = fields_of(shown)
+    chosen = read_scopes(form, frozenset(scopes) | frozenset(shown.scopes))
+    ends = form.get("expires_at", "").strip()
+    return KeyChanges(
+        name=_changed(form, before, "name", form.get("name", "")),
+        scopes=None if chosen == frozenset(shown.scopes) else chosen,
+        models=_changed(form, before, "models", frozenset(_pieces(form.get("models", "")))),
+        networks=_changed(form, before, "networks", tuple(_pieces(form.get("networks", "")))),
+        expires_at=KEEP if ends == before["expires_at"] else _end_of(ends),
+    )
+
+
+def read_scopes(form: Mapping[str, str], scopes: Collection[str]) -> frozenset[str]:
+    """Empty: everything. Raises Refused."""
     chosen = frozenset(name.removeprefix(SCOPE_FIELD) for name in form if name.startswith(SCOPE_FIELD))
     if form.get("all_scopes") == "no" and not chosen:
         raise Refused("scopes", "Choose at least one, or let the key do everything its kind may.")
     if not chosen <= frozenset(scopes):
         raise Refused("scopes", "One of these is no scope of this kind of key.")
-    return KeyTerms(
-        scopes=chosen if form.get("all_scopes") == "no" else frozenset(),
-        models=frozenset(_pieces(form.get("models", ""))),
-        networks=tuple(_pieces(form.get("networks", ""))),
-        expires_at=_end_of(form.get("expires_at", "")),
-    )
+    return chosen if form.get("all_scopes") == "no" else frozenset()
+
+
+def _changed(form: Mapping[str, str], before: Mapping[str, str], field: str, value: T) -> T | None:
+    """None where the field is missing, or is as it was."""
+    return None if field not in form or form[field].split() == before[field].split() else value
 
 
 def read_grace(form: Mapping[str, str]) -> timedelta:
@@ -166,7 +204,7 @@ def _thing(scope: str) -> str:
     return "" if scope == "model.request" else scope.rpartition(".")[0]
 
 
-def _row(shown: ShownKey, projects: Mapping[str, str]) -> KeyRow:
+def row_of(shown: ShownKey, projects: Mapping[str, str]) -> KeyRow:
     key, user, account = shown
     now = datetime.now(UTC)
     live = key.revoked_at is None and (key.expires_at is None or key.expires_at > now)
@@ -174,7 +212,7 @@ def _row(shown: ShownKey, projects: Mapping[str, str]) -> KeyRow:
         id=key.id,
         name=key.name,
         prefix=key.prefix,
-        kind=key.kind,
+        kind=key.kind,  # type: ignore[arg-type]
         project=None if key.project_id is None else projects.get(key.project_id, key.project_id),
         whose=user.email if user is not None else account.name if account is not None else None,
         scopes=[*key.scopes],

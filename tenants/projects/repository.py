@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from sqlalchemy import func
+from sqlalchemy import Row, func
 
 from db.repository import TenantRepository
-from tenants.models import Project, ServiceAccount
+from tenants.models import ApiKey, Project, ProjectMember, ServiceAccount
 from tenants.repository import is_id, keyset
 
 
@@ -45,6 +45,23 @@ class ProjectRepository(TenantRepository):
             query = query.where(Project.archived_at.is_(None))
         page = keyset(query, Project.id, after=after, limit=limit, newest_first=newest_first)
         return (await self.session.execute(page)).scalars().all()
+
+    async def counts(self, project_ids: Collection[str]) -> Sequence[Row[str, int, int]]:
+        """Of each of these: keys that are not revoked, and members."""
+        keys = (
+            self.select_own(ApiKey, func.count())
+            .where(ApiKey.project_id == Project.id, ApiKey.revoked_at.is_(None))
+            .correlate(Project)
+            .scalar_subquery()
+        )
+        members = (
+            self.select_own(ProjectMember, func.count())
+            .where(ProjectMember.project_id == Project.id)
+            .correlate(Project)
+            .scalar_subquery()
+        )
+        query = self.select_own(Project, Project.id, keys, members).where(Project.id.in_(project_ids))
+        return (await self.session.execute(query)).all()
 
     # Service accounts -------------------------------------------------------------------------------------
 

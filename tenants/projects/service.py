@@ -5,6 +5,7 @@ commit.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -25,6 +26,13 @@ from tenants.repository import KeyRepository
 from tenants.resolver import publish_key_changes, revoke_keys
 
 DEFAULT_NAME = "Default"
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectCounts:
+    keys: int
+    """That are not revoked."""
+    members: int
 
 
 class ProjectService:
@@ -49,6 +57,12 @@ class ProjectService:
                 with_archived=with_archived, after=after, limit=limit, newest_first=newest_first
             )
         return [*page]
+
+    async def counts(self, tenant_id: str, project_ids: Collection[str]) -> dict[str, ProjectCounts]:
+        """What is in each of these, which are the tenant's."""
+        async with self._database.read(tenant_id) as session:
+            rows = await ProjectRepository(session, tenant_id).counts(project_ids)
+        return {project_id: ProjectCounts(keys, members) for project_id, keys, members in rows}
 
     async def get(self, tenant_id: str, project_id: str) -> Project:
         """Archived ones too. Raises ProjectNotFound."""

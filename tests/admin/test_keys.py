@@ -205,3 +205,84 @@ async def test_forms_without_their_token_make_nothing(site: Site, visitor: httpx
     refused = await visitor.post("/keys", data={"csrf_token": "guess", "name": "planted"})
     assert refused.status_code == 403
     assert not await site.keys.list(site.tenant_id)
+
+
+async def test_a_keys_terms_are_changed_and_its_text_stays(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    made = secret_of(await act(visitor, "/keys/new", "/keys", kind="inference", name="bot", all_scopes="yes"))
+    ((row, *_),) = await site.keys.list(site.tenant_id)
+    here = f"/keys/{row.id}"
+    form = (await visitor.get(f"{here}/edit")).text
+    assert 'value="bot"' in form
+    day = (datetime.now(UTC) + timedelta(days=3)).date().isoformat()
+    fields = {
+        "name": f"bot {XSS}",
+        "all_scopes": "no",
+        "scope:model.request": "on",
+        "models": "sapling",
+        "networks": "10.0.0.0/8",
+        "expires_at": day,
+    }
+    assert (await act(visitor, f"{here}/edit", here, **fields)).headers["location"] == f"/console{here}"
+    page = (await visitor.get(here)).text
+    assert "<img src=x" not in page
+    for text in ("10.0.0.0/8", "Ask models for answers", day):
+        assert text in page
+    resolver = KeyResolver(site.place.database, site.redis, SECRET)
+    caller = await resolver.resolve(made, "10.1.2.3")
+    assert (caller.scopes, caller.models) == ({"model.request"}, {"sapling"})
+    (entry, *_) = await site.account.audit.list(site.tenant_id)
+    assert (entry.type, {*entry.details}) == (
+        "api_key.updated",
+        {"name", "scopes", "models", "networks", "expires_at"},
+    )
+    # What is as it was is not written again; and all of it can be taken back.
+    assert (await act(visitor, f"{here}/edit", here, **(fields | {"name": "bot"}))).status_code == 303
+    (entry, *_) = await site.account.audit.list(site.tenant_id)
+    assert {*entry.details} == {"name"}
+    freed = {"name": "bot", "all_scopes": "yes", "models": "", "networks": "", "expires_at": ""}
+    assert (await act(visitor, f"{here}/edit", here, **freed)).status_code == 303
+    row = (await site.keys.get(site.tenant_id, row.id))[0]
+    assert (row.scopes, row.models, row.networks, row.expires_at) == ([], [], [], None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "beside", "message"),
+    [
+        ({"name": " "}, "name", "must have 1 to 100 printable characters"),
+        ({"networks": "everywhere"}, "networks", "is no network or address"),
+        ({"expires_at": "2001-01-01"}, "expires_at", "This day is over"),
+        ({"all_scopes": "no"}, "scopes", "Choose at least one"),
+        ({"all_scopes": "no", "scope:billing.write": "on"}, "scopes", "no scope of this kind"),
+    ],
+)
+async def test_wrong_terms_change_nothing(
+    site: Site, visitor: httpx.AsyncClient, fields: dict[str, str], beside: str, message: str
+) -> None:
+    await sign_in(visitor)
+    key = await site.keys.create(site.tenant_id, "bot", OPERATOR)
+    refused = await act(visitor, "/keys", f"/keys/{key.id}", **({"name": "other"} | fields))
+    assert refused.status_code == 422
+    told = html.unescape(refused.text).partition(f'id="problem-{beside}">')[2].partition("</p>")[0]
+    assert message in told
+    assert (await site.keys.get(site.tenant_id, key.id))[0].name == "bot"
+
+
+async def test_keys_that_are_over_or_of_others_are_not_changed(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    key = await site.keys.create(site.tenant_id, "bot", OPERATOR)
+    theirs = await site.keys.create(site.place.tenants[1], "theirs", OPERATOR)
+    await as_role(site, visitor, "developer")
+    assert (await visitor.get(f"/keys/{key.id}/edit")).status_code == 403
+    assert (await act(visitor, "/keys", f"/keys/{key.id}", name="mine")).status_code == 403
+    visitor.cookies.clear()
+    await sign_in(visitor)
+    assert (await visitor.get(f"/keys/{theirs.id}/edit")).status_code == 404
+    assert (await act(visitor, "/keys", f"/keys/{theirs.id}", name="mine")).status_code == 404
+    rotated = await site.keys.rotate(site.tenant_id, key.id, OPERATOR)
+    later = (datetime.now(UTC) + timedelta(days=300)).date().isoformat()
+    refused = await act(visitor, "/keys", f"/keys/{key.id}", name="bot", expires_at=later)
+    assert refused.status_code == 409
+    await site.keys.revoke(site.tenant_id, rotated.id, OPERATOR)
+    assert (await act(visitor, "/keys", f"/keys/{rotated.id}", name="x")).status_code == 409
