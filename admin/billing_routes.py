@@ -54,8 +54,16 @@ class BillingRoutes:
             Route("/billing/credits", serving(self.show_credits, read), methods=["GET"]),
             Route("/billing/details", serving(self.show_details, "billing.write"), methods=["GET"]),
             Route("/billing/details", changing(self.change_details, "billing.write"), methods=["POST"]),
-            Route("/billing/portal", changing(self.open_portal, "billing.write"), methods=["POST"]),
-            Route("/billing/top-up", changing(self.top_up, "billing.write"), methods=["POST"]),
+            Route(
+                "/billing/portal",
+                changing(self.open_portal, "billing.write", members_alone=True),
+                methods=["POST"],
+            ),
+            Route(
+                "/billing/top-up",
+                changing(self.top_up, "billing.write", members_alone=True),
+                methods=["POST"],
+            ),
             Route("/invoices", serving(self.show_list, read), methods=["GET"]),
             Route("/invoices/preview", serving(self.show_preview, read), methods=["GET"]),
             Route("/invoices/preview.pdf", serving(self.preview_pdf, read), methods=["GET"]),

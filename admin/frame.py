@@ -69,6 +69,7 @@ class Frame:
         self.sessions = SessionStore(services.redis)
         self._accounts = services.accounts
         self._impersonations = services.operation.impersonations
+        self._incidents = services.operation.incidents
         self._bills = services.billing.accounts
         self._explanations: Explanations = services.explanations
         self._refusals: tuple[type[Exception], ...] = (HTTPException, *services.explanations.known)
@@ -101,6 +102,7 @@ class Frame:
             }
         root = request.scope.get("root_path", "")
         guest = getattr(request.state, "guest", None)
+        context["incidents"] = getattr(request.state, "incidents", ())
         text = self._templates.get_template(template).render(root=root, guest=guest, **context)
         return HTMLResponse(text, status_code=status)
 
@@ -253,6 +255,8 @@ class Frame:
             if isinstance(person, Visitor) and person.operator is not None:
                 request.state.guest = person
             try:
+                if isinstance(person, Visitor):
+                    request.state.incidents = await self._incidents.told()
                 response = await answer(request, person)
             except ClientDisconnect:
                 response = Response(status_code=499)

@@ -32,7 +32,11 @@ class PlaygroundRoutes:
     def routes(self) -> list[Route]:
         return [
             Route("/playground", self._frame.serving(self.show, _RIGHT), methods=["GET"]),
-            Route("/playground/chat", self._frame.scripted(self.chat, _RIGHT), methods=["POST"]),
+            Route(
+                "/playground/chat",
+                self._frame.scripted(self.chat, _RIGHT, members_alone=True),
+                methods=["POST"],
+            ),
         ]
 
     async def show(self, request: Request, visitor: Visitor) -> Response:

@@ -93,10 +93,10 @@ class UploadRoutes:
             Route(f"{upload}/cancel", scripted(self.cancel), methods=["POST"]),
             Route("/adapters/new", serving(self.form, "adapters.write"), methods=["GET"]),
             Route("/adapters/new", serving(self.sent, "adapters.write"), methods=["POST"]),
-            Route("/adapters/submit", scripted(self.submit), methods=["POST"]),
+            Route("/adapters/submit", scripted(self.submit, members_alone=True), methods=["POST"]),
             Route("/adapters/{adapter}/versions/new", serving(self.form, "adapters.write"), methods=["GET"]),
             Route("/adapters/{adapter}/versions/new", serving(self.sent, "adapters.write"), methods=["POST"]),
-            Route("/adapters/{adapter}/submit", scripted(self.submit), methods=["POST"]),
+            Route("/adapters/{adapter}/submit", scripted(self.submit, members_alone=True), methods=["POST"]),
         ]
 
     # In parts ---------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ from adapters.storage.receiving import TooManyBytes
 from api.ratelimit import rate_headers
 from billing.errors import (
     AlreadyReversed,
+    BooksBusy,
     GenerationNotFound,
     InvalidBillingMonth,
     InvalidReportQuery,
@@ -86,7 +87,7 @@ from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
-from sla.errors import InvalidMonth
+from sla.errors import IncidentEnded, IncidentNotFound, InvalidMonth
 from tenants.errors import (
     AccountSuspended,
     AddressNotAllowed,
@@ -340,6 +341,9 @@ FACES: dict[type[Exception], Face] = {
     InvalidReportQuery: Face(400, INVALID, "invalid_value", retry=False),
     GenerationNotFound: NOT_FOUND,
     InvalidMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
+    IncidentNotFound: NOT_FOUND,
+    BooksBusy: Face(409, "conflict_error", "books_busy", retry=False),
+    IncidentEnded: Face(409, "conflict_error", "incident_ended", retry=False),
     InvalidBillingMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
     MonthSettled: Face(404, INVALID, "not_found", retry=False, param="month"),
     InvoiceNotFound: NOT_FOUND,

@@ -232,7 +232,7 @@ async def open_services(
             playground,
             services.sla_reports,
             billing,
-            operator_services(rows, cache, watch),
+            operator_services(rows, cache, onboarding.outbox, watch),
             sign_in,
             engine,
         )

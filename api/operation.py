@@ -4,19 +4,43 @@ from __future__ import annotations
 
 import redis.asyncio
 
+from adapters.jobs.everywhere import EveryJob
 from adapters.naming import AdapterNames
 from admin.operator.engines import Engines
 from admin.operator.services import OperatorServices
+from billing.customers.service import CustomerReports
+from billing.previews.service import PricePreviews
+from billing.pricing import PriceService
+from billing.reconciliation.comparing import Comparing
+from billing.reconciliation.service import ReconciliationService
+from billing.reports.margin import MarginReports
+from billing.reports.margin_runs import MarginRuns
+from db.outbox import Outbox
 from db.session import Database
+from sla.incidents.burning import ServiceBurn
+from sla.incidents.service import Incidents
+from tenants.operators.directory import TenantSearch
 from tenants.operators.impersonation import Impersonations
 from tenants.operators.service import OperatorAccounts
 
 
-def operator_services(database: Database, cache: redis.asyncio.Redis, engines: Engines) -> OperatorServices:
+def operator_services(
+    database: Database, cache: redis.asyncio.Redis, outbox: Outbox, engines: Engines
+) -> OperatorServices:
     """On one database."""
     return OperatorServices(
         accounts=OperatorAccounts(database, cache),
         impersonations=Impersonations(database),
         engines=engines,
         adapter_names=AdapterNames(database),
+        directory=TenantSearch(database),
+        customers=CustomerReports(database),
+        prices=PriceService(database, cache),
+        previews=PricePreviews(database),
+        margins=MarginRuns(MarginReports(database), cache),
+        jobs=EveryJob(database),
+        books=ReconciliationService(database, cache),
+        comparing=Comparing(database, cache, outbox),
+        incidents=Incidents(database),
+        burn=ServiceBurn(database),
     )

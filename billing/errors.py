@@ -60,5 +60,13 @@ class AlreadyReversed(ValueError):
         self.reversal_id = reversal_id
 
 
+class BooksBusy(ValueError):
+    """A comparison of the books is going on."""
+
+    def __init__(self, ticket: str) -> None:
+        super().__init__("The books are being compared already: wait for that comparison to end.")
+        self.ticket = ticket
+
+
 class InvalidBillingMonth(ValueError):
     """Not a month there can be an invoice of. The message begins with the field."""

@@ -7,6 +7,7 @@ a label, into the ledger. Refuses to know plans and limits: the percentage is gi
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -20,6 +21,8 @@ from billing.repository import PriceList
 from db.base import new_id
 from db.cache import EVERYTHING, RowCache
 from db.session import EVERY_TENANT, Database
+from tenants.actors import OPERATOR, Actor
+from tenants.audit.service import OPERATOR_CHAIN, AuditLog
 
 __all__ = ["RATE_LABEL", "PriceBook", "PriceService", "PriceVersion", "Rate"]
 
@@ -115,22 +118,15 @@ class PriceService:
         adapter_gb_day: int = 0,
         calibration_job: int = 0,
         effective_from: datetime | None = None,
+        actor: Actor = OPERATOR,
     ) -> PriceVersion:
         """A new version, in effect from now on or from a later moment; every process hears of it within a
         second.
 
         Raises PriceTaken, ValueError naming the field.
         """
-        amounts = dict(
-            zip(
-                AMOUNTS,
-                (input, cached_input, output, adapter_surcharge, adapter_gb_day, calibration_job),
-                strict=True,
-            )
-        )
-        for name, amount in amounts.items():
-            if not 0 <= amount <= MAX_PRICE:
-                raise ValueError(f"{name} must be from 0 to {MAX_PRICE}, not {amount}")
+        given = (input, cached_input, output, adapter_surcharge, adapter_gb_day, calibration_job)
+        amounts = checked_amounts(dict(zip(AMOUNTS, given, strict=True)))
         now = datetime.fromtimestamp(time.time(), UTC)
         if effective_from is not None and (effective_from.tzinfo is None or effective_from < now):
             raise ValueError("effective_from must not be in the past, and must have a time zone")
@@ -140,9 +136,21 @@ class PriceService:
             async with self._database.write(EVERY_TENANT) as session:
                 PriceList(session).add(row)
                 session.after_commit(lambda: publish_price_change(self._redis))
+                details = {"effective_from": moment.isoformat(), **amounts}
+                await AuditLog.record(
+                    session, OPERATOR_CHAIN, actor, "price.created", ("price", row.id), details
+                )
         except IntegrityError as error:
             raise PriceTaken(moment) from error
         return _version(row)
+
+
+def checked_amounts(amounts: Mapping[str, int]) -> dict[str, int]:
+    """Raises ValueError naming the field."""
+    for name, amount in amounts.items():
+        if not 0 <= amount <= MAX_PRICE:
+            raise ValueError(f"{name} must be from 0 to {MAX_PRICE}, not {amount}")
+    return dict(amounts)
 
 
 async def publish_price_change(redis_client: redis.asyncio.Redis) -> None:

@@ -22,6 +22,7 @@ from cli.books import books_app
 from cli.errors import CliError, UsageError
 from cli.invoices import credit_app, invoice_app
 from cli.ledger import ledger_app
+from cli.operators import operator_app
 from cli.prices import price_app
 from cli.printing import Data, print_rows
 from cli.stripe import stripe_app
@@ -48,6 +49,7 @@ app.add_typer(billing_app, name="billing")
 app.add_typer(invoice_app, name="invoice")
 app.add_typer(credit_app, name="credit")
 app.add_typer(user_app, name="user")
+app.add_typer(operator_app, name="operator")
 app.add_typer(audit_app, name="audit")
 
 

@@ -29,6 +29,7 @@ PURGE_DELETED = "adapters.purge_deleted"
 SETTLE_UPLOADS = "adapters.settle_uploads"
 CLOSE_MONTHS = "billing.close_months"
 RECONCILE = "billing.reconcile"
+RECONCILE_NOW = "billing.reconcile_now"
 RUN_JOB = "adapters.run_job"
 RUN_JOB_EXPIRES = 120.0
 """Seconds after which a message that nobody took is dropped unrun. Whoever waits for the job sends another by
@@ -50,6 +51,7 @@ ROUTES: dict[str, Route] = {
     SETTLE_UPLOADS: Route(JOBS_QUEUE),
     CLOSE_MONTHS: Route(JOBS_QUEUE),  # takes as long as there are tenants, and metering must not wait
     RECONCILE: Route(JOBS_QUEUE),
+    RECONCILE_NOW: Route(JOBS_QUEUE),
 }
 """Tasks that do not go to `QUEUE` for good."""
 

@@ -12,6 +12,7 @@ import billing.payments.models
 import billing.reconciliation.models
 import billing.spend.models
 import db.outbox
+import sla.incidents.models
 import sla.models
 import tenants.audit.models
 import tenants.limits.models
@@ -30,6 +31,7 @@ DOMAINS = (
     billing.reconciliation.models,
     billing.spend.models,
     db.outbox,
+    sla.incidents.models,
     sla.models,
     tenants.audit.models,
     tenants.limits.models,

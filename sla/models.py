@@ -17,6 +17,7 @@ class SlaMinute(TenantOwned, Base):
     __tablename__ = "sla_minutes"
     __table_args__ = (
         CheckConstraint("failed BETWEEN 0 AND requests", name="counts_sane"),
+        Index(None, "minute"),
         {"postgresql_partition_by": "RANGE (minute)"},
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy import ColumnElement, Row, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.events import Level, record
@@ -19,6 +19,7 @@ from adapters.jobs.models import AWAITED, Job, JobStatus
 from adapters.models import Adapter, AdapterVersion
 from adapters.objects import SOURCE_FILES
 from db.repository import TenantRepository
+from tenants.models import Tenant
 
 UNFINISHED = (JobStatus.QUEUED, JobStatus.RUNNING)
 """A worker has them, or should have."""
@@ -193,6 +194,36 @@ class JobLeases:
             .with_for_update(skip_locked=True)
         )
         return (await self._session.execute(query)).scalars().all()
+
+
+class EveryTenantsJobs:
+    """For the operator. The session's scope is every tenant."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def page(
+        self, statuses: Collection[JobStatus], *, after: str | None, limit: int
+    ) -> Sequence[Row[Job, str, str]]:
+        """Jobs, their tenants' names and their adapters', the newest first."""
+        query = (
+            select(Job, Tenant.name, Adapter.name)
+            .join(Tenant, Tenant.id == Job.tenant_id)
+            .join(Adapter, Adapter.id == Job.adapter_id)
+            .where(Job.status.in_(statuses))
+        )
+        if after is not None:
+            query = query.where(Job.id < after)
+        return (await self._session.execute(query.order_by(Job.id.desc()).limit(limit))).all()
+
+    async def counts(self) -> dict[str, int]:
+        """By status."""
+        query = select(Job.status, func.count()).group_by(Job.status)
+        return {status: int(count) for status, count in (await self._session.execute(query)).tuples()}
+
+    async def owner(self, job_id: str) -> str | None:
+        query = select(Job.tenant_id).where(Job.id == job_id)
+        return (await self._session.execute(query)).scalar_one_or_none()
 
 
 def _awaits(upload_id: str) -> ColumnElement[bool]:

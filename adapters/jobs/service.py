@@ -205,6 +205,38 @@ class JobService:
                 tell(session, job, "job.resumed", "The job goes on.")
             return await _as_written(session, job, by, "resumed")
 
+    async def retry(self, tenant_id: str, job_id: str, *, by: Actor) -> Job:
+        """Another job like one that failed, on the same version and files. Raises JobNotFound, JobFinished
+        for one that ended otherwise or whose files never came, JobUnfinished.
+        """
+        async with self._database.write(tenant_id) as session:
+            failed = await _found(session, tenant_id, job_id, lock=True)
+            if failed.status in OPEN:
+                raise JobUnfinished(failed.id)
+            version = await JobRepository(session, tenant_id).lock_version(failed.adapter_id, failed.version)
+            gone = version is None or version.state == VersionState.DELETING
+            if failed.status != JobStatus.FAILED or gone or AWAITED in failed.parameters:
+                raise JobFinished(failed.id, failed.status)
+            job = await queue_job(
+                session,
+                self._outbox,
+                tenant_id=tenant_id,
+                adapter_id=failed.adapter_id,
+                version=failed.version,
+                parameters=failed.parameters,
+                created_by=failed.created_by,
+            )
+            assert version is not None
+            if version.state == VersionState.FAILED:
+                version.state = VersionState.CALIBRATING if version.artifacts else VersionState.VALIDATING
+                version.error = version.error_field = None
+                self._announce(session, tenant_id)
+            await session.flush()
+            await session.refresh(job)
+            target, details = ("job", job.id), {"retry_of": failed.id}
+            await AuditLog.record(session, tenant_id, by, "calibration_job.created", target, details)
+            return job
+
 
 def cancel(session: WriteSession, job: Job, version: AdapterVersion | None) -> None:
     """End a locked job for good, and its locked version with it unless that has been ready before."""

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from adapters.jobs.everywhere import EveryJob
 from adapters.naming import AdapterNames
 from admin.operator.engines import Engines
+from billing.customers.service import CustomerReports
+from billing.previews.service import PricePreviews
+from billing.pricing import PriceService
+from billing.reconciliation.comparing import Comparing
+from billing.reconciliation.service import ReconciliationService
+from billing.reports.margin_runs import MarginRuns
+from sla.incidents.burning import ServiceBurn
+from sla.incidents.service import Incidents
+from tenants.operators.directory import TenantSearch
 from tenants.operators.impersonation import Impersonations
 from tenants.operators.service import OperatorAccounts
 
@@ -18,3 +28,13 @@ class OperatorServices:
     impersonations: Impersonations
     engines: Engines
     adapter_names: AdapterNames
+    directory: TenantSearch
+    customers: CustomerReports
+    prices: PriceService
+    previews: PricePreviews
+    margins: MarginRuns
+    jobs: EveryJob
+    books: ReconciliationService
+    comparing: Comparing
+    incidents: Incidents
+    burn: ServiceBurn

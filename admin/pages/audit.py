@@ -25,6 +25,8 @@ KNOWN_TYPES = (
     "api_key.deleted",
     "api_key.rotated",
     "api_key.updated",
+    "impersonation.began",
+    "impersonation.ended",
     "invite.accepted",
     "invite.deleted",
     "invite.sent",
@@ -74,7 +76,7 @@ class AuditPage:
     async def gather(self, tenant_id: str, wanted: AuditFilter, after: str | None) -> Entries:
         """Raises AuditEntryNotFound, DatabaseUnavailable."""
         found = await self._audit.list(tenant_id, wanted, after=after, limit=PAGE + 1)
-        rows = [_row(entry) for entry in found[:PAGE]]
+        rows = [row_of(entry) for entry in found[:PAGE]]
         return Entries(rows, rows[-1].id if len(found) > PAGE else None)
 
     async def first_broken(self, tenant_id: str) -> int | None:
@@ -112,7 +114,7 @@ def _day(name: str, written: str) -> datetime | None:
     return datetime.combine(day, time(), UTC)
 
 
-def _row(entry: AuditEntry) -> EntryRow:
+def row_of(entry: AuditEntry) -> EntryRow:
     actor = entry.actor
     return EntryRow(
         id=entry.id,
@@ -120,14 +122,20 @@ def _row(entry: AuditEntry) -> EntryRow:
         at=entry.at,
         type=entry.type,
         what=_words(entry.type),
-        who=str(
-            actor.get("email") or (actor["id"] if actor["type"] in ("user", "api_key") else actor["type"])
-        ),
+        who=_who(actor),
         address=actor.get("address"),
         target_kind=entry.target_kind.replace("_", " "),
         target_id=entry.target_id,
         details=[(name.replace("_", " "), _shown(value)) for name, value in entry.details.items()],
     )
+
+
+def _who(actor: Mapping[str, Any]) -> str:
+    email = actor.get("email")
+    if actor["type"] == "operator":
+        name = f"operator {email}" if email else "operator"
+        return f"{name} for {actor['user_id']}" if "user_id" in actor else name
+    return str(email or (actor["id"] if actor["type"] in ("user", "api_key") else actor["type"]))
 
 
 def _words(kind: str) -> str:

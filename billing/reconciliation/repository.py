@@ -283,6 +283,13 @@ class ReconciliationRepository:
         row = (await self.session.execute(query)).scalar_one_or_none()
         return None if row is None else _report(row, ())
 
+    async def page(self, *, after: str | None, limit: int) -> list[Report]:
+        """The newest first, beyond the one whose id is `after`; without their differences."""
+        query = select(Reconciliation).order_by(Reconciliation.id.desc()).limit(limit)
+        if after is not None:
+            query = query.where(Reconciliation.id < after)
+        return [_report(row, ()) for row in (await self.session.execute(query)).scalars()]
+
     async def find(self, reconciliation_id: str) -> Report | None:
         row = await self.session.get(Reconciliation, reconciliation_id)
         if row is None:

@@ -43,6 +43,7 @@ NIGHTLY_HOUR = 1
 MOST_KEPT = 10_000
 """Differences of one comparison that are kept row by row; all are counted."""
 Check = Callable[[], Awaitable[list[Difference]]]
+Heard = Callable[[str], Awaitable[None]]
 
 
 class ReconciliationService:
@@ -56,11 +57,15 @@ class ReconciliationService:
         client: redis.asyncio.Redis,
         gateway: PaymentGateway | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
+        heard: Heard | None = None,
     ) -> None:
+        """`heard`: is told which check is made next."""
         self._database = database
         self._redis = client
         self._gateway = gateway
         self._clock = clock
+        self._heard = heard
 
     async def reconcile(self, start: datetime, end: datetime) -> Report:
         """Compare all there is of [start, end), whole UTC days, and keep what was found.
@@ -112,6 +117,11 @@ class ReconciliationService:
         async with self._database.read(EVERY_TENANT) as session:
             return await ReconciliationRepository(session).latest()
 
+    async def page(self, *, after: str | None = None, limit: int = 30) -> list[Report]:
+        """The newest first, without their differences. Raises DatabaseUnavailable."""
+        async with self._database.read(EVERY_TENANT) as session:
+            return await ReconciliationRepository(session).page(after=after, limit=limit)
+
     async def find(self, reconciliation_id: str) -> Report | None:
         """With its differences. Raises DatabaseUnavailable."""
         async with self._database.read(EVERY_TENANT) as session:
@@ -140,6 +150,8 @@ class ReconciliationService:
         provider = ("stripe", "stripe_invoices")
         why_not = {name: f"{NOT_THERE}payment provider" for name in provider if name not in checks}
         for name, check in checks.items():
+            if self._heard is not None:
+                await self._heard(name)
             try:
                 found += await check()
             except (DatabaseUnavailable, RedisError, ProviderUnavailable, ProviderRefused) as error:

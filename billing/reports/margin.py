@@ -9,7 +9,7 @@ Money is whole micro-USD, and the lines add up to the totals exactly.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -21,6 +21,7 @@ from db.session import EVERY_TENANT, Database
 
 HOUR = 3_600_000_000
 """Microseconds."""
+Heard = Callable[[int, int], Awaitable[None]]
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 _EARLIEST, _LATEST = 2000, 2099
 
@@ -105,13 +106,20 @@ class MarginReports:
         self._database = database
 
     async def report(
-        self, month: str, gpu_hour_price: int, *, now: datetime, num_gpus: int | None = None
+        self,
+        month: str,
+        gpu_hour_price: int,
+        *,
+        now: datetime,
+        num_gpus: int | None = None,
+        heard: Heard | None = None,
     ) -> Margin:
         """The month `YYYY-MM`, in UTC, as far as it has come.
 
         Args:
             gpu_hour_price: micro-USD that an hour of one GPU costs.
             num_gpus: how many were paid for all of that time; as many as engines have served, when None.
+            heard: is told how many days of how many are looked through.
 
         Raises InvalidReportQuery, DatabaseUnavailable.
         """
@@ -124,6 +132,8 @@ class MarginReports:
         held: dict[tuple[str, str], int] = {}
         day = start
         while day < end:  # one at a time: the database sorts each by itself
+            if heard is not None:
+                await heard((day - start).days, -((start - end) // timedelta(days=1)))
             until = min(day + timedelta(days=1), end)
             async with self._database.read(EVERY_TENANT) as session:
                 ledger = OperatorLedger(session)

@@ -116,6 +116,18 @@ class AuditRepository(TenantRepository):
         return Ends(head_seq or 0, START if head_digest is None else bytes(head_digest), last_seq or 0)
 
 
+async def entries(
+    session: AsyncSession, wanted: AuditFilter, tenant_id: str | None, *, after: str | None, limit: int
+) -> Sequence[AuditEntry]:
+    """Over every tenant, or of one: the newest first, beyond the one whose id is `after`."""
+    query = select(AuditEntry).where(*wanted.conditions())
+    if tenant_id is not None:
+        query = query.where(AuditEntry.tenant_id == tenant_id)
+    if after is not None:
+        query = query.where(AuditEntry.id < after)
+    return (await session.execute(query.order_by(AuditEntry.id.desc()).limit(limit))).scalars().all()
+
+
 async def chains(session: AsyncSession) -> list[str]:
     """Whose there are, over every tenant."""
     entries = select(AuditEntry.tenant_id).distinct()

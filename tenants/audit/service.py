@@ -13,7 +13,7 @@ from db.session import EVERY_TENANT, Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.chain import START, checked_details, digest_of
 from tenants.audit.models import OPERATOR_CHAIN, AuditEntry
-from tenants.audit.repository import AuditFilter, AuditRepository, chains
+from tenants.audit.repository import AuditFilter, AuditRepository, chains, entries
 from tenants.errors import AuditEntryNotFound
 
 __all__ = ["OPERATOR_CHAIN", "AuditEntry", "AuditFilter", "AuditLog"]
@@ -86,6 +86,18 @@ class AuditLog:
                 wanted or AuditFilter(), after=seq, limit=limit, newest_first=newest_first
             )
         return [*page]
+
+    async def everywhere(
+        self,
+        wanted: AuditFilter | None = None,
+        *,
+        tenant_id: str | None = None,
+        after: str | None = None,
+        limit: int = 20,
+    ) -> Sequence[AuditEntry]:
+        """Entries of every chain, the newest first, beyond the one of that id. For the operator."""
+        async with self._database.read(EVERY_TENANT) as session:
+            return await entries(session, wanted or AuditFilter(), tenant_id, after=after, limit=limit)
 
     async def verify(self, tenant_id: str) -> int | None:
         """The number of the first entry that is not as it was written, or is missing; None when all are.

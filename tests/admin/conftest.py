@@ -16,6 +16,7 @@ from starlette.routing import Mount
 
 from adapters.service import AdapterService, ModelResolver
 from admin.app import BillingServices, ConsoleServices, create_console
+from admin.operator.services import OperatorServices
 from admin.sign_in_services import SignInServices
 from api.console import EXPLANATIONS
 from api.deps import Services
@@ -75,6 +76,8 @@ class Site:
     """Answers the playground."""
     quotas: Quotas
     billing: BillingServices
+    operation: OperatorServices
+    """What operators' pages call."""
     engines: PlayedEngines = field(default_factory=PlayedEngines)
     """What operators are shown."""
 
@@ -181,6 +184,7 @@ async def site(
         models = ModelResolver(database, redis_client, "sapling")
         billing = billing_services(database, redis_client, quotas)
         engines = PlayedEngines()
+        operation = operator_services(database, redis_client, place.onboarding.outbox, engines)
         console = create_console(
             ConsoleServices(
                 redis=redis_client,
@@ -196,7 +200,7 @@ async def site(
                 playground=talking,
                 sla=SlaReports(database),
                 billing=billing,
-                operation=operator_services(database, redis_client, engines),
+                operation=operation,
                 base_digest=lambda: BASE_DIGEST,
                 explanations=EXPLANATIONS,
                 sign_in=sign_in_services,
@@ -216,6 +220,7 @@ async def site(
             engine,
             quotas,
             billing,
+            operation,
             engines,
         )
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 
 from celery import Celery
 from redis.exceptions import RedisError
 
 from billing.payments.settings import StripeSettings
+from billing.reconciliation.comparing import compare
 from billing.reconciliation.differences import Report
 from billing.reconciliation.service import ReconciliationService
 from billing.stripe_gateway import StripeGateway
 from db.errors import DatabaseUnavailable
-from db.tasks import RECONCILE
+from db.tasks import RECONCILE, RECONCILE_NOW
 from worker.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,25 @@ def register(app: Celery, runtime: Runtime) -> None:
         else:
             if report is not None:
                 logger.info("books compared: %s, %d differences", report.id, report.num_differences)
+
+    @app.task(name=RECONCILE_NOW, time_limit=3000)
+    def reconcile_now(ticket: str, start: str, end: str) -> None:
+        """Asked for by an operator, who watches."""
+        span = (datetime.fromisoformat(start), datetime.fromisoformat(end))
+        report = runtime.run(_compare(runtime, ticket, *span))
+        if report is not None:
+            logger.info("books compared: %s, %d differences", report.id, report.num_differences)
+
+
+async def _compare(runtime: Runtime, ticket: str, start: datetime, end: datetime) -> Report | None:
+    settings = StripeSettings()
+    if not settings.enabled:
+        return await compare(runtime.database, runtime.redis, None, ticket, start, end)
+    gateway = StripeGateway(settings)
+    try:
+        return await compare(runtime.database, runtime.redis, gateway, ticket, start, end)
+    finally:
+        await gateway.close()
 
 
 async def _reconcile(runtime: Runtime) -> Report | None:

@@ -1,0 +1,169 @@
+"""The pages of tenants: the list, with what each uses this month, and one of them.
+
+Owns reading the filter and how standing is put into words. Refuses to know HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from adapters.catalogue import AdapterCatalogue
+from admin.operator.services import OperatorServices
+from admin.pages.adapters import State
+from admin.problems import Refused
+from admin.services import BillingServices
+from billing.customers.service import CustomerUse
+from billing.invoices.accounts import Account
+from billing.invoices.credits import Balance
+from billing.invoices.views import InvoiceView
+from tenants.limits.kinds import Limit
+from tenants.models import Tenant, User
+from tenants.operators.directory import KeyCount, TenantFilter
+from tenants.service import AccountServices
+from tenants.views import PlanView
+
+PAGE = 50
+FIELDS = ("search", "plan", "standing")
+STANDINGS = (
+    ("", "any"),
+    ("active", "pays"),
+    ("grace", "payment overdue"),
+    ("suspended", "suspended: unpaid"),
+    ("disabled", "shut out"),
+)
+MEMBERS = INVOICES = ADAPTERS = 20
+_STATES = {
+    "active": State("Active", "good"),
+    "grace": State("Overdue", "warn"),
+    "suspended": State("Unpaid", "bad"),
+}
+SHUT_OUT = State("Shut out", "off")
+
+
+@dataclass(frozen=True)
+class TenantRow:
+    """Of the list."""
+
+    id: str
+    name: str
+    plan: str
+    state: State
+    use: CustomerUse
+
+
+@dataclass(frozen=True)
+class TenantList:
+    rows: list[TenantRow]
+    count: int
+    """Of all that the filter lets pass."""
+    spend: int
+    """Of those shown."""
+    next_after: str | None
+    plans: list[tuple[str, str]]
+    """To choose from."""
+
+
+@dataclass(frozen=True)
+class TenantPage:
+    """Of one tenant."""
+
+    tenant: Tenant
+    state: State
+    plan: PlanView
+    plans: list[str]
+    use: CustomerUse
+    members: list[User]
+    keys: list[KeyCount]
+    limits: list[tuple[Limit, str]]
+    """And whose it is, in words."""
+    account: Account
+    balance: Balance
+    invoices: list[InvoiceView]
+    adapters: list[Any]
+
+
+class TenantPages:
+    """Gathers the pages."""
+
+    def __init__(
+        self,
+        account: AccountServices,
+        billing: BillingServices,
+        catalogue: AdapterCatalogue,
+        operation: OperatorServices,
+    ) -> None:
+        self._account = account
+        self._billing = billing
+        self._catalogue = catalogue
+        self._directory = operation.directory
+        self._customers = operation.customers
+
+    async def list(self, wanted: TenantFilter, after: str | None) -> TenantList:
+        """Raises DatabaseUnavailable."""
+        found, count = await self._directory.page(wanted, after=after, limit=PAGE + 1)
+        shown = found[:PAGE]
+        uses = await self._customers.month([one.tenant.id for one in shown], datetime.now(UTC))
+        rows = [
+            TenantRow(one.tenant.id, one.tenant.name, one.plan, state_of(one.tenant), uses[one.tenant.id])
+            for one in shown
+        ]
+        return TenantList(
+            rows,
+            count,
+            sum(row.use.spend for row in rows),
+            rows[-1].name if len(found) > PAGE else None,
+            [("", "any"), *((plan.name, plan.name) for plan in await self._account.plans.list())],
+        )
+
+    async def one(self, tenant_id: str) -> TenantPage:
+        """Raises TenantNotFound, DatabaseUnavailable."""
+        tenant = await self._account.tenants.find_tenant(tenant_id)
+        uses = await self._customers.month([tenant.id], datetime.now(UTC))
+        adapters = await self._catalogue.adapters(tenant.id, limit=ADAPTERS)
+        return TenantPage(
+            tenant,
+            state_of(tenant),
+            await self._account.plans.of_tenant(tenant.id),
+            [plan.name for plan in await self._account.plans.list()],
+            uses[tenant.id],
+            await self._account.members.list(tenant.id, limit=MEMBERS, newest_first=False),
+            await self._directory.keys(tenant.id),
+            [(limit, _whose(limit)) for limit in await self._account.limits.effective(tenant.id)],
+            await self._billing.accounts.find(tenant.id),
+            await self._billing.credits.balance(tenant.id),
+            await self._billing.invoices.list(tenant.id, limit=INVOICES),
+            adapters,
+        )
+
+
+def state_of(tenant: Tenant) -> State:
+    return SHUT_OUT if tenant.disabled_at is not None else _STATES[tenant.billing_state]
+
+
+def read_filter(fields: Mapping[str, str]) -> TenantFilter:
+    """Raises Refused."""
+    given = {name: fields.get(name, "").strip() for name in FIELDS}
+    for name, value in given.items():
+        if len(value) > 200 or "\x00" in value:
+            raise Refused(name, "Nothing is called like this.")
+    if given["standing"] not in {name for name, _ in STANDINGS}:
+        raise Refused("standing", "There is no such standing.")
+    return TenantFilter(**given)  # type: ignore[arg-type]
+
+
+def read_dollars(field: str, written: str) -> int:
+    """Micro-USD. Raises Refused."""
+    whole, _, cents = written.strip().removeprefix("$").replace(",", "").partition(".")
+    if not (whole.isascii() and whole.isdecimal() and len(whole) <= 9) or not (
+        cents == "" or (cents.isascii() and cents.isdecimal() and len(cents) <= 6)
+    ):
+        raise Refused(field, "Write dollars, such as 25 or 25.50.")
+    return int(whole) * 1_000_000 + int(cents.ljust(6, "0") or 0)
+
+
+def _whose(limit: Limit) -> str:
+    whose = "the organisation" if limit.scope == "tenant" else f"{limit.scope} {limit.scope_id}"
+    return f"{whose}, on {limit.model}" if limit.model else whose

@@ -1,0 +1,1 @@
+"""What tenants use and spend, seen side by side by the operator."""

@@ -1,0 +1,56 @@
+"""What tenants use, side by side. For the operator alone: one tenant's own reports are elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from billing.customers.repository import CustomerSums
+from billing.months import begin, following, month_of
+from db.session import EVERY_TENANT, Database
+
+
+@dataclass(frozen=True, slots=True)
+class CustomerUse:
+    """Of one tenant, in a month."""
+
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    spend: int = 0
+    """Micro-USD of requests and of all else that is charged."""
+    last_at: datetime | None = None
+    """The minute of its latest request, in whatever month."""
+
+
+class CustomerReports:
+    """From the sums, never from the ledger's rows."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def month(self, tenant_ids: Sequence[str], now: datetime) -> dict[str, CustomerUse]:
+        """The month of `now` so far, by tenant. Raises DatabaseUnavailable."""
+        if not tenant_ids:
+            return {}
+        month = month_of(now)
+        start, end = begin(month), begin(following(month))
+        async with self._database.read(EVERY_TENANT) as session:
+            sums = CustomerSums(session)
+            used = {row.tenant_id: row for row in await sums.used(tenant_ids, start, end)}
+            charged = await sums.charged(tenant_ids, start, end)
+            last = await sums.last(tenant_ids)
+        found = {}
+        for tenant_id in tenant_ids:
+            row = used.get(tenant_id)
+            counts = (
+                (0, 0, 0, 0)
+                if row is None
+                else (row.num_requests, row.prompt_tokens, row.completion_tokens, row.cost)
+            )
+            requests, prompt, completion, cost = map(int, counts)
+            found[tenant_id] = CustomerUse(
+                requests, prompt, completion, cost + charged.get(tenant_id, 0), last.get(tenant_id)
+            )
+        return found

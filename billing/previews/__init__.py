@@ -1,0 +1,1 @@
+"""What other prices would have made of what was used."""

@@ -1,0 +1,110 @@
+"""Other prices, tried on a month that is over: what it cost each tenant, and what it would have.
+
+Requests are taken from the sums of days: they are rounded up one by one when they are billed, which sums
+cannot be, so a line is exact but for less than a micro-USD for each of its requests. A class of service pays
+the percentage of the tenant's plan as it is now, which may have been another one then. Storage is computed
+anew from what was stored; calibrations count where they were charged for. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+
+from billing.charges import CALIBRATION, ChargeBook, storage_dues
+from billing.models import Price, StoredAdapter
+from billing.months import month_of, span
+from billing.previews.repository import PricedSums
+from billing.pricing import AMOUNTS, PriceVersion
+from db.session import EVERY_TENANT, Database
+from engine.protocol import Usage
+from tenants.terms import read
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewLine:
+    """Of one tenant. Money is micro-USD."""
+
+    tenant_id: str
+    tenant_name: str
+    requests: int
+    before: int
+    """What it cost."""
+    after: int
+
+    @property
+    def difference(self) -> int:
+        return self.after - self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Of all tenants that used anything, whom it changes most first."""
+
+    month: date
+    lines: Sequence[PreviewLine]
+
+    @property
+    def before(self) -> int:
+        return sum(line.before for line in self.lines)
+
+    @property
+    def after(self) -> int:
+        return sum(line.after for line in self.lines)
+
+
+class PricePreviews:
+    """For the operator."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def preview(self, draft: PriceVersion, now: datetime) -> Preview:
+        """The last month that is over by `now`. Raises DatabaseUnavailable."""
+        this = month_of(now)
+        month = date(this.year - (this.month == 1), (this.month - 2) % 12 + 1, 1)
+        start, end = span(month)
+        async with self._database.read(EVERY_TENANT) as session:
+            sums = PricedSums(session)
+            used, charged = await sums.used(start, end), await sums.charged(start, end)
+            plans = await sums.plans()
+            stored = await ChargeBook(session).stored(start, end)
+        names = {row.id: row.name for row in plans}
+        percents = {row.id: _percents(row.terms) for row in plans}
+        totals: dict[str, list[int]] = {}
+        for row in used:
+            percent = percents.get(row.tenant_id, _percents({})).get(row.service_tier, 100)
+            usage = Usage(int(row.prompt_tokens), int(row.cached_tokens), int(row.completion_tokens))
+            cost = draft.rate(percent, row.on_adapter).cost(usage)
+            _add(totals, row.tenant_id, int(row.num_requests), int(row.cost), cost)
+        for row in charged:
+            cost = int(row.quantity) * draft.calibration_job if row.kind == CALIBRATION else 0
+            _add(totals, row.tenant_id, 0, int(row.cost), cost)
+        for tenant_id, cost in _storage(stored, start, end, draft):
+            _add(totals, tenant_id, 0, 0, cost)
+        lines = [PreviewLine(tenant, names.get(tenant, tenant), *sums_) for tenant, sums_ in totals.items()]
+        return Preview(month, sorted(lines, key=lambda line: (-abs(line.difference), line.tenant_name)))
+
+
+def _add(totals: dict[str, list[int]], tenant_id: str, requests: int, before: int, after: int) -> None:
+    found = totals.setdefault(tenant_id, [0, 0, 0])
+    found[0], found[1], found[2] = found[0] + requests, found[1] + before, found[2] + after
+
+
+def _percents(terms: Mapping[str, Mapping[str, object]]) -> dict[str, int]:
+    return {tier.value: found.price_percent for tier, found in read(terms).items()}
+
+
+def _storage(
+    stored: Sequence[StoredAdapter], start: datetime, end: datetime, draft: PriceVersion
+) -> Iterator[tuple[str, int]]:
+    """By version and day, as it is charged."""
+    if not draft.adapter_gb_day:
+        return
+    price = Price(id=draft.id, **{name: getattr(draft, name) for name in AMOUNTS})
+    day = start
+    while day < end:
+        for due in storage_dues(stored, day, price):
+            yield due.tenant_id, due.cost
+        day += timedelta(days=1)

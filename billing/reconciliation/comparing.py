@@ -1,0 +1,127 @@
+"""A comparison of the books that an operator asks for: sent to a worker, and watched as it goes on.
+
+Owns the one place in Redis where it is told how far it is; what it found is kept where every comparison is.
+One at a time: whoever asks meanwhile watches that one. Refuses to know what is compared.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from secrets import token_hex
+
+import msgspec
+import redis.asyncio
+
+from billing.errors import BooksBusy
+from billing.payments.gateway import PaymentGateway
+from billing.reconciliation.differences import CHECKS, Report
+from billing.reconciliation.service import ReconciliationService
+from db.outbox import Outbox
+from db.session import EVERY_TENANT, Database
+from db.tasks import RECONCILE_NOW
+from tenants.actors import Actor
+from tenants.audit.service import OPERATOR_CHAIN, AuditLog
+
+_PLACE = "rootstock:billing:comparing"
+KEPT_S = 24 * 3600
+SILENT_S = 600.0
+"""Seconds without a word after which it is taken for lost."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """How far it is."""
+
+    ticket: str
+    start: datetime
+    end: datetime
+    asked_by: str
+    told_at: float
+    """Unix seconds of this word."""
+    state: str = "waiting"
+    """Or `running`, `done`, `failed`."""
+    check: str = ""
+    """That is being made."""
+    num_done: int = 0
+    reconciliation_id: str = ""
+    why: str = ""
+    """It failed."""
+
+    @property
+    def num_checks(self) -> int:
+        return len(CHECKS)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.is_open and time.time() - self.told_at > SILENT_S
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in ("waiting", "running")
+
+
+class Comparing:
+    """From the side of whoever asks."""
+
+    def __init__(self, database: Database, client: redis.asyncio.Redis, outbox: Outbox) -> None:
+        self._database = database
+        self._redis = client
+        self._outbox = outbox
+
+    async def start(self, start: datetime, end: datetime, actor: Actor) -> Comparison:
+        """Have [start, end), whole UTC days, compared. Raises BooksBusy, ValueError naming the field."""
+        if start >= end:
+            raise ValueError("end must be after start")
+        known = await self.latest()
+        if known is not None and known.is_open and not known.is_lost:
+            raise BooksBusy(known.ticket)
+        asked = Comparison(token_hex(8), start, end, actor.email or actor.id, time.time())
+        async with self._database.write(EVERY_TENANT) as session:
+            span = {"start": start.isoformat(), "end": end.isoformat()}
+            self._outbox.add(session, RECONCILE_NOW, {"ticket": asked.ticket, **span})
+            # Before the worker can say anything of it.
+            await self._redis.set(_PLACE, msgspec.json.encode(asked), ex=KEPT_S)
+            target = ("reconciliation", asked.ticket)
+            await AuditLog.record(session, OPERATOR_CHAIN, actor, "reconciliation.started", target, span)
+        return asked
+
+    async def latest(self) -> Comparison | None:
+        return await _read(self._redis)
+
+
+async def compare(
+    database: Database,
+    client: redis.asyncio.Redis,
+    gateway: PaymentGateway | None,
+    ticket: str,
+    start: datetime,
+    end: datetime,
+) -> Report | None:
+    """From the worker's side; None when somebody asked for another one meanwhile, or it was made."""
+    asked = await _read(client)
+    if asked is None or asked.ticket != ticket or not asked.is_open:
+        return None
+    done = 0
+
+    async def heard(check: str) -> None:
+        nonlocal done
+        await _tell(client, asked, state="running", check=check, num_done=done)
+        done += 1
+
+    try:
+        report = await ReconciliationService(database, client, gateway, heard=heard).reconcile(start, end)
+    except Exception as error:
+        await _tell(client, asked, state="failed", num_done=done, why=str(error)[:300])
+        raise
+    await _tell(client, asked, state="done", num_done=asked.num_checks, reconciliation_id=report.id)
+    return report
+
+
+async def _read(client: redis.asyncio.Redis) -> Comparison | None:
+    raw = await client.get(_PLACE)
+    return None if raw is None else msgspec.json.decode(raw, type=Comparison)
+
+
+async def _tell(client: redis.asyncio.Redis, asked: Comparison, **changes: object) -> None:
+    told = msgspec.structs.replace(asked, told_at=time.time(), **changes)
+    await client.set(_PLACE, msgspec.json.encode(told), ex=KEPT_S)

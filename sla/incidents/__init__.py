@@ -1,0 +1,1 @@
+"""Incidents: what went wrong, from when to when, and what is said of it."""

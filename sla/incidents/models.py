@@ -1,0 +1,47 @@
+"""Rows of incidents and of what is noted of them. Of the service, no one tenant's."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index, func, text
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.base import Base
+
+
+class Incident(Base):
+    __tablename__ = "incidents"
+    __table_args__ = (
+        CheckConstraint("severity IN ('minor', 'major', 'critical')", name="severity_known"),
+        CheckConstraint("ended_at >= began_at", name="ends_later"),
+        Index("ix_incidents_open", "began_at", postgresql_where=text("ended_at IS NULL")),
+    )
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    """`inc_...`."""
+    title: Mapped[str]
+    severity: Mapped[str]
+    is_public: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Tenants are told on every page while it is open."""
+    began_at: Mapped[datetime]
+    ended_at: Mapped[datetime | None]
+    opened_by: Mapped[str]
+    """The operator's address."""
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class IncidentNote(Base):
+    """Only ever added."""
+
+    __tablename__ = "incident_notes"
+    __table_args__ = (Index(None, "incident_id", "id"),)
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    incident_id: Mapped[str] = mapped_column(ForeignKey("incidents.id"))
+    at: Mapped[datetime] = mapped_column(server_default=func.now())
+    author: Mapped[str]
+    """The operator's address."""
+    body: Mapped[str]
+    is_public: Mapped[bool] = mapped_column(server_default=text("false"))
+    """Tenants see it, if they see the incident."""

@@ -1,0 +1,68 @@
+"""Queries on incidents, and on what all tenants together were served like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from sla.incidents.models import Incident, IncidentNote
+from sla.models import SlaMinute
+
+
+class IncidentRepository:
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    def add(self, row: Incident | IncidentNote) -> None:
+        self.session.add(row)
+
+    async def find(self, incident_id: str, *, lock: bool = False) -> Incident | None:
+        query = select(Incident).where(Incident.id == incident_id)
+        return (await self.session.execute(query.with_for_update() if lock else query)).scalar_one_or_none()
+
+    async def page(self, *, after: str | None, limit: int) -> Sequence[Incident]:
+        """The newest first, beyond the one whose id is `after`."""
+        query = select(Incident).order_by(Incident.id.desc()).limit(limit)
+        if after is not None:
+            query = query.where(Incident.id < after)
+        return (await self.session.execute(query)).scalars().all()
+
+    async def open(self, *, public_alone: bool = False) -> Sequence[Incident]:
+        """The oldest first."""
+        query = select(Incident).where(Incident.ended_at.is_(None)).order_by(Incident.began_at)
+        if public_alone:
+            query = query.where(Incident.is_public)
+        return (await self.session.execute(query)).scalars().all()
+
+    async def notes(self, incident_ids: Sequence[str]) -> Sequence[IncidentNote]:
+        """The oldest first."""
+        query = select(IncidentNote).where(IncidentNote.incident_id.in_(incident_ids))
+        return (await self.session.execute(query.order_by(IncidentNote.id))).scalars().all()
+
+
+class ServedToAll:
+    """Every tenant's minutes together. The session's scope is every tenant."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self.session = session
+
+    async def shares(self, since: Sequence[datetime], until: datetime) -> list[dict[str, tuple[int, int]]]:
+        """For each beginning, by class: (requests, failed) up to `until`."""
+        columns = [
+            func.coalesce(func.sum(getattr(SlaMinute, name)).filter(SlaMinute.minute >= start), 0)
+            for start in since
+            for name in ("requests", "failed")
+        ]
+        query = (
+            select(SlaMinute.service_tier, *columns)
+            .where(SlaMinute.minute >= min(since), SlaMinute.minute < until)
+            .group_by(SlaMinute.service_tier)
+        )
+        rows = (await self.session.execute(query)).all()
+        return [
+            {tier: (int(numbers[2 * k]), int(numbers[2 * k + 1])) for tier, *numbers in rows}
+            for k in range(len(since))
+        ]

@@ -1,0 +1,126 @@
+"""An operator's day in a real browser: a tenant is found and looked into, prices are tried, and every page is
+for everybody.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from playwright.async_api import expect
+
+from billing.months import begin, month_of
+from billing.rates import Rate
+from engine.protocol import Usage
+from tenants.actors import Actor
+from tenants.operators.service import OperatorAccounts
+from tests.admin.browsing import Visit, chromium, visit
+from tests.admin.conftest import EMAIL, PASSWORD, Site
+from tests.admin.operators import OPERATOR_EMAIL
+from tests.support.booked import request, write
+from tests.support.serving import served
+
+LIGHT, DARK = ("light", 1280, ()), ("dark", 390, ("color-contrast", "link-in-text-block"))
+SHOTS = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
+"""A directory for pictures of the pages, for whoever wants to look at them."""
+
+
+async def test_an_operators_day(site: Site) -> None:
+    now = datetime.now(UTC)
+    before = begin(month_of(begin(month_of(now)) - timedelta(days=1))) + timedelta(days=3)
+    rate = Rate("prc_x", 200_000, 100_000, 800_000)
+    usage = Usage(4_000_000, 1_000_000, 90_000)
+    moments = (before.timestamp(), now.timestamp())
+    await write(site.place.database, [request(site.tenant_id, at, usage=usage, rate=rate) for at in moments])
+    await OperatorAccounts(site.place.database, site.redis).add(OPERATOR_EMAIL, PASSWORD)
+    tenant = await site.tenants.find_tenant(site.tenant_id)
+    async with chromium() as browser, served(site.whole) as origin:
+        seen = await visit(await browser.new_context(viewport={"width": 1280, "height": 900}), origin)
+        page = seen.page
+        await seen.go("/sign-in")
+        await page.fill("#email", OPERATOR_EMAIL)
+        await page.fill("#password", PASSWORD)
+        await page.click("button[type=submit]")
+        await page.wait_for_url(f"{seen.console}/operator/tenants")
+
+        await page.fill("#search", EMAIL.partition("@")[0])
+        await page.click("text=Find >> visible=true")
+        await page.click(f".list >> text={tenant.name}")
+        await expect(page.locator("h1")).to_contain_text(tenant.name)
+
+        await page.click("nav >> text=Plans and prices")
+        await page.click("text=Draft the first prices")
+        for field, amount in (("input", "0.40"), ("cached_input", "0.10"), ("output", "1.60")):
+            await page.fill(f"#{field}", amount)
+        await page.click("text=Preview the effect")
+        # 3 M at 0.40, 1 M at 0.10 and 90 k at 1.60 a million.
+        await expect(page.locator("#effect")).to_contain_text("$1.444")
+        await _picture(seen, "price_new")
+        await page.click("text=Publish these prices")
+        await expect(page.locator(".told")).to_contain_text("The prices are published")
+
+        await seen.go(f"/operator/tenants/{site.tenant_id}")
+        await page.click("text=Open its console")
+        await page.check("input[value=full]")
+        await page.fill("#reason", "ticket 4711")
+        await _picture(seen, "open")
+        await page.click("#enter button[type=submit]")
+        await page.wait_for_url(f"{seen.console}/")
+        for path in ("/", "/keys", "/no/such/page"):
+            await seen.go(path)
+            await expect(page.locator(".guest")).to_contain_text(
+                f"{tenant.name} as {EMAIL}, with full access"
+            )
+        found = [f"guest: {one}" for one in await seen.serious()]
+        await _picture(seen, "guest")
+        await page.set_viewport_size({"width": 390, "height": 844})
+        await _picture(seen, "guest-390")
+        assert await page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        await page.click("text=Leave")
+        await page.wait_for_url(f"{seen.console}/operator/tenants/{site.tenant_id}")
+        await expect(page.locator(".guest")).to_have_count(0)
+        found += await _each_page(site, seen)
+        assert not found
+        assert not seen.complaints
+
+
+async def _each_page(site: Site, seen: Visit) -> list[str]:
+    """What axe finds on them, in both themes; none scrolls sideways."""
+    actor = Actor("operator", "usr_x", email=OPERATOR_EMAIL)
+    incident = await site.operation.incidents.open(
+        "Answers are slow", "major", actor, note="We look into it."
+    )
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    report = await site.operation.books.reconcile(today - timedelta(days=1), today + timedelta(days=1))
+    await site.place.create("coming", "sql")
+    await site.operation.margins.look(f"{today:%Y-%m}", 2_500_000, 1)
+    pages = {
+        "tenants": "/operator/tenants",
+        "tenant": f"/operator/tenants/{site.tenant_id}",
+        "prices": "/operator/prices",
+        "margin": f"/operator/margin?month={today:%Y-%m}&price=2.50&gpus=1",
+        "jobs": "/operator/jobs",
+        "books": "/operator/reconciliation",
+        "books_one": f"/operator/reconciliation/{report.id}",
+        "incidents": "/operator/incidents",
+        "incident": f"/operator/incidents/{incident.id}",
+        "audit": "/operator/audit",
+        "check": "/operator/audit/check",
+    }
+    found = []
+    for scheme, width, rules in (LIGHT, DARK):
+        await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        await seen.page.set_viewport_size({"width": width, "height": 844})
+        for name, path in pages.items():
+            await seen.go(path)
+            found += [f"{path} {scheme}: {one}" for one in await seen.serious(*rules)]
+            beyond = await seen.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert beyond <= 0, f"{path} is {beyond} px wider than a screen of {width}"
+            await _picture(seen, f"{name}-{scheme}")
+    return found
+
+
+async def _picture(seen: Visit, name: str) -> None:
+    if SHOTS:
+        await seen.page.screenshot(path=Path(SHOTS) / f"{name}.png", full_page=True)

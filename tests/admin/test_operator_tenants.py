@@ -1,0 +1,134 @@
+"""Operators: who is one, what they see of tenants, and what they change."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+
+from engine.protocol import Usage
+from tenants.audit.service import OPERATOR_CHAIN
+from tenants.models import OPERATOR_TENANT
+from tenants.operators.service import OperatorAccounts
+from tests.admin.conftest import EMAIL, PASSWORD, Site, csrf_token, sign_in
+from tests.admin.operators import OPERATOR_EMAIL, operate, post
+from tests.support.booked import request, write
+
+PAGES = ("", "/tenants", "/tenants/{tenant}")
+CHANGES = ("/tenants/{tenant}/plan", "/tenants/{tenant}/shut-out", "/tenants/{tenant}/open", "/leave")
+XSS = "<img src=x onerror=alert(1)>"
+
+
+async def test_operators_pages_are_nothing_to_anybody_else(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    token = csrf_token(await visitor.get("/members"))
+    nothing = (await visitor.get("/no/such/page")).text
+    paths = [f"/operator{path}".format(tenant=site.tenant_id) for path in (*PAGES, *CHANGES)]
+    for path in paths[: len(PAGES)]:
+        refused = await visitor.get(path)
+        assert (refused.status_code, refused.text) == (404, nothing), path
+    for path in paths[len(PAGES) :]:
+        assert (await visitor.post(path, data={"csrf_token": token})).status_code == 404, path
+    assert "/operator" not in (await visitor.get("/")).text
+    async with site.visitor() as stranger:
+        assert (await stranger.get("/operator/tenants")).headers["location"] == "/console/sign-in"
+
+
+async def test_an_operator_signs_in_to_pages_of_their_own(site: Site, visitor: httpx.AsyncClient) -> None:
+    await operate(site, visitor)
+    assert (await visitor.get("/")).headers["location"] == "/console/operator"
+    assert (await visitor.get("/operator")).headers["location"] == "/console/operator/tenants"
+    # A tenant's pages show a tenant, and they are in none's console.
+    assert (await visitor.get("/keys")).headers["location"] == "/console/operator"
+    token = csrf_token(await visitor.get("/operator/tenants"))
+    assert (await visitor.post("/keys", data={"csrf_token": token})).status_code == 403
+    # The service is no tenant, and its users are nobody's to find among tenants.
+    assert (await visitor.get(f"/operator/tenants/{OPERATOR_TENANT}")).status_code == 404
+    assert OPERATOR_TENANT not in {tenant.id for tenant in await site.tenants.list_tenants()}
+    (entered, *_) = await site.account.audit.list(OPERATOR_CHAIN)
+    assert (entered.type, entered.actor["email"]) == ("login.succeeded", OPERATOR_EMAIL)
+    await OperatorAccounts(site.place.database, site.redis).add("second@service.example", PASSWORD)
+    await OperatorAccounts(site.place.database, site.redis).remove(OPERATOR_EMAIL)
+    assert (await visitor.get("/operator/tenants")).headers["location"] == "/console/sign-in"
+
+
+async def test_tenants_are_found_with_what_they_use(site: Site, visitor: httpx.AsyncClient) -> None:
+    now = datetime.now(UTC)
+    used = (Usage(1_200_000, 0, 300), Usage(100, 0, 40))
+    requests = [request(site.tenant_id, now.timestamp(), usage=usage) for usage in used]
+    await write(site.place.database, requests)
+    other = await site.tenants.create_tenant(f"birch {XSS}")
+    await operate(site, visitor)
+    page = html.unescape((await visitor.get("/operator/tenants")).text)
+    assert f"birch {XSS}" in page
+    assert XSS not in (await visitor.get("/operator/tenants")).text
+    row = page.partition(f"/tenants/{site.tenant_id}")[2].partition("</tr>")[0]
+    assert "1.2M" in row
+    assert ">340<" in row
+    assert f"{now:%Y-%m-%d %H:%M}" in row
+    found = {
+        search: set(re.findall(r"operator/tenants/(tnt_\w+)", (await visitor.get(search)).text))
+        for search in (
+            f"/operator/tenants?search={EMAIL[:5]}",
+            "/operator/tenants?search=BIRCH",
+            f"/operator/tenants?search={other.id}",
+            "/operator/tenants?search=nobody",
+            "/operator/tenants?standing=disabled",
+            "/operator/tenants?plan=standard&standing=active",
+        )
+    }
+    everybody = {tenant.id for tenant in await site.tenants.list_tenants()}
+    assert [*found.values()] == [{site.tenant_id}, {other.id}, {other.id}, set(), set(), everybody]
+    assert (await visitor.get("/operator/tenants?standing=rich")).status_code == 422
+    one = html.unescape((await visitor.get(f"/operator/tenants/{site.tenant_id}")).text)
+    assert EMAIL in one
+    assert (await visitor.get("/operator/tenants/tnt_none")).status_code == 404
+
+
+async def test_an_operator_changes_plan_standing_and_balance(site: Site, visitor: httpx.AsyncClient) -> None:
+    await site.account.plans.create("gold")
+    await operate(site, visitor)
+    here = f"/operator/tenants/{site.tenant_id}"
+    assert (await post(visitor, here, f"{here}/plan", plan="gold")).status_code == 303
+    assert "is on the plan gold now" in (await visitor.get(here)).text
+    assert (await post(visitor, here, f"{here}/plan", plan="none")).status_code == 404
+    once = {"amount": "25.50", "reason": "an apology", "once": "a"}
+    for _ in range(2):  # sent twice by an impatient hand
+        assert (await post(visitor, here, f"{here}/credit", **once)).status_code == 303
+    assert (await site.billing.credits.balance(site.tenant_id)).amount == 25_500_000
+    for amount in ("much", "-5", "0"):
+        refused = await post(visitor, here, f"{here}/credit", amount=amount, reason="x y z", once="b")
+        assert refused.status_code == 422
+    async with site.visitor() as theirs:
+        await sign_in(theirs)
+        assert (await post(visitor, here, f"{here}/shut-out")).status_code == 303
+        assert "Shut out since" in (await visitor.get(here)).text
+        assert (await theirs.get("/")).headers["location"] == "/console/sign-in"
+        assert (await post(visitor, here, f"{here}/let-in")).status_code == 303
+        assert (await sign_in(theirs)).status_code == 303
+    entries = await site.account.audit.list(site.tenant_id, limit=20)
+    mine = [entry.type for entry in entries if entry.actor.get("email") == OPERATOR_EMAIL]
+    assert mine == ["organization.updated", "organization.updated", "credit.created", "organization.updated"]
+    assert all(entry.actor["type"] == "operator" for entry in entries if entry.type in mine)
+
+
+async def test_who_looks_on_changes_nothing(site: Site, visitor: httpx.AsyncClient) -> None:
+    await operate(site, visitor, looks_on=True)
+    here = f"/operator/tenants/{site.tenant_id}"
+    page = (await visitor.get(here)).text
+    assert "Shut out" not in page
+    assert "Change plan" not in page
+    for verb in ("plan", "shut-out", "credit"):
+        assert (await post(visitor, here, f"{here}/{verb}", plan="standard")).status_code == 403
+    member = (await site.account.members.list(site.tenant_id))[0].id
+    fields = {"user": member, "access": "full", "minutes": "15", "reason": "curiosity"}
+    assert (await post(visitor, here, f"{here}/open", **fields)).status_code == 403
+
+
+@pytest.mark.parametrize("path", ["/operator/tenants/x/plan", "/operator/leave"])
+async def test_changes_need_the_pages_own_form(site: Site, visitor: httpx.AsyncClient, path: str) -> None:
+    await operate(site, visitor)
+    assert (await visitor.post(path, data={"csrf_token": "guess"})).status_code == 403
