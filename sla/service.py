@@ -6,6 +6,7 @@ Owns which month is meant and the report's form. What counts is `sla.objectives`
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -31,6 +32,25 @@ _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 _PERCENTILES = (50, 95, 99)
 
 Shares = list[dict[str, tuple[int, int]]]
+
+
+LATEST_MINUTES = 60
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Lately:
+    """Of one class, within the last 24 hours."""
+
+    tier: PriorityClass
+    requests: int
+    failed: int
+    first_token: tuple[float | None, float | None]
+    """Seconds that half of the requests, and 95 of 100, waited at most: those of the last `LATEST_MINUTES`
+    minutes that had any.
+    """
+    output_rate: float | None
+    """Tokens a second that half of their answers exceeded."""
 
 
 class SlaReports:
@@ -77,6 +97,28 @@ class SlaReports:
                 if terms[tier].allowed or tier.value in totals
             ],
         }
+
+    async def lately(self, tenant_id: str, *, now: datetime | None = None) -> list[Lately]:
+        """Of classes that were asked for anything within a day. Raises DatabaseUnavailable."""
+        now = now or datetime.now(UTC)
+        since = now - _DAY
+        async with self._database.read(tenant_id) as session:
+            repository = SlaRepository(session, tenant_id)
+            [shares] = await repository.shares([since], now)
+            latest = await repository.latest(since, LATEST_MINUTES)
+        return [
+            Lately(
+                tier,
+                *shares[tier.value],
+                (
+                    percentile(latest[tier.value].first_token_histogram, FIRST_TOKEN_EDGES, 0.5),
+                    percentile(latest[tier.value].first_token_histogram, FIRST_TOKEN_EDGES, 0.95),
+                ),
+                percentile(latest[tier.value].output_rate_histogram, OUTPUT_RATE_EDGES, 0.5),
+            )
+            for tier in PriorityClass
+            if tier.value in shares and tier.value in latest
+        ]
 
 
 def _class_report(tier: PriorityClass, terms: Terms, counts: Counts, shares: Shares | None) -> dict[str, Any]:

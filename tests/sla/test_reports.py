@@ -11,7 +11,7 @@ from engine.protocol import PriorityClass
 from sla.errors import InvalidMonth
 from sla.measures import Counts
 from sla.repository import SlaWriter
-from sla.service import SlaReports
+from sla.service import LATEST_MINUTES, SlaReports
 from tenants.errors import TenantNotFound
 from tenants.plans import PlanChanges, PlanService
 from tenants.service import TenantService
@@ -143,3 +143,21 @@ async def test_no_such_month(database: Database, tenant: str, month: str) -> Non
 async def test_no_such_tenant(database: Database) -> None:
     with pytest.raises(TenantNotFound):
         await SlaReports(database).report("ten_nobody", now=NOW)
+
+
+async def test_lately_is_the_last_minutes_that_had_requests(database: Database, tenant: str) -> None:
+    """However far apart: an hour of them, of the last day."""
+    minutes = {
+        NOW - timedelta(minutes=10 * number): counts(2, 0, seconds=0.2) for number in range(LATEST_MINUTES)
+    }
+    minutes[NOW - timedelta(minutes=10 * LATEST_MINUTES)] = counts(50, 3, seconds=9.0, rate=1.0)
+    minutes[NOW - timedelta(days=1, minutes=1)] = counts(1000, 1000)
+    await keep(database, tenant, minutes)
+    [lately] = await SlaReports(database).lately(tenant, now=NOW + timedelta(seconds=1))
+    assert (lately.tier, lately.requests, lately.failed) == (PriorityClass.PRIORITY, 170, 3)
+    assert lately.first_token[0] is not None
+    assert lately.first_token[1] is not None
+    assert 0.15 < lately.first_token[0] <= lately.first_token[1] < 0.25
+    assert lately.output_rate is not None
+    assert 60 < lately.output_rate < 100
+    assert await SlaReports(database).lately("tnt_other", now=NOW) == []
