@@ -128,7 +128,7 @@ def read_threshold(form: Mapping[str, str]) -> Threshold:
     amount = percent = None
     if form.get("kind") == "percent":
         written = form.get("threshold_percent", "").strip().removesuffix("%").strip()
-        if not written.isdecimal() or not 1 <= int(written[:6]) <= 1000:
+        if not (written.isascii() and written.isdecimal()) or not 1 <= int(written[:6]) <= 1000:
             raise Refused("threshold_percent", "Write a percentage from 1 to 1000.")
         percent = int(written)
     else:

@@ -15,7 +15,8 @@ from datetime import UTC, date, datetime, timedelta
 from admin import chart, words
 from admin.chart import Chart, Point, Series
 from admin.pages.adapters import State
-from admin.pages.invoices import LineRow, cents, line_row, month_words
+from admin.pages.invoices import LineRow, cents, exact, line_row, month_words
+from admin.pages.limits import read_dollars
 from admin.problems import Refused
 from billing.invoices.accounts import DETAILS, Account
 from billing.invoices.credits import Balance, CreditService
@@ -25,6 +26,7 @@ from billing.invoices.views import InvoiceView
 from billing.months import begin, following, month_of
 from billing.payments.models import ProviderInvoice
 from billing.payments.service import LEAST_TOP_UP, MOST_TOP_UP, AccountView, PaymentService
+from billing.rates import MICRO_USD_PER_CENT
 from billing.reports.costs import CostReports
 from tenants.terms import MILLION, Terms
 from tenants.views import PlanView
@@ -145,7 +147,7 @@ class BillingPage:
         )
         own = days[-now.day :]
         used = sum(cost for _, cost in own)
-        rest = _rest(days, now)
+        rest = rest_of_month(days, now)
         expected = None if rest is None else _expected(preview, used, rest, plan)
         is_prepaid = view.account.mode == "prepaid"
         return Billing(
@@ -157,7 +159,7 @@ class BillingPage:
             ),
             forecast_note=f"at the pace of the last {PACE_DAYS} days",
             lines=[line_row(line) for line in preview.lines],
-            total=words.usd(preview.total),
+            total=exact(preview.total),
             chart=_chart(own, month, root),
             is_prepaid=is_prepaid,
             balance=words.usd(balance.amount),
@@ -212,11 +214,9 @@ def read_details(form: Mapping[str, str]) -> dict[str, str]:
 
 def read_top_up(form: Mapping[str, str]) -> int:
     """Cents. Raises Refused."""
-    written = form.get("amount", "").strip().removeprefix("$").replace(",", "")
-    whole, _, rest = written.partition(".")
-    if not (whole.isdecimal() and (not rest or rest.isdecimal()) and len(rest) <= 2 and len(whole) <= 9):
-        raise Refused("amount", "Write an amount of US dollars, as 50 or 49.90.")
-    found = int(whole) * 100 + int(rest.ljust(2, "0") or 0)
+    found, rest = divmod(read_dollars(form.get("amount", ""), "amount"), MICRO_USD_PER_CENT)
+    if rest:
+        raise Refused("amount", "There is nothing smaller than a cent to pay.")
     if not LEAST_TOP_UP <= found <= MOST_TOP_UP:
         raise Refused("amount", f"It can be from {cents(LEAST_TOP_UP)} to {cents(MOST_TOP_UP)}.")
     return found
@@ -227,7 +227,7 @@ def details_of(account: Account) -> dict[str, str]:
     return {name: getattr(account, name) for name in DETAILS}
 
 
-def _rest(days: Sequence[tuple[date, int]], now: datetime) -> int | None:
+def rest_of_month(days: Sequence[tuple[date, int]], now: datetime) -> int | None:
     """Micro-USD that the rest of the month costs at the pace of the last whole days, those without use before
     the first with any left out; None before a whole day was used.
     """
@@ -271,7 +271,7 @@ def _chart(days: Sequence[tuple[date, int]], month: date, root: str) -> Chart:
         Point(
             f"{day.day}",
             f"{day:%A, %d %B}",
-            f"{root}/usage?from={day.isoformat()}&to={day.isoformat()}" if day in costs else None,
+            f"{root}/usage?from={day.isoformat()}&to={day.isoformat()}&show=cost" if day in costs else None,
         )
         for day in every
     ]

@@ -16,7 +16,7 @@ from admin.pages.adapters import State
 from billing.invoices.lines import Line
 from billing.invoices.service import InvoiceService
 from billing.invoices.verification import Finding, InvoiceVerification
-from billing.invoices.views import InvoiceView, note_name
+from billing.invoices.views import InvoiceView, dollars, note_name
 from billing.months import following, month_of
 from billing.rates import MICRO_USD_PER_CENT
 
@@ -164,7 +164,7 @@ def state_of(view: InvoiceView) -> State:
 
 
 def line_row(line: Line) -> LineRow:
-    return LineRow(line.description, _quantity(line), words.usd(line.amount), usage_link(line))
+    return LineRow(line.description, _quantity(line), exact(line.amount), usage_link(line))
 
 
 def usage_link(line: Line) -> str | None:
@@ -172,10 +172,15 @@ def usage_link(line: Line) -> str | None:
     if line.kind not in _OF_LEDGER:
         return None
     if line.kind != "usage":
-        return f"/usage?{urlencode(_days(line.month))}"
+        return f"/usage?{urlencode(_days(line.month) | {'show': 'cost'})}"
     details = line.details
-    narrowed = {"model": details.get("model", ""), "service_tier": details.get("service_tier", "")}
+    narrowed = {"model": details.get("model", ""), "tier": details.get("service_tier", ""), "show": "cost"}
     return f"/usage?{urlencode(_days(line.month) | {name: of for name, of in narrowed.items() if of})}"
+
+
+def exact(amount: int) -> str:
+    """With all six places, as on the PDF: so that a column of them can be added up by eye."""
+    return f"{'−' if amount < 0 else ''}${dollars(abs(amount))}"
 
 
 def month_words(month: date) -> str:
@@ -214,7 +219,7 @@ def _sums(view: InvoiceView) -> Sums:
         for one in view.payments
     ]
     return Sums(
-        exact=words.usd(view.total),
+        exact=exact(view.total),
         total=cents(view.total_cents),
         carried=words.usd(view.carried_out) if view.carried_out else None,
         corrections=sorted(corrections, key=lambda one: one[1]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, literal, or_, select
+from sqlalchemy import BigInteger, ColumnElement, and_, cast, func, literal, or_, select
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.sql import ColumnElement as Column
 
@@ -74,7 +74,7 @@ class LimitRepository(TenantRepository):
             LimitRow.scope == "tenant", LimitRow.model == "", LimitRow.metric == metric.value
         )
         of_plan = (
-            select(Plan.limits[metric.value].as_integer())
+            select(cast(Plan.limits[metric.value].as_string(), BigInteger))
             .join(Tenant, Tenant.plan_id == Plan.id)
             .where(Tenant.id == self.tenant_id)
         )
