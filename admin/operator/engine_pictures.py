@@ -14,7 +14,7 @@ from admin.operator.strips import Layer, Strip
 from admin.pages.adapters import State
 from engine.gauges import EngineView, SlotView, StepSecond
 
-TONES = ("output", "input", "cached")
+TONES = ("output", "input", "rest")
 """Of the classes, in their order; the sheet of charts knows them."""
 _TITLES = ("Priority", "Default", "Flex")
 MINUTES = 5
@@ -150,8 +150,8 @@ def step_strips(columns: Sequence[Column]) -> list[Strip]:
             "Tokens a second",
             [
                 Layer("generated", "output", generated),
-                Layer("prompts, computed", "input", prompts),
-                Layer("prompts, cached", "cached", cached),
+                Layer("of prompts", "input", prompts),
+                Layer("from the cache", "cached", cached),
             ],
             words.compact,
             1.0,

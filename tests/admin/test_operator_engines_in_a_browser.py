@@ -114,7 +114,7 @@ async def test_the_pictures_move_while_the_engine_works_and_say_when_it_is_gone(
         await page.fill("#password", PASSWORD)
         await page.click("button[type=submit]")
         await page.wait_for_url(f"{opened.console}/operator/**")
-        await page.get_by_role("link", name="Engines").click()
+        await opened.go("/operator/engines")
 
         await expect(page.get_by_role("heading", level=1)).to_contain_text("engine-0 Serving")
         await expect(page.locator(".tile").first).to_contain_text(f"Rows in the batch{ROWS}of {ROWS}")

@@ -31,8 +31,9 @@ STATES = {
 }
 SILENT_SECONDS = 4.0
 """After which a view is said to be old."""
-MAX_SLOT_ROWS = 24
+MAX_SLOT_ROWS = 16
 """In the table; the picture has them all."""
+MAX_SHARE_ROWS = 16
 CLASSES = {"priority": "Priority", "default": "Default", "flex": "Flex"}
 
 
@@ -195,7 +196,7 @@ class EnginePages:
         gained = pictures.sums(view)
         tiles = [
             Tile("Rows in the batch", f"{stats.running:,}", f"of {stats.rows_total:,}; {waiting:,} waiting"),
-            Tile("Generated", f"{words.compact(per_second)}/s", "tokens, of the last ten seconds"),
+            Tile("Generated", f"{words.compact(per_second)}/s", "tokens, last 10 s"),
             Tile("Step", pictures.milliseconds(view.step_p50), f"p99 {pictures.milliseconds(view.step_p99)}"),
             Tile(
                 "KV blocks held", _share(stats.blocks_used, stats.blocks_total), f"of {stats.blocks_total:,}"
@@ -217,8 +218,8 @@ class EnginePages:
             slots=[_slot_row(slot, adapters) for slot in view.slots[:MAX_SLOT_ROWS]],
             more_slots=max(0, len(view.slots) - MAX_SLOT_ROWS),
             slots_note=_slots_note(view, gained),
-            shares=[_share_row(share, adapters, tenants) for share in view.shares],
-            more_shares=view.num_shares - len(view.shares),
+            shares=[_share_row(share, adapters, tenants) for share in view.shares[:MAX_SHARE_ROWS]],
+            more_shares=max(0, view.num_shares - MAX_SHARE_ROWS),
             facts=_facts(view, gained),
         )
 
