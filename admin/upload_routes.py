@@ -86,7 +86,7 @@ class UploadRoutes:
         serving, scripted = self._frame.serving, self._frame.scripted
         upload = "/adapters/uploads/{upload}"
         return [
-            Route("/adapters/uploads", scripted(self.begin), methods=["POST"]),
+            Route("/adapters/uploads", scripted(self.begin, members_alone=True), methods=["POST"]),
             Route(upload, serving(self.state, "adapters.write"), methods=["GET"]),
             Route(f"{upload}/parts", scripted(self.add_part), methods=["POST"]),
             Route(f"{upload}/complete", scripted(self.complete), methods=["POST"]),

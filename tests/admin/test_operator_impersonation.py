@@ -62,7 +62,7 @@ async def test_what_spends_or_lets_in_is_members_own(site: Site, visitor: httpx.
         assert refused.status_code == 403, path
         assert "spends their money" in html.unescape(refused.text), path
         assert 'class="guest"' in refused.text, "the banner is on every page"
-    for path in ("/playground/chat", "/adapters/submit", "/adapters/adp_x/submit"):
+    for path in ("/playground/chat", "/adapters/uploads", "/adapters/submit", "/adapters/adp_x/submit"):
         refused = await visitor.post(path, headers={"x-csrf-token": token, "accept": "application/json"})
         assert refused.status_code == 403, path
         assert "spends their money" in refused.json()["error"]["message"], path

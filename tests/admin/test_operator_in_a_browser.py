@@ -67,11 +67,10 @@ async def test_an_operators_day(site: Site) -> None:
         await _picture(seen, "open")
         await page.click("#enter button[type=submit]")
         await page.wait_for_url(f"{seen.console}/")
-        for path in ("/", "/keys", "/no/such/page"):
+        whose = f"{tenant.name} as {EMAIL}, with full access"
+        for path in ("/", "/keys", "/members"):
             await seen.go(path)
-            await expect(page.locator(".guest")).to_contain_text(
-                f"{tenant.name} as {EMAIL}, with full access"
-            )
+            await expect(page.locator(".guest")).to_contain_text(whose)
         found = [f"guest: {one}" for one in await seen.serious()]
         await _picture(seen, "guest")
         await page.set_viewport_size({"width": 390, "height": 844})
