@@ -73,8 +73,13 @@ SETUPS = {
         prompt_len=64, output_len=64, rows=256, vocab=256,
     ),
     "sapling": Setup(
-        "cpu, sapling int8, 32 rows",
-        {"ENGINE_BASE": str(SAPLING), "DEVICE_DEVICE": "cpu", "DEVICE_QUANTIZATION": "int8"},
+        "cpu, sapling int8, 32 rows, steps of 10 ms for priority",
+        {
+            "ENGINE_BASE": str(SAPLING),
+            "DEVICE_DEVICE": "cpu",
+            "DEVICE_QUANTIZATION": "int8",
+            "ENGINE_PRIORITY_STEP_SECONDS": "0.01",
+        },
         prompt_len=32, output_len=32, rows=32, vocab=256,
     ),
 }  # fmt: skip

@@ -43,6 +43,10 @@ class Limits:
     """In one of so many steps; in the others, one token of every FLEX prompt under way."""
     flex_wait_s: float = 30.0
     """How long a FLEX request waits for what others leave before FLEX has turns of its own."""
+    priority_step_s: float | None = None
+    """What a step is to take at most, on average, while PRIORITY requests come: others are not let into more
+    rows than that allows. None: no bound.
+    """
     ttft_targets: Mapping[PriorityClass, float] = field(default_factory=dict)
     """Seconds to the first token, for requests that bring no target of their own: what is predicted to wait
     for longer is refused. A class that is not among them waits for however long it takes."""
@@ -66,6 +70,8 @@ class Limits:
             raise ValueError(f"flex_interval must be at least 1, not {self.flex_interval}")
         if not self.flex_wait_s >= 0:
             raise ValueError(f"flex_wait_s must not be negative, not {self.flex_wait_s}")
+        if self.priority_step_s is not None and not self.priority_step_s > 0:
+            raise ValueError(f"priority_step_s must be positive, not {self.priority_step_s}")
         for priority, target in self.ttft_targets.items():
             if not target > 0:
                 raise ValueError(f"ttft_targets must be positive, not {target} for {priority}")

@@ -14,7 +14,7 @@ the least served of those who wait: idleness earns no credit.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
 
 from engine.protocol import AdapterRef, PriorityClass
@@ -318,12 +318,12 @@ class FairQueue:
                     yield request
             yield from lane.pick_others(admits)
 
-    def pick(self, admits: Admits, closed: PriorityClass | None = None) -> Request | None:
-        """The next request whose adapter `admits` lets in, not of class `closed`. Queued until taken.
+    def pick(self, admits: Admits, closed: Collection[PriorityClass] = ()) -> Request | None:
+        """The next request whose adapter `admits` lets in, of no class that is `closed`. Queued until taken.
 
         Tenants with no such request are set aside until `unpark`, so that they are looked at once per pass.
         """
-        waiting = [lane for name, lane in self._lanes.items() if lane.num_waiting and name is not closed]
+        waiting = [lane for name, lane in self._lanes.items() if lane.num_waiting and name not in closed]
         waiting.sort(key=lambda lane: (lane.after_others, lane.served))  # stable: of equals, the higher class
         for lane in waiting:
             request = lane.pick(admits)

@@ -21,6 +21,7 @@ from engine.pace import Pace
 from engine.protocol import PriorityClass, Rejected, Submit
 from engine.request import CLASS_ORDER, Request
 from engine.running import Running
+from engine.step_bound import StepBound
 
 QUEUE_SHARES = {PRIORITY: 1.0, DEFAULT: 0.875, FLEX: 0.5}
 """How full the queue may be for a class to be let in: the lower ones are shed first."""
@@ -44,13 +45,16 @@ class _Ahead:
 
 
 class Overload:
-    def __init__(self, limits: Limits, queue: FairQueue, running: Running, pace: Pace) -> None:
+    def __init__(
+        self, limits: Limits, queue: FairQueue, running: Running, pace: Pace, bound: StepBound
+    ) -> None:
         self.is_short_of_blocks = False
         """Whether the request that was next at the last step lacked blocks."""
         self._limits = limits
         self._queue = queue
         self._running = running
         self._pace = pace
+        self._bound = bound
 
     # Prediction ------------------------------------------------------------------------------------------
 
@@ -97,7 +101,8 @@ class Overload:
         """
         running, order = self._running, CLASS_ORDER[priority]
         num_rows = running.num_rows
-        free = 0 if self.is_short_of_blocks else running.max_rows - sum(num_rows)
+        num_open = running.max_rows - sum(num_rows) if priority is PRIORITY else self._bound.num_open
+        free = 0 if self.is_short_of_blocks else num_open
         if priority is FLEX:
             return free
         first_lower = order + 1 + (priority is PRIORITY and self._queue.priority_is_ahead)

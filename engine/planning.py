@@ -32,6 +32,7 @@ from engine.protocol import PriorityClass
 from engine.request import CLASS_ORDER, Request, RequestState
 from engine.roster import Roster
 from engine.running import Running
+from engine.step_bound import StepBound
 
 
 class Plan:
@@ -69,6 +70,7 @@ class Planning:
         running: Running,
         roster: Roster,
         pace: Pace,
+        bound: StepBound,
     ) -> None:
         self.is_short_of_blocks = False
         """Whether the request that was next when a step was planned last lacked blocks."""
@@ -80,6 +82,7 @@ class Planning:
         self._roster = roster
         self._pace = pace
         self._preemption = Preemption(queue, running)
+        self._bound = bound
         self._step = 0
         self._flex_left = 0  # tokens of FLEX prompts that the step may still compute
         # In the step being planned: what those drew last may be in flight, and these have had no share yet.
@@ -96,6 +99,7 @@ class Planning:
         self._entered.clear()
         self._retire()
         queue.take_turns(self._pace.now)
+        self._bound.look()
         self._flex_left = self._flex_tokens()
         if queue:
             self._admit_early(plan)
@@ -114,6 +118,11 @@ class Planning:
         queue.charge_rows(running.num_rows)
         batch.freed_rows = running.take_freed_rows()
         return plan
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any row has more to do after the step that was planned last."""
+        return len(self._running.requests) > len(self._at_limit)
 
     def _retire(self) -> None:
         """Take back what requests hold whose last token is in flight: they need no further step."""
@@ -253,7 +262,7 @@ class Planning:
         queue, admits = self._queue, self._residency.admits
         flex = queue.due_flex(admits)
         if flex is not None and not self._running.is_full:
-            if not self._has_room(flex):
+            if not self._has_blocks(flex):
                 return queue.unpark()  # blocks that become free are for it: it has waited long enough
             self._enter(plan, flex)
         num_tokens = self._limits.max_batch_tokens - len(self._running.requests)
@@ -262,7 +271,7 @@ class Planning:
                 if self._num_ahead(request) >= num_tokens:
                     break
                 if not self._make_room(request):
-                    if self._running.is_full:
+                    if not self._has_row(request):
                         break
                     return queue.unpark()  # it lacks blocks: nobody of a lower class is to take them
                 self._enter(plan, request)
@@ -295,7 +304,9 @@ class Planning:
         """Let waiting requests in while there are tokens, rows and blocks for them."""
         self.is_short_of_blocks = False
         while budget > 0 and not self._running.is_full:
-            closed = None if self._flex_left > 0 else FLEX
+            closed: tuple[PriorityClass, ...] = () if self._flex_left > 0 else (FLEX,)
+            if self._bound.closes(DEFAULT):
+                closed = (DEFAULT, FLEX)
             request = self._queue.pick(self._residency.admits, closed)
             if request is None:
                 break
@@ -312,8 +323,12 @@ class Planning:
 
     def _has_room(self, request: Request) -> bool:
         """Whether there are a row and blocks for it."""
-        if self._running.is_full:
-            return False
+        return self._has_row(request) and self._has_blocks(request)
+
+    def _has_row(self, request: Request) -> bool:
+        return not self._running.is_full and not self._bound.closes(request.priority)
+
+    def _has_blocks(self, request: Request) -> bool:
         matched = self._match(request)
         num_needed = -(-request.total_len // self._pool.block_size) - len(matched)
         # One block is left for each running request to grow: else the next step would preempt.

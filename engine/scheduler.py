@@ -51,6 +51,7 @@ from engine.protocol import AdapterRef, PriorityClass, Rejected, Submit, TokenLo
 from engine.request import CLASS_ORDER, Request, RequestState
 from engine.roster import Roster
 from engine.running import Running
+from engine.step_bound import StepBound
 
 MAX_UNCOMMITTED = 2
 """Batches planned and not committed: one that runs, and one behind it."""
@@ -90,7 +91,8 @@ class Scheduler:
         self._pace = Pace(monotonic, limits.max_batch_tokens)
         self._waits = AdapterWaits(monotonic, limits.adapter_wait_s)
         self._running = Running(limits.max_rows, self.residency, self._pace)
-        self.overload = Overload(limits, self.queue, self._running, self._pace)
+        bound = StepBound(limits.priority_step_s, self.queue, self._running, self._pace)
+        self.overload = Overload(limits, self.queue, self._running, self._pace, bound)
         self._roster = Roster(
             Intake(limits, pool, eos_ids, draw_seed),
             self.queue,
@@ -105,7 +107,7 @@ class Scheduler:
             self._pace,
         )
         self._planning = Planning(
-            limits, pool, self.residency, self.queue, self._running, self._roster, self._pace
+            limits, pool, self.residency, self.queue, self._running, self._roster, self._pace, bound
         )
         self._uncommitted: deque[Plan] = deque()
         self.composition: tuple[list[int], list[int]] = ([], [])
@@ -152,7 +154,7 @@ class Scheduler:
         self.counters.prefill_tokens += num_known
         self.counters.decode_tokens += sum(decoding)
         self.composition = known, decoding
-        self._pace.end_step(num_known)
+        self._pace.end_step(num_known, len(plan.requests), self._planning.goes_on)
         self._uncommitted.append(plan)
         return plan.batch
 

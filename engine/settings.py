@@ -79,6 +79,9 @@ class SchedulingSettings(BaseSettings):
     """They take it in one of so many steps."""
     flex_wait_seconds: Annotated[float, Field(ge=0)] = 30.0
     """How long a FLEX request waits for what others leave, before FLEX has turns of its own."""
+    priority_step_seconds: Annotated[float | None, Field(gt=0)] = None
+    """What a step is to take at most, on average, while PRIORITY requests come: other classes get no more
+    rows than that allows, an eighth at least. Unset: as many as there are."""
     priority_ttft_seconds: Annotated[float, Field(gt=0)] = 5.0
     """Requests that come without a target of their own are rejected as overloaded when they are predicted to
     wait for longer for their first token; "inf" lets them wait. This is PRIORITY's."""
@@ -154,6 +157,7 @@ class EngineSettings(BaseSettings):
             max_flex_tokens=scheduling.flex_batch_tokens or max(16, self.max_batch_tokens // FLEX_PART),
             flex_interval=scheduling.flex_interval,
             flex_wait_s=scheduling.flex_wait_seconds,
+            priority_step_s=scheduling.priority_step_seconds,
             ttft_targets=scheduling.ttft_targets,
             adapter_wait_s=scheduling.adapter_wait_seconds,
         )

@@ -19,9 +19,20 @@ from engine.null_runner import NullRunner
 from engine.protocol import PriorityClass, Rejected, SamplingParams, Submit
 from engine.scheduler import Scheduler
 
-STEP_SECONDS = 0.010
-DECODE_SECONDS = 0.00005
-PREFILL_SECONDS = 0.00002
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that a step takes: whatever is in it, for each row that decodes, for each known token."""
+
+    step: float
+    decode: float
+    prefill: float
+
+
+DEVICE = Costs(0.010, 0.00005, 0.00002)
+"""Weights are read once for all rows."""
+CPU = Costs(0.002, 0.0005, 0.0001)
+"""Every row is computed by itself, nearly."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +80,11 @@ class Seen:
 
 
 class Traffic:
-    def __init__(self, max_rows: int, depth: int = 1, num_blocks: int = 0, **limits: object) -> None:
+    def __init__(
+        self, max_rows: int, depth: int = 1, num_blocks: int = 0, costs: Costs = DEVICE, **limits: object
+    ) -> None:
         self.now = 0.0
+        self._costs = costs
         self.runner = NullRunner(range(1000), max_rows, depth=depth)
         self.scheduler = Scheduler(
             limits=Limits(context_length=4096, vocab_size=1000, max_rows=max_rows, **limits),  # type: ignore[arg-type]
@@ -135,7 +149,8 @@ class Traffic:
         outputs = self.core.step()
         prefill, decode = counters.prefill_tokens - before[0], counters.decode_tokens - before[1]
         if prefill or decode:
-            self.now += STEP_SECONDS + PREFILL_SECONDS * prefill + DECODE_SECONDS * decode
+            costs = self._costs
+            self.now += costs.step + costs.prefill * prefill + costs.decode * decode
         seen = self.seen
         for chunk in outputs.chunks:
             if chunk.token_ids:
