@@ -109,13 +109,12 @@ class Site:
         self.started.append(process)
         return process
 
-    def start_engine(self, step_seconds: float) -> None:
+    def start_engine(self, step_seconds: float, **settings: str) -> None:
         """In place of the one that runs, if any; returns when the API has found it."""
         if self.engine is not None:
             stop(self.engine)
-        self.engine = self.start(
-            "-m", "engine.main", "--null", ROOTSTOCK_ENGINE_NULL_STEP_SECONDS=str(step_seconds)
-        )
+        settings["ROOTSTOCK_ENGINE_NULL_STEP_SECONDS"] = str(step_seconds)
+        self.engine = self.start("-m", "engine.main", "--null", measured=False, **settings)
         if self.api is not None:
             self.wait_until_ready()
 
@@ -139,8 +138,8 @@ class Site:
 
 
 @contextmanager
-def running_site(folder: Path) -> Iterator[Site]:
-    """Everything, ready to be asked; stopped at the end."""
+def running_site(folder: Path, api: Mapping[str, str] | None = None) -> Iterator[Site]:
+    """Everything, ready to be asked; stopped at the end. `api`: settings of that process beside the usual."""
     cores = Cores.shared_out()
     os.sched_setaffinity(0, cores.others)  # whatever is started inherits it
     with ExitStack() as opened:
@@ -157,7 +156,7 @@ def running_site(folder: Path) -> Iterator[Site]:
         try:
             site.start_engine(0.0)
             site.worker = site.start("-m", "cli.main", "work", "--queues", "rootstock", "--nice", "10")
-            site.api = site.start("-m", "api.main", measured=True)
+            site.api = site.start("-m", "api.main", measured=True, **(api or {}))
             site.wait_until_ready()
             yield site
         finally:
