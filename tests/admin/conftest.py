@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import argon2
 import httpx
 import pytest
 import redis.asyncio
@@ -41,6 +42,7 @@ from db.session import Database
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry.metrics import ServingMetrics
+from tenants import passwords
 from tenants.accounts import UserAccounts
 from tenants.key_service import KeyService
 from tenants.naming import NameService
@@ -102,6 +104,16 @@ async def sign_in(visitor: httpx.AsyncClient, email: str = EMAIL, password: str 
     form = await visitor.get("/sign-in")
     fields = {"csrf_token": csrf_token(form), "email": email, "password": password}
     return await visitor.post("/sign-in", data=fields)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cheap_passwords() -> Iterator[None]:
+    """What they cost is tested where they are made; here people sign in all the time."""
+    cheap = argon2.PasswordHasher(time_cost=1, memory_cost=64, parallelism=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passwords, "_hasher", cheap)
+        patch.setattr(passwords, "_ABSENT", cheap.hash("no user has this password"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,142 @@
+"""What lets somebody in, in a real browser: a second factor, another password, a provider; and what they keep
+apart: projects, and keys whose terms change.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser
+
+from admin.oidc.provider import Provider
+from admin.settings import ProviderSettings
+from admin.sign_in_services import SignInServices
+from tenants.actors import OPERATOR
+from tests.admin.browsing import Visit, chromium, visit
+from tests.admin.conftest import EMAIL, PASSWORD, Site
+from tests.admin.test_sign_in_second_factor import at_step
+from tests.support.openid_provider import CLIENT_ID, CLIENT_SECRET, OpenIdProvider
+from tests.support.serving import served
+
+OTHER = "another horse, another battery"
+PICTURES = os.environ.get("ROOTSTOCK_PICTURES")
+"""A folder for pictures of the pages, to be looked at."""
+DARK = ("color-contrast", "link-in-text-block", "scrollable-region-focusable")
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def sign_in_services() -> AsyncIterator[SignInServices]:
+    double = OpenIdProvider()
+    async with served(double.app) as origin:
+        double.issuer = origin
+        settings = ProviderSettings(
+            name="acme", title="Acme", issuer=origin, client_id=CLIENT_ID, client_secret=CLIENT_SECRET
+        )
+        provider = Provider(settings)
+        yield SignInServices(providers=(provider,))
+        await provider.close()
+
+
+async def looked_at(seen: Visit, name: str) -> list[str]:
+    """What is wrong with the page as it is: on a wide screen in light, on a narrow one in the dark."""
+    found, page = [], seen.page
+    for scheme, width, rules in (("light", 1280, ()), ("dark", 390, DARK)):
+        await page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        await page.set_viewport_size({"width": width, "height": 844})
+        found += [f"{name} {scheme}: {one}" for one in await seen.serious(*rules)]
+        beyond = await page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        found += [f"{name} is {beyond} px wider than {width}"] if beyond > 0 else []
+        if PICTURES:
+            await page.screenshot(path=Path(PICTURES) / f"{name}-{scheme}.png", full_page=True)
+    await page.emulate_media(color_scheme="light")
+    await page.set_viewport_size({"width": 1280, "height": 900})
+    return found
+
+
+async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, browser: Browser) -> None:
+    key = await site.keys.create(site.tenant_id, "support bot", OPERATOR)
+    async with served(site.whole) as origin:
+        context = await browser.new_context(viewport={"width": 1280, "height": 900})
+        seen = await visit(context, origin)
+        page = seen.page
+        await seen.go("/sign-in")
+        found = await looked_at(seen, "sign-in")
+        await seen.sign_in(EMAIL, PASSWORD)
+
+        await page.get_by_role("link", name=EMAIL).click()
+        await page.get_by_role("link", name="Set it up").click()
+        await page.get_by_role("button", name="Set it up").click()
+        secret = await page.locator("#secret").inner_text()
+        found += await looked_at(seen, "second-factor-new")
+        await page.fill("#code", at_step(secret, -1))
+        await page.get_by_role("button", name="Turn it on").click()
+        await page.get_by_role("heading", name="It is on. Keep these codes").wait_for()
+        assert await page.locator(".codes li").count() == 10
+        found += await looked_at(seen, "second-factor-codes")
+        await page.reload()  # shown once
+        await page.get_by_role("heading", name="It is on", exact=False).first.wait_for()
+        assert await page.locator(".codes li").count() == 0
+        found += await looked_at(seen, "second-factor")
+
+        await page.get_by_role("button", name="Sign out").click()
+        await page.fill("#email", EMAIL)
+        await page.fill("#password", PASSWORD)
+        await page.get_by_role("button", name="Sign in", exact=True).click()
+        await page.get_by_role("heading", name="One more thing").wait_for()
+        found += await looked_at(seen, "code")
+        await page.fill("#code", at_step(secret))
+        await page.keyboard.press("Enter")
+        await page.wait_for_url(f"{seen.console}/")
+
+        await seen.go("/account")
+        await page.fill("#old", PASSWORD)
+        await page.fill("#password", OTHER)
+        await page.fill("#again", OTHER)
+        await page.get_by_role("button", name="Change password").click()
+        await page.get_by_text("Everywhere else you are signed out.").wait_for()
+
+        # On to the provider and back, which the content security policy must let pass.
+        await page.fill("#confirm", OTHER)
+        await page.get_by_role("button", name="Connect Acme").click()
+        await page.get_by_text("Acme lets you in from now on.").wait_for()
+        found += await looked_at(seen, "account")
+
+        await page.get_by_role("link", name="Projects").click()
+        await page.get_by_role("link", name="New project").click()
+        await page.fill("#name", "Helpers")
+        await page.get_by_role("button", name="Make project").click()
+        await page.get_by_text("Helpers is made.").wait_for()
+        await page.get_by_label("Add", exact=True).select_option(label=EMAIL)
+        await page.get_by_role("button", name="Add to project").click()
+        await page.get_by_text("is in it now.").wait_for()
+        found += await looked_at(seen, "project")
+        await seen.go("/projects")
+        found += await looked_at(seen, "projects")
+
+        await seen.go(f"/keys/{key.id}")
+        await page.get_by_role("link", name="Change", exact=True).click()
+        await page.fill("#name", "support bot, production")
+        await page.get_by_label("Only what you choose").check()
+        await page.get_by_label("Ask models for answers").check()
+        await page.fill("#networks", "203.0.113.0/24")
+        found += await looked_at(seen, "key-edit")
+        await page.get_by_role("button", name="Change key").click()
+        await page.get_by_role("heading", name="support bot, production").wait_for()
+        found += await looked_at(seen, "key")
+        for path in ("/members", "/forgot", "/reset", "/join"):
+            await seen.go(path)
+            found += await looked_at(seen, path.strip("/"))
+        assert not found
+        assert not seen.complaints
+        row = (await site.keys.get(site.tenant_id, key.id))[0]
+        assert (row.scopes, [str(one) for one in row.networks]) == (["model.request"], ["203.0.113.0/24"])
+        await context.close()
