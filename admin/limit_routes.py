@@ -37,6 +37,7 @@ class LimitRoutes:
         account, billing = services.account, services.billing
         self._limits, self._alerts = account.limits, billing.alerts
         self._is_mailing = billing.is_mailing
+        self._base = services.adapters.catalogue.base
         self._pages = LimitsPage(
             account.limits,
             billing.quotas,
@@ -167,6 +168,7 @@ class LimitRoutes:
             problems=beside,
             choices=choices,
             metrics=page.CHOICES,
+            base=self._base,
         )
 
     # Alerts -----------------------------------------------------------------------------------------------

@@ -37,20 +37,20 @@ SCOPES: Mapping[Tab, Scope] = {"organisation": "tenant", "projects": "project", 
 _NEAR = 80
 _METRICS: Mapping[Metric, tuple[str, str]] = {
     Metric.SPEND_PER_MONTH: ("Spend a month", "US dollars, as 250 or 99.50"),
-    Metric.REQUESTS_PER_MINUTE: ("Requests a minute", "requests"),
-    Metric.TOKENS_PER_MINUTE: ("Tokens a minute", "input and output tokens"),
-    Metric.INPUT_TOKENS_PER_MINUTE: ("Input tokens a minute", "tokens"),
-    Metric.OUTPUT_TOKENS_PER_MINUTE: ("Output tokens a minute", "tokens"),
-    Metric.CONCURRENT_REQUESTS: ("Requests at once", "requests"),
-    Metric.REQUESTS_PER_DAY: ("Requests a day", "requests"),
-    Metric.TOKENS_PER_DAY: ("Tokens a day", "input and output tokens"),
-    Metric.TOKENS_PER_MONTH: ("Tokens a month", "input and output tokens"),
-    Metric.ADAPTERS: ("Adapters", "adapters, for the whole organisation alone"),
+    Metric.REQUESTS_PER_MINUTE: ("Requests a minute", ""),
+    Metric.TOKENS_PER_MINUTE: ("Tokens a minute", "input and output"),
+    Metric.INPUT_TOKENS_PER_MINUTE: ("Input tokens a minute", ""),
+    Metric.OUTPUT_TOKENS_PER_MINUTE: ("Output tokens a minute", ""),
+    Metric.CONCURRENT_REQUESTS: ("Requests at once", ""),
+    Metric.REQUESTS_PER_DAY: ("Requests a day", ""),
+    Metric.TOKENS_PER_DAY: ("Tokens a day", "input and output"),
+    Metric.TOKENS_PER_MONTH: ("Tokens a month", "input and output"),
+    Metric.ADAPTERS: ("Adapters", "for the whole organisation alone"),
     Metric.STORAGE_BYTES: ("Storage", "such as 20 GB, for the whole organisation alone"),
     Metric.PREPAID_BALANCE: ("Prepaid balance", "what was paid in"),
 }
 CHOICES = [
-    (metric.value, f"{title} ({unit})")
+    (metric.value, f"{title} ({unit})" if unit else title)
     for metric, (title, unit) in _METRICS.items()
     if metric != Metric.PREPAID_BALANCE
 ]
