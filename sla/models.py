@@ -1,10 +1,14 @@
-"""What each tenant was served like, by class and minute; and which batches of counts are in it."""
+"""What each tenant was served like, by class and minute, and which batches of counts are in it; what it was
+promised when.
+"""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import ARRAY, BigInteger, CheckConstraint, Index, Integer, func
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from db.base import Base
@@ -43,3 +47,24 @@ class SlaBatch(Base):
     source: Mapped[str] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
     counted_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class PlanTerms(Base):
+    """What a plan was called and promised from an instant on. Written by a trigger on plans."""
+
+    __tablename__ = "plan_terms"
+
+    plan_id: Mapped[str] = mapped_column(primary_key=True)
+    since: Mapped[datetime] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    terms: Mapped[dict[str, Any]] = mapped_column(JSONB)
+
+
+class TenantPlan(TenantOwned, Base):
+    """Which plan a tenant was on from an instant on. Written by a trigger on tenants."""
+
+    __tablename__ = "tenant_plans"
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    since: Mapped[datetime] = mapped_column(primary_key=True)
+    plan_id: Mapped[str]

@@ -7,6 +7,7 @@ chapter 5); Prometheus rules and tenants' reports use the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sla.measures import Counts
@@ -54,6 +55,35 @@ def credit_percent(terms: Terms, counts: Counts) -> int:
     if not missed:
         return 0
     return max((percent for below, percent in terms.credits if min(missed) < below), default=0)
+
+
+Part = tuple[Terms, Counts]
+"""Of a month: terms that were in force, and what was counted meanwhile."""
+
+
+def credit_over(parts: Sequence[Part]) -> int:
+    """Of the month's bill: each part's percent by how many of the requests it had, rounded up."""
+    total = sum(counts.requests for _, counts in parts)
+    owed = sum(credit_percent(terms, counts) * counts.requests for terms, counts in parts)
+    return -(-owed // total) if total else 0
+
+
+def budget_over(parts: Sequence[Part]) -> ErrorBudget | None:
+    """What all parts together allow; None where none promises availability."""
+    budgets = [budget for terms, counts in parts if (budget := error_budget(terms, counts)) is not None]
+    if not budgets:
+        return None
+    return ErrorBudget(sum(budget.allowed for budget in budgets), sum(budget.spent for budget in budgets))
+
+
+def kept(terms: Terms, counts: Counts) -> bool:
+    """Whether nothing that was promised was missed."""
+    available = delivered_ppm(counts.requests - counts.failed, counts.requests)
+    fast = delivered_ppm(counts.rated_fast, counts.rated)
+    return all(
+        delivered is None or delivered >= promised
+        for promised, delivered in ((terms.availability_ppm, available), (terms.output_rate_ppm, fast))
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+from typing import Any
 
 import msgspec
-from sqlalchemy import Subquery, delete, func, select, text, union_all
+from sqlalchemy import Subquery, case, delete, func, or_, select, text, union_all
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository
 from engine.protocol import PriorityClass
 from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts
-from sla.models import SlaBatch, SlaMinute
+from sla.models import PlanTerms, SlaBatch, SlaMinute, TenantPlan
 
 SUMS = ("requests", "failed", "first_tokens", "first_tokens_in_time", "rated", "rated_fast")
 HISTOGRAMS = {
@@ -83,8 +85,51 @@ class SlaWriter:
         ).scalar_one()
 
 
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """Terms, and when they were in force."""
+
+    plan: str
+    terms: dict[str, Any]
+    """As a plan has them."""
+    start: datetime
+    end: datetime
+
+
 class SlaRepository(TenantRepository):
-    """One tenant's minutes."""
+    """One tenant's minutes, and what it was promised."""
+
+    async def in_force(self, start: datetime, end: datetime) -> list[InForce]:
+        """The tenant's terms within [start, end), in order, without gaps; those known first stand for what
+        was before. None of a tenant that there is not.
+        """
+        after = func.lead(TenantPlan.since).over(order_by=TenantPlan.since).label("until")
+        plans = self.select_own(TenantPlan).add_columns(after).subquery()
+        by_plan = {"partition_by": PlanTerms.plan_id, "order_by": PlanTerms.since}
+        before = func.lag(PlanTerms.since).over(**by_plan)
+        terms = select(
+            PlanTerms.plan_id,
+            PlanTerms.name,
+            PlanTerms.terms,
+            case((before.is_(None), text("timestamptz '-infinity'")), else_=PlanTerms.since).label("since"),
+            func.lead(PlanTerms.since).over(**by_plan).label("until"),
+        ).subquery()
+        since = func.greatest(plans.c.since, terms.c.since)
+        query = (
+            select(since.label("since"), terms.c.name, terms.c.terms)
+            .join_from(plans, terms, terms.c.plan_id == plans.c.plan_id)
+            .where(or_(plans.c.until.is_(None), terms.c.since < plans.c.until))
+            .where(or_(terms.c.until.is_(None), terms.c.until > plans.c.since))
+            .order_by("since")
+        )
+        rows = (await self.session.execute(query)).all()
+        found = []
+        for place, row in enumerate(rows):
+            begin = start if place == 0 else max(start, row.since)
+            until = min(end, rows[place + 1].since) if place + 1 < len(rows) else end
+            if begin < until:
+                found.append(InForce(row.name, row.terms, begin, until))
+        return found
 
     async def totals(self, start: datetime, end: datetime) -> dict[str, Counts]:
         """Sums over [start, end) by class, for classes with any."""

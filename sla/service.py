@@ -17,16 +17,16 @@ from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts, percentil
 from sla.objectives import (
     BURN_ALERTS,
     WINDOWS,
+    Part,
+    budget_over,
     burn_rate,
-    credit_percent,
+    credit_over,
     delivered_ppm,
-    error_budget,
+    kept,
 )
 from sla.repository import SlaRepository
 from tenants.errors import TenantNotFound
-from tenants.repository import TenantDirectory
-from tenants.terms import MILLION, Terms
-from tenants.views import plan_view
+from tenants.terms import MILLION, Terms, read
 
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 _PERCENTILES = (50, 95, 99)
@@ -62,7 +62,8 @@ class SlaReports:
     async def report(
         self, tenant_id: str, month: str | None = None, *, now: datetime | None = None
     ) -> dict[str, Any]:
-        """The month `YYYY-MM`, in UTC; this one when None. Promises are those of the tenant's plan today.
+        """The month `YYYY-MM`, in UTC; this one when None. Each part of it is judged by the terms that were
+        in force then.
 
         Raises InvalidMonth, TenantNotFound, DatabaseUnavailable.
         """
@@ -72,29 +73,35 @@ class SlaReports:
             raise InvalidMonth(f"month: {month} has not begun")
         minute = now.replace(second=0, microsecond=0)
         async with self._database.read(tenant_id) as session:
-            plan = await TenantDirectory(session).plan_of(tenant_id)
-            if plan is None:
-                raise TenantNotFound(tenant_id)
             repository = SlaRepository(session, tenant_id)
-            totals = await repository.totals(start, end)
+            in_force = await repository.in_force(start, end)
+            if not in_force:
+                raise TenantNotFound(tenant_id)
+            judged = [
+                (read(stretch.terms), await repository.totals(stretch.start, stretch.end))
+                for stretch in in_force
+                if stretch.start <= now
+            ]
             is_current = now < end
             shares = (
                 await repository.shares([minute - timedelta(minutes=width) for width in WINDOWS], now)
                 if is_current
                 else None
             )
-        terms = plan_view(plan).terms
+        terms = judged[-1][0]
         return {
             "object": "sla.report",
             "month": start.strftime("%Y-%m"),
             "start_time": int(start.timestamp()),
             "end_time": int(end.timestamp()),
             "final": not is_current,
-            "plan": plan.name,
+            "plan": in_force[len(judged) - 1].plan,
             "data": [
-                _class_report(tier, terms[tier], totals.get(tier.value, Counts()), shares)
+                _class_report(
+                    tier, [(then[tier], totals.get(tier.value, Counts())) for then, totals in judged], shares
+                )
                 for tier in PriorityClass
-                if terms[tier].allowed or tier.value in totals
+                if terms[tier].allowed or any(tier.value in totals for _, totals in judged)
             ],
         }
 
@@ -121,11 +128,14 @@ class SlaReports:
         ]
 
 
-def _class_report(tier: PriorityClass, terms: Terms, counts: Counts, shares: Shares | None) -> dict[str, Any]:
+def _class_report(tier: PriorityClass, parts: list[Part], shares: Shares | None) -> dict[str, Any]:
+    """What is said to be promised are the latest terms."""
+    terms, counts = parts[-1][0], Counts()
+    for _, theirs in parts:
+        counts.add(theirs)
     available = delivered_ppm(counts.requests - counts.failed, counts.requests)
     fast = delivered_ppm(counts.rated_fast, counts.rated)
-    budget = error_budget(terms, counts)
-    credit = credit_percent(terms, counts)
+    budget = budget_over(parts)
     return {
         "object": "sla.class_report",
         "service_tier": tier.value,
@@ -157,11 +167,8 @@ def _class_report(tier: PriorityClass, terms: Terms, counts: Counts, shares: Sha
         if budget is None
         else {"allowed": budget.allowed, "spent": budget.spent, "remaining": budget.remaining},
         "burn_rates": None if shares is None else _burn_rates(tier, terms, shares),
-        "credit_percent": credit,
-        "kept": all(
-            delivered is None or delivered >= promised
-            for promised, delivered in ((terms.availability_ppm, available), (terms.output_rate_ppm, fast))
-        ),
+        "credit_percent": credit_over(parts),
+        "kept": all(kept(then, theirs) for then, theirs in parts),
     }
 
 

@@ -5,18 +5,21 @@ from typing import Any
 
 import pytest
 import redis.asyncio
+from sqlalchemy import text
 
 from db.session import EVERY_TENANT, Database
 from engine.protocol import PriorityClass
 from sla.errors import InvalidMonth
 from sla.measures import Counts
-from sla.repository import SlaWriter
+from sla.repository import SlaRepository, SlaWriter
 from sla.service import LATEST_MINUTES, SlaReports
 from tenants.errors import TenantNotFound
 from tenants.plans import PlanChanges, PlanService
 from tenants.service import TenantService
+from tenants.terms import read
 
 NOW = datetime(2026, 5, 17, 12, 0, 30, tzinfo=UTC)
+BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 TERMS = {
     "priority": {
         "allowed": True,
@@ -30,13 +33,25 @@ TERMS = {
 
 
 @pytest.fixture
-async def tenant(database: Database, redis_client: redis.asyncio.Redis) -> str:
-    """On a plan that promises something."""
+async def tenant(database: Database, redis_client: redis.asyncio.Redis, owner_database: Database) -> str:
+    """On a plan that promises something, as long as is known."""
     plans = PlanService(database, redis_client)
     await plans.create("gold", PlanChanges(terms=TERMS))
     made = await TenantService(database, redis_client).create_tenant("acme")
     await plans.set_tenant_plan(made.id, "gold")
+    await rewrite(owner_database, made.id, {BEGINNING: "gold"})
     return made.id
+
+
+async def rewrite(database: Database, tenant: str, plans: dict[datetime, str]) -> None:
+    """Have history say that the tenant was on these plans since then."""
+    async with database.write(EVERY_TENANT) as session:
+        await session.execute(text("DELETE FROM tenant_plans WHERE tenant_id = :tenant"), {"tenant": tenant})
+        for since, name in plans.items():
+            await session.execute(
+                text("INSERT INTO tenant_plans SELECT :tenant, :since, id FROM plans WHERE name = :name"),
+                {"tenant": tenant, "since": since, "name": name},
+            )
 
 
 def counts(requests: int, failed: int, seconds: float = 0.1, rate: float = 80.0) -> Counts:
@@ -161,3 +176,53 @@ async def test_lately_is_the_last_minutes_that_had_requests(database: Database, 
     assert lately.output_rate is not None
     assert 60 < lately.output_rate < 100
     assert await SlaReports(database).lately("tnt_other", now=NOW) == []
+
+
+async def test_each_part_of_a_month_is_judged_by_the_terms_of_then(
+    database: Database, redis_client: redis.asyncio.Redis, owner_database: Database, tenant: str
+) -> None:
+    plans = PlanService(database, redis_client)
+    lesser = {"priority": {"allowed": True, "availability_ppm": 900_000, "output_rate_ppm": 0, "credits": []}}
+    await plans.create("tin", PlanChanges(terms=lesser))
+    middle = datetime(2026, 4, 15, tzinfo=UTC)
+    await keep(
+        database,
+        tenant,
+        {
+            middle - timedelta(days=3): counts(1000, 20),  # 98 %: gold gives 10 % of the bill for it
+            middle + timedelta(days=3): counts(3000, 60),
+        },
+    )
+    await rewrite(owner_database, tenant, {BEGINNING: "gold", middle: "tin"})
+    report = await SlaReports(database).report(tenant, "2026-04", now=NOW)
+    found = of(report, "priority")
+    assert report["plan"] == "tin"
+    assert (found["requests"], found["failed"], found["kept"]) == (4000, 80, False)
+    assert found["availability"] == {"promised": 0.9, "delivered": 0.98}
+    assert found["credit_percent"] == 3, "a quarter of ten, rounded up"
+    assert found["error_budget"] == {"allowed": 1 + 300, "spent": 80, "remaining": 221}
+    await rewrite(owner_database, tenant, {BEGINNING: "tin", datetime(2026, 5, 1, tzinfo=UTC): "gold"})
+    report = await SlaReports(database).report(tenant, "2026-04", now=NOW)
+    assert (report["plan"], of(report, "priority")["credit_percent"]) == ("tin", 0), "gold came later"
+
+
+async def test_history_is_written_with_the_change(
+    database: Database, redis_client: redis.asyncio.Redis
+) -> None:
+    plans, tenants = PlanService(database, redis_client), TenantService(database, redis_client)
+    made = await tenants.create_tenant("acme")
+    await plans.create("gold", PlanChanges(terms=TERMS))
+    await plans.set_tenant_plan(made.id, "gold")
+    await plans.set("gold", PlanChanges(terms={"priority": {"availability_ppm": 500_000}}))
+    now = datetime.now(UTC)
+    async with database.read(made.id) as session:
+        seen = await SlaRepository(session, made.id).in_force(
+            now - timedelta(hours=1), now + timedelta(hours=1)
+        )
+    promised = [read(one.terms)[PriorityClass.PRIORITY].availability_ppm for one in seen]
+    assert [one.plan for one in seen] == ["standard", "gold", "gold"]
+    assert promised[1:] == [999_000, 500_000]
+    assert seen[0].start == now - timedelta(hours=1)
+    assert [one.end for one in seen[:-1]] == [one.start for one in seen[1:]]
+    async with database.read("ten_other") as session:
+        assert await SlaRepository(session, "ten_other").in_force(now - timedelta(hours=1), now) == []
