@@ -90,8 +90,10 @@ class Visitor:
     @property
     def looks_on(self) -> bool:
         """An operator who was let in to see, and to change nothing."""
-        taken = self.session.impersonation
-        return self.operator is not None and (taken is None or not taken.is_full)
+        taken, operator = self.session.impersonation, self.operator
+        if operator is None:
+            return False
+        return taken is None or not taken.is_full or operator.role != "owner"
 
     @property
     def until(self) -> datetime | None:

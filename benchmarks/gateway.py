@@ -221,7 +221,7 @@ def main() -> None:
         figures["quotas"] = uvloop.run(measure_quotas(site.redis_url, arguments.seconds / 10, 1_000))
         cores = site.cores
         settings = {
-            "tenants": site.count("SELECT count(*) FROM tenants"),
+            "tenants": site.count("SELECT count(*) FROM tenants WHERE id <> 'operator'"),
             "keys": site.count("SELECT count(*) FROM api_keys"),
             "active_keys": ACTIVE_KEYS,
             "prompt_words": PROMPT_WORDS,

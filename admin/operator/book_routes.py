@@ -57,6 +57,7 @@ class BookRoutes:
             is_first=after is None,
             current=current,
             checks=CHECKS,
+            a_day=timedelta(days=1),
             since=today - timedelta(days=2),
             today=today,
         )
@@ -87,7 +88,9 @@ class BookRoutes:
             section=BOOKS.id,
             report=report,
             checks=CHECKS,
+            outcomes=[(check, report.outcomes[check]) for check in CHECKS if check in report.outcomes],
             not_there=NOT_THERE,
+            a_day=timedelta(days=1),
             chosen=chosen,
             rows=shown,
             names=await self._directory.names([*{one.tenant_id for one in shown}]),

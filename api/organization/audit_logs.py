@@ -159,7 +159,8 @@ def actor_object(actor: dict[str, Any]) -> dict[str, Any]:
         user = {"id": actor["id"], "email": actor.get("email")}
         return {"type": "session", "session": {"ip_address": address, "user": user}}
     if kind != "api_key":
-        return {"type": kind, "id": actor["id"]}
+        # Of an operator in a user's place both, whose account it was and for whom.
+        return {name: actor[name] for name in ("type", "id", "email", "user_id") if name in actor}
     key: dict[str, Any] = {"id": actor["id"]}
     if behind is not None:
         owner = "service_account" if behind.startswith("svc_acct_") else "user"

@@ -73,7 +73,7 @@ class EveryTenant:
 
     async def names(self, tenant_ids: Sequence[str]) -> dict[str, str]:
         """By id."""
-        query = select(Tenant.id, Tenant.name).where(Tenant.id.in_(tenant_ids))
+        query = select(Tenant.id, Tenant.name).where(Tenant.id.in_(tenant_ids), Tenant.id != OPERATOR_TENANT)
         return {row.id: row.name for row in await self.session.execute(query)}
 
     async def keys(self, tenant_id: str) -> list[KeyCount]:

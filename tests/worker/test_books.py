@@ -27,7 +27,10 @@ TODAY = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 class Worker:
     """What a worker's process has, in a thread of the test's."""
 
-    def __init__(self, database_url: str, redis_url: str) -> None:
+    database: Database
+    redis: redis.asyncio.Redis
+
+    def begin(self, database_url: str, redis_url: str) -> None:
         self.database = Database(database_url)
         self.redis = redis.asyncio.Redis.from_url(redis_url)
 
@@ -42,11 +45,14 @@ class Worker:
         return asyncio.run(and_close())
 
 
+WORKER, APP = Worker(), Celery(set_as_current=False)
+books.register(APP, WORKER)  # type: ignore[arg-type]
+
+
 async def make(database_url: str, redis_url: str, ticket: str) -> Any:
-    app = Celery(set_as_current=False)
-    books.register(app, Worker(database_url, redis_url))  # type: ignore[arg-type]
+    WORKER.begin(database_url, redis_url)
     days = {"start": (TODAY - timedelta(days=1)).isoformat(), "end": TODAY.isoformat()}
-    return await asyncio.to_thread(app.tasks[RECONCILE_NOW].apply, kwargs={"ticket": ticket, **days})
+    return await asyncio.to_thread(APP.tasks[RECONCILE_NOW].apply, kwargs={"ticket": ticket, **days})
 
 
 @pytest.fixture

@@ -62,7 +62,10 @@ def burn_rows(burns: Sequence[Burn]) -> list[BurnRow]:
         calm = State("Within budget", "good") if promised else State("No promise", "off")
         calm = State("Nothing asked", "off") if quiet else calm
         rates = [
-            (words.NOTHING if rate is None else f"{rate:,.3g} ×", f"{failed:,} of {requests:,}")
+            (
+                words.NOTHING if rate is None else f"{rate:,.3g} ×",
+                f"{failed:,} of {requests:,}" if requests else "",
+            )
             for _, requests, failed, rate in burn.windows
         ]
         title = _CLASSES.get(burn.service_tier, burn.service_tier)
