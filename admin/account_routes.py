@@ -110,11 +110,13 @@ class AccountRoutes:
         beside: problems.Problems,
         status: int = 200,
     ) -> Response:
+        shown = await self._pages.gather(person.account, person.opened)
+        connected = {one.provider for one in shown.identities}
         context: dict[str, Any] = {
-            "page": await self._pages.gather(person.account, person.opened),
+            "page": shown,
             "fields": {"name": fields.get("name", person.account.name)},
             "problems": beside,
-            "providers": [(one.name, one.title) for one in self._providers],
+            "providers": [(one.name, one.title) for one in self._providers if one.title not in connected],
             "min_len": MIN_PASSWORD_LEN,
         }
         return self._frame.page(request, "account.html", status, visitor=person, section="account", **context)

@@ -234,6 +234,21 @@ def user_set_role(
     print(f"{email} is {role.value}")
 
 
+@user_app.command("reset")
+def user_reset(
+    tenant: Tenant,
+    email: Email,
+    second_factor: Annotated[
+        bool, typer.Option("--second-factor", help="Take their second factor away, too.")
+    ] = False,
+    data: Data = None,
+) -> None:
+    """Print what a user chooses another password by, on the console's page /reset: good once, for a day."""
+    from cli import accounts
+
+    print(accounts.reset_user(data, tenant, email, second_factor=second_factor))
+
+
 @user_app.command("remove")
 def user_remove(tenant: Tenant, email: Email, data: Data = None) -> None:
     """Take a user out of a tenant, and revoke their keys."""

@@ -6,6 +6,7 @@ Owns one call to the services per command.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -202,6 +203,23 @@ def set_user_role(data: Path | None, tenant: str, email: str, role: Role) -> Non
         await services.accounts.members.update(owner.id, user_id, OPERATOR, role=role)
 
     call(data, work)
+
+
+def reset_user(data: Path | None, tenant: str, email: str, *, second_factor: bool) -> str:
+    """What another password is chosen by, shown this once."""
+
+    async def work(services: Services) -> str:
+        from tenants.actors import OPERATOR
+        from tenants.errors import NoSecondFactor
+
+        owner = await _tenant(services, tenant)
+        user_id = await _user(services, owner, email)
+        if second_factor:
+            with suppress(NoSecondFactor):
+                await services.accounts.second_factors.take_away(owner.id, user_id, OPERATOR)
+        return (await services.accounts.credentials.make_reset(owner.id, user_id, OPERATOR)).token
+
+    return call(data, work)
 
 
 def remove_user(data: Path | None, tenant: str, email: str) -> None:

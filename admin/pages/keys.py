@@ -64,6 +64,7 @@ class KeyRow:
     name: str
     prefix: str
     kind: KeyKind
+    project_id: str | None
     project: str | None
     whose: str | None
     """The person or program with whom it ends."""
@@ -213,6 +214,7 @@ def row_of(shown: ShownKey, projects: Mapping[str, str]) -> KeyRow:
         name=key.name,
         prefix=key.prefix,
         kind=key.kind,  # type: ignore[arg-type]
+        project_id=key.project_id,
         project=None if key.project_id is None else projects.get(key.project_id, key.project_id),
         whose=user.email if user is not None else account.name if account is not None else None,
         scopes=[*key.scopes],

@@ -118,3 +118,21 @@ def test_plans_are_in_a_chain_of_their_own(run: Run) -> None:
     assert [row[2] for row in table(run("audit", "list")[1])] == ["plan.created"]
     assert table(run("audit", "list", "acme")[1])[0][2] == "organization.updated"
     assert run("audit", "verify") == (0, "2 chains whole\n", "")
+
+
+def test_a_forgotten_password_is_reset(run: Run, owner_url: str) -> None:
+    run("tenant", "create", "acme")
+    typed = "correct horse battery\n"
+    assert run("user", "create", "acme", "ann@example.com", typed=typed)[0] == 0
+    for options in ((), ("--second-factor",)):  # there is none: nothing to take away
+        code, token, _ = run("user", "reset", "acme", "ann@example.com", *options)
+        assert (code, token.startswith("rs_reset_")) == (0, True)
+    code, _, said = run("user", "reset", "acme", "bob@example.com")
+    assert (code, "no user" in said) == (2, True)
+    with psycopg.connect(make_url(owner_url).set(drivername="postgresql").render_as_string(False)) as rows:
+        rows.execute("SELECT set_config('rootstock.tenant', '*', false)")
+        kept = rows.execute("SELECT count(*) FROM password_resets").fetchone()
+        told = rows.execute(
+            "SELECT actor->>'id' FROM audit_log WHERE type = 'password.reset_made'"
+        ).fetchall()
+    assert (kept, told) == ((2,), [("operator",), ("operator",)])
