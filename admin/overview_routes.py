@@ -18,11 +18,19 @@ class OverviewRoutes:
 
     def __init__(self, frame: Frame, services: ConsoleServices) -> None:
         self._frame = frame
-        self._page = OverviewPage(services.account.keys, services.models, services.usage)
+        self._page = OverviewPage(
+            usage=services.usage.slices,
+            levels=services.sla,
+            catalogue=services.adapters.catalogue,
+            keys=services.account.keys,
+            limits=services.account.limits,
+            accounts=services.billing.accounts,
+            credits=services.billing.credits,
+        )
 
     def routes(self) -> list[Route]:
         return [Route("/", self._frame.serving(self.show), methods=["GET"])]
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        shown = await self._page.gather(visitor.tenant_id)
+        shown = await self._page.gather(visitor.tenant_id, visitor.may)
         return self._frame.page(request, "overview.html", visitor=visitor, section=OVERVIEW.id, page=shown)

@@ -64,6 +64,13 @@ def duration(seconds: float) -> str:
     return f"about {round(minutes / 60)} hours"
 
 
+def seconds(value: float | None) -> str:
+    """A time that was measured, below a second in milliseconds."""
+    if value is None:
+        return NOTHING
+    return f"{value * 1000:,.0f} ms" if value < 0.9995 else f"{value:,.2f} s"
+
+
 def figure(value: float | None, digits: int = 4) -> str:
     """A measured number; what is none, or not finite, is a dash."""
     if value is None or not math.isfinite(value):

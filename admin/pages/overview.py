@@ -1,127 +1,319 @@
-"""The first page: what a tenant can ask for, what it used today, and which keys it has.
+"""The first page: what is spent and used, how it was served lately, the adapters at a glance, and for whoever
+begins what to do first.
 
-Owns what is gathered and how it is summed for display. Refuses to know HTTP, sessions and markup.
+Owns what is gathered and how it is summed for display. Refuses to know HTTP and markup.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import calendar
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, date, datetime, timedelta
 
-from adapters.service import ModelCard, ModelResolver
-from admin.bar_list import Chart, bar_chart
-from billing.service import UsageReports
+from adapters.catalogue import AdapterCatalogue, Shown
+from admin import chart, words
+from admin.chart import COUNT, Chart, Point, Series, Spark
+from admin.pages.adapters import State, state_of
+from admin.pages.labels import TIERS, May
+from admin.pages.usage_query import day_words, midnight
+from billing.invoices.accounts import BillingAccounts
+from billing.invoices.credits import CreditService
+from billing.reports.slices import REQUEST, Slice, UsageSlices, Used
+from sla.service import Lately, SlaReports
 from tenants.key_service import KeyService
+from tenants.limits.kinds import Metric
+from tenants.quotas.service import LimitService
 
-MAX_BARS = 12
-MAX_KEYS = 1_000
-
-
-@dataclass(frozen=True)
-class UsageToday:
-    """Sums since midnight UTC."""
-
-    requests: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
+DAYS = 30
+MAX_ADAPTERS = 6
 
 
-@dataclass(frozen=True)
-class ModelRow:
-    """A model as the page lists it."""
-
-    name: str
-    rank: int | None
-    created_at: datetime | None
+@dataclass(frozen=True, slots=True)
+class Spending:
+    month: str
+    spent: int
+    """Micro-USD, this month, charges among it."""
+    limit: int | None
+    """Of a month; None: there is none."""
+    balance: int | None
+    """What is paid in and not used; None: paid by invoice."""
 
     @property
-    def is_base(self) -> bool:
-        return self.rank is None
+    def share(self) -> int | None:
+        """Per cent of the limit that is spent."""
+        if self.limit is None:
+            return None
+        return 100 if not self.limit else min(100, round(100 * max(self.spent, 0) / self.limit))
+
+    @property
+    def is_near(self) -> bool:
+        return (self.share or 0) >= 80 or (self.balance is not None and self.balance <= 0)
 
 
-@dataclass(frozen=True)
-class KeyRow:
-    """A key as the page lists it: never its text, which nobody has."""
+@dataclass(frozen=True, slots=True)
+class Today:
+    tokens: int
+    requests: int
+    token_line: Spark | None
+    request_line: Spark | None
+    """Of the last `DAYS` days."""
 
+
+@dataclass(frozen=True, slots=True)
+class ClassRow:
+    tier: str
+    title: str
+    first_token: str
+    first_token_95: str
+    rate: str
+    requests: int
+    failed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """How requests were served within a day."""
+
+    rows: list[ClassRow]
+    requests: int
+    failed: int
+
+    @property
+    def rate(self) -> str:
+        if not self.requests:
+            return words.NOTHING
+        share = 100 * self.failed / self.requests
+        return f"{share:.2f} %" if 0 < share < 10 else f"{share:.0f} %"
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterRow:
+    id: str
     name: str
-    prefix: str
-    kind: str
-    created_at: datetime
-    last_used_at: datetime | None
-    revoked: bool
+    state: State
+    version: int | None
+    last_used: str
+    tokens: int
+    line: Spark | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Of getting started."""
+
+    title: str
+    text: str
+    path: str
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything the template shows."""
+    """Everything the template shows; None: not for this visitor."""
 
     base: str
-    models: list[ModelRow]
-    keys: list[KeyRow]
-    usage: UsageToday
+    steps: list[Step]
+    """Empty when all are done, or requests came without."""
+    today: Today
     chart: Chart
+    spending: Spending | None
+    levels: Levels | None
+    adapters: list[AdapterRow] | None
 
 
 @dataclass(frozen=True)
 class OverviewPage:
     """Gathers the page from the services."""
 
+    usage: UsageSlices
+    levels: SlaReports
+    catalogue: AdapterCatalogue
     keys: KeyService
-    models: ModelResolver
-    usage: UsageReports
+    limits: LimitService
+    accounts: BillingAccounts
+    credits: CreditService
 
-    async def gather(self, tenant_id: str) -> Overview:
-        """The page of one tenant, as of now. Raises `DatabaseUnavailable`."""
-        midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-        cards, keys, report = await asyncio.gather(
-            self.models.list(tenant_id),
-            self.keys.list(tenant_id, with_revoked=True, limit=MAX_KEYS, newest_first=False),
-            self.usage.completions(tenant_id, start_time=int(midnight.timestamp()), group_by=["model"]),
+    async def gather(self, tenant_id: str, may: May, today: date | None = None) -> Overview:
+        """As of now. Raises DatabaseUnavailable."""
+        today = today or datetime.now(UTC).date()
+        first = min(today - timedelta(days=DAYS - 1), today.replace(day=1))
+        used, levels, adapters, key, spending = await asyncio.gather(
+            self.usage.used(tenant_id, midnight(first), _end(today), unit="day"),
+            self._levels(tenant_id, may),
+            self._adapters(tenant_id, may, today),
+            self._has_key(tenant_id, may),
+            self._limits(tenant_id, may),
         )
-        results = [result for bucket in report["data"] for result in bucket["results"]]
+        is_used = any(one.requests for one in used) or await self.usage.is_used(tenant_id)
+        by_day = {one.bucket.astimezone(UTC).date(): one for one in used if one.kind == REQUEST}
+        days = [today - timedelta(days=DAYS - 1 - number) for number in range(DAYS)]
         return Overview(
-            base=self.models.base,
-            models=[_model_row(card) for card in cards],
-            keys=[
-                KeyRow(
-                    name=key.name,
-                    prefix=key.prefix,
-                    kind=key.kind,
-                    created_at=key.created_at.astimezone(UTC),
-                    last_used_at=key.last_used_at.astimezone(UTC) if key.last_used_at else None,
-                    revoked=key.revoked_at is not None,
-                )
-                for key, *_ in keys
-            ],
-            usage=_total(results),
-            chart=bar_chart(_bars(results)),
+            base=self.catalogue.base,
+            steps=[] if is_used else _steps(may, bool(adapters), key),
+            today=_today(by_day, days),
+            chart=_chart(by_day, days, may),
+            spending=None if spending is None else _spending(used, today, *spending),
+            levels=levels,
+            adapters=adapters,
         )
 
+    async def _levels(self, tenant_id: str, may: May) -> Levels | None:
+        if not may("limits.read"):
+            return None
+        found = await self.levels.lately(tenant_id)
+        return Levels(
+            [_class_row(one) for one in found],
+            sum(one.requests for one in found),
+            sum(one.failed for one in found),
+        )
 
-def _model_row(card: ModelCard) -> ModelRow:
-    created = datetime.fromtimestamp(card.created, UTC) if card.created else None
-    return ModelRow(card.id, card.rank, created)
+    async def _adapters(self, tenant_id: str, may: May, today: date) -> list[AdapterRow] | None:
+        if not may("adapters.read"):
+            return None
+        shown = await self.catalogue.adapters(tenant_id, limit=MAX_ADAPTERS)
+        ids = tuple(one.adapter.id for one in shown)
+        first = today - timedelta(days=DAYS - 1)
+        used = (
+            await self.usage.used(
+                tenant_id,
+                midnight(first),
+                _end(today),
+                unit="day",
+                group_by="adapter_id",
+                slice=Slice(adapter_ids=ids),
+            )
+            if ids
+            else []
+        )
+        return [
+            _adapter_row(one, [line for line in used if line.group == one.adapter.id], today) for one in shown
+        ]
+
+    async def _has_key(self, tenant_id: str, may: May) -> bool:
+        return may("keys.read") and bool(await self.keys.list(tenant_id, kind="inference", limit=1))
+
+    async def _limits(self, tenant_id: str, may: May) -> tuple[int | None, int | None] | None:
+        """What may be spent in a month, and the balance, where there are such."""
+        if not may("billing.read"):
+            return None
+        effective, account = await asyncio.gather(
+            self.limits.effective(tenant_id), self.accounts.find(tenant_id)
+        )
+        amounts = [
+            limit.amount
+            for limit in effective
+            if limit.metric == Metric.SPEND_PER_MONTH and limit.scope == "tenant" and not limit.model
+        ]
+        balance = (await self.credits.balance(tenant_id)).amount if account.mode == "prepaid" else None
+        return (min(amounts) if amounts else None), balance
 
 
-def _total(results: Iterable[dict[str, Any]]) -> UsageToday:
-    results = list(results)
-    return UsageToday(
-        requests=sum(result["num_model_requests"] for result in results),
-        prompt_tokens=sum(result["input_tokens"] for result in results),
-        cached_tokens=sum(result["input_cached_tokens"] for result in results),
-        completion_tokens=sum(result["output_tokens"] for result in results),
+def _end(today: date) -> datetime:
+    return midnight(today + timedelta(days=1))
+
+
+def _spending(used: Sequence[Used], today: date, limit: int | None, balance: int | None) -> Spending:
+    begins = midnight(today.replace(day=1))
+    spent = sum(one.cost for one in used if one.bucket >= begins)
+    return Spending(calendar.month_name[today.month], spent, limit, balance)
+
+
+def _today(by_day: dict[date, Used], days: Sequence[date]) -> Today:
+    tokens = [_tokens(by_day.get(day)) for day in days]
+    requests = [0 if (used := by_day.get(day)) is None else used.requests for day in days]
+    return Today(tokens[-1], requests[-1], chart.spark(tokens, "input"), chart.spark(requests, "output"))
+
+
+def _tokens(used: Used | None) -> int:
+    return 0 if used is None else used.input_tokens + used.output_tokens
+
+
+def _chart(by_day: dict[date, Used], days: Sequence[date], may: May) -> Chart:
+    def of(name: str) -> list[float]:
+        return [0 if (used := by_day.get(day)) is None else getattr(used, name) for day in days]
+
+    cached = of("cached_tokens")
+    fresh = [whole - known for whole, known in zip(of("input_tokens"), cached, strict=True)]
+    points = [
+        Point(
+            f"{day:%b} {day.day}",
+            day_words(day),
+            f"usage?range=days&from={day}&to={day}" if may("billing.read") else None,
+        )
+        for day in days
+    ]
+    series = [
+        Series("Input", "input", fresh),
+        Series("Cached input", "cached", cached),
+        Series("Output", "output", of("output_tokens")),
+    ]
+    return chart.bars(f"Tokens by day, the last {DAYS} days", points, series, COUNT)
+
+
+def _class_row(lately: Lately) -> ClassRow:
+    half, most = lately.first_token
+    rate = lately.output_rate
+    return ClassRow(
+        lately.tier.value,
+        TIERS.get(lately.tier.value, lately.tier.value),
+        words.seconds(half),
+        words.seconds(most),
+        words.NOTHING if rate is None else f"{rate:,.0f} tokens/s",
+        lately.requests,
+        lately.failed,
     )
 
 
-def _bars(results: Iterable[dict[str, Any]]) -> list[tuple[str, int, int]]:
-    """The models that used most, and the rest as one row: the chart adds up to the tiles above it."""
-    rows = [(str(r["model"] or "unknown"), int(r["input_tokens"]), int(r["output_tokens"])) for r in results]
-    rows.sort(key=lambda row: (-(row[1] + row[2]), row[0]))
-    shown, rest = rows[:MAX_BARS], rows[MAX_BARS:]
-    if rest:
-        shown.append((f"{len(rest)} others", sum(row[1] for row in rest), sum(row[2] for row in rest)))
-    return shown
+def _adapter_row(shown: Shown, used: Sequence[Used], today: date) -> AdapterRow:
+    by_day = {one.bucket.astimezone(UTC).date(): one for one in used if one.requests}
+    tokens = [_tokens(by_day.get(today - timedelta(days=DAYS - 1 - number))) for number in range(DAYS)]
+    return AdapterRow(
+        shown.adapter.id,
+        shown.adapter.name,
+        state_of(shown.adapter, shown.version),
+        shown.adapter.active_version,
+        _ago(max(by_day, default=None), today),
+        sum(tokens),
+        chart.spark(tokens, "input"),
+    )
+
+
+def _ago(day: date | None, today: date) -> str:
+    if day is None:
+        return f"not in {DAYS} days"
+    num_days = (today - day).days
+    return "today" if num_days <= 0 else "yesterday" if num_days == 1 else f"{num_days} days ago"
+
+
+def _steps(may: May, has_adapter: bool, has_key: bool) -> list[Step]:
+    steps = []
+    if may("adapters.write"):
+        steps.append(
+            Step(
+                "Bring an adapter",
+                "Upload the two files of a LoRA adapter: inspected, packed, measured, it serves.",
+                "/adapters/new",
+                has_adapter,
+            )
+        )
+    if may("keys.write"):
+        steps.append(
+            Step(
+                "Make an API key",
+                "It lets a program in. The stock OpenAI client takes it, and nothing else has to change.",
+                "/keys/new",
+                has_key,
+            )
+        )
+    if may("adapters.write"):
+        steps.append(
+            Step(
+                "Ask it something",
+                "In the playground, beside the base alone; the code for it is there to copy.",
+                "/playground",
+                False,
+            )
+        )
+    return steps

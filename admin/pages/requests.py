@@ -152,13 +152,6 @@ class RequestsPage:
         return await self._receipts.of(tenant_id, request_id)
 
 
-def seconds(value: float | None) -> str:
-    """Milliseconds below a second."""
-    if value is None:
-        return words.NOTHING
-    return f"{value * 1000:,.0f} ms" if value < 0.9995 else f"{value:,.2f} s"
-
-
 def _row(row: UsageRecord, labels: Labels, is_reversed: bool) -> RequestRow:
     state = None
     if is_reversed:
@@ -176,8 +169,8 @@ def _row(row: UsageRecord, labels: Labels, is_reversed: bool) -> RequestRow:
         row.prompt_tokens,
         row.cached_tokens,
         row.completion_tokens,
-        seconds(row.first_token_seconds),
-        seconds(row.total_seconds),
+        words.seconds(row.first_token_seconds),
+        words.seconds(row.total_seconds),
         row.cost,
     )
 
@@ -266,7 +259,7 @@ def _legs(timings: Mapping[str, float | None]) -> list[Leg]:
     for ends_at, title, tone in ends:
         width = 100 * (ends_at - begins) / total
         legs.append(
-            Leg(title, tone, round(100 * begins / total, 3), round(width, 3), seconds(ends_at - begins))
+            Leg(title, tone, round(100 * begins / total, 3), round(width, 3), words.seconds(ends_at - begins))
         )
         begins = ends_at
     return legs

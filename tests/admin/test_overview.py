@@ -3,39 +3,137 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import httpx
+import pytest
 
-from admin.bar_list import LABEL_PX, PLOT_PX, bar_chart
-from admin.pages.overview import MAX_BARS, _bars
+from billing.service import UsageReports
+from db.session import EVERY_TENANT
 from engine.protocol import AdapterRef
+from sla.measures import Counts
+from sla.repository import SlaWriter
 from tenants.actors import OPERATOR
+from tenants.limits.kinds import Limit, Metric
 from tests.admin.conftest import Site, sign_in
+from tests.admin.test_keys import as_role
+from tests.admin.test_usage import table, text
+from tests.admin.using import make_usage
 
 
-async def test_models_and_keys_of_the_tenant_and_nobody_else(site: Site, visitor: httpx.AsyncClient) -> None:
+def tiles(page: httpx.Response) -> dict[str, str]:
+    """What stands in each, by its title."""
+    found = re.findall(r'<(a|div) class="tile [^"]*"([^>]*)>(.*?)</\1>', page.text, re.DOTALL)
+    return {
+        text(re.findall(r"<span>(.*?)</span>", inner)[0]): f"{attributes} {text(inner)}"
+        for _, attributes, inner in found
+    }
+
+
+async def test_figures_are_those_of_usage(site: Site, visitor: httpx.AsyncClient) -> None:
+    using = await make_usage(site)
+    await sign_in(visitor)
+    found = tiles(await visitor.get("/"))
+    today = table(await visitor.get("/usage?range=today&group=key"))["Together"]
+    assert f"Requests today {today[0]}" in found["Requests today"]
+    costs = await UsageReports(site.place.database).costs.page(
+        site.tenant_id, start_time=int(using.today.replace(day=1).timestamp()), limit=31
+    )
+    spent = sum(one["amount_micro_usd"] for bucket in costs["data"] for one in bucket["results"])
+    shown = re.findall(r'<strong title="([^"]+)">', (await visitor.get("/")).text)
+    digits = f"{spent / 1e6:,.6f}".rstrip("0")
+    assert shown[0] == f"${digits}"
+    assert "no limit is set" in found[f"Spent in {using.today:%B}"]
+    tokens = int(today[1].replace(",", "")) + int(today[3].replace(",", ""))
+    assert shown[1] == f"{tokens:,}"
+
+
+async def test_every_figure_leads_on(site: Site, visitor: httpx.AsyncClient) -> None:
+    await make_usage(site)
+    await sign_in(visitor)
+    page = await visitor.get("/")
+    for title, path in (
+        ("Tokens today", "/usage?range=today"),
+        ("Requests today", "/usage?range=today&show=requests"),
+        ("Failed by us", "/sla"),
+    ):
+        assert f'href="/console{path}"' in tiles(page)[title].replace("&amp;", "&")
+    hrefs = set(re.findall(r'href="(/console/[^"#]*|usage[^"#]*)', page.text))
+    assert len(hrefs) > 20
+    for href in sorted(hrefs):
+        if "/static/" not in href:
+            path = href.replace("&amp;", "&").removeprefix("/console")
+            assert (await visitor.get(path)).status_code == 200, href
+
+
+async def test_spending_is_held_against_the_limit(site: Site, visitor: httpx.AsyncClient) -> None:
+    using = await make_usage(site)
+    limit = Limit("tenant", site.tenant_id, "", Metric.SPEND_PER_MONTH, 30_000)
+    await site.account.limits.set(site.tenant_id, OPERATOR, limit)
+    await sign_in(visitor)
+    page = await visitor.get("/")
+    spending = tiles(page)[f"Spent in {using.today:%B}"]
+    assert "of $0.03 a month" in spending
+    assert re.search(r'<progress max="100" value="\d+"', page.text)
+    await site.account.limits.set(
+        site.tenant_id, OPERATOR, Limit("tenant", site.tenant_id, "", Metric.SPEND_PER_MONTH, 0)
+    )
+    assert 'value="100"' in (await visitor.get("/")).text
+
+
+async def test_levels_are_those_of_the_last_day(site: Site, visitor: httpx.AsyncClient) -> None:
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    counts = Counts(400, 3)
+    for _ in range(397):
+        counts.first_token(0.2, 1)
+        counts.output_rate(50, 5)
+    old = Counts(1000, 1000)
+    minutes = {(site.tenant_id, "flex", now - timedelta(hours=1)): counts}
+    minutes[(site.tenant_id, "default", now - timedelta(days=2))] = old
+    async with site.place.database.write(EVERY_TENANT) as session:
+        await SlaWriter(session).add(minutes)
+    await sign_in(visitor)
+    page = await visitor.get("/")
+    assert "Failed by us 0.75 % 3 of 400 in 24 hours" in tiles(page)["Failed by us"]
+    ((name, cells),) = [(name, cells) for name, cells in table(page).items() if "in 24 hours" in name]
+    assert name == "Flex 400 in 24 hours"
+    assert cells[0].endswith("ms")
+    assert 150 < int(cells[0].split()[0]) <= int(cells[1].split()[0]) < 250
+    assert cells[2].endswith("tokens/s")
+
+
+async def test_adapters_of_the_tenant_and_nobody_else(site: Site, visitor: httpx.AsyncClient) -> None:
     other = await site.tenants.create_tenant("birch")
     for tenant_id, name, digit in ((site.tenant_id, "pirate", "a"), (other.id, "secret", "b")):
         ref = AdapterRef(digit * 64, 8)
         await site.adapters.register_version(tenant_id, name, ref, base_digest="c" * 64)
-    mine = await site.keys.create(site.tenant_id, "laptop", OPERATOR)
-    gone = await site.keys.create(site.tenant_id, "old robot", OPERATOR)
-    await site.keys.revoke(site.tenant_id, gone.id, OPERATOR)
-    await site.keys.create(other.id, "theirs", OPERATOR)
+    using = await make_usage(site, "used")
     await sign_in(visitor)
-    page = (await visitor.get("/")).text
-    assert "sapling:pirate" in page
-    assert "laptop" in page
-    assert mine.prefix in page
-    assert mine.plaintext not in page
-    assert re.search(r'class="revoked">\s*<th scope="row">old robot', page)
-    assert "sapling:secret" not in page
-    assert "theirs" not in page
+    page = await visitor.get("/")
+    assert "secret" not in page.text
+    rows = table(page)
+    assert rows["pirate version 1"] == ["Ready", "not in 30 days", "0"]
+    assert rows["used"][1:] == ["today", "5.5k"]
+    assert f'href="/console/usage?adapter={using.adapter}"' in page.text
+
+
+async def test_whoever_begins_is_told_how(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    page = await visitor.get("/")
+    assert "Getting started" in page.text
+    assert page.text.count('<li class="done">') == 0
+    await site.place.create("pirate")
+    await site.keys.create(site.tenant_id, "laptop", OPERATOR)
+    assert (await visitor.get("/")).text.count('<li class="done">') == 2
+    await make_usage(site, "other")
+    assert "Getting started" not in (await visitor.get("/")).text
 
 
 async def test_names_are_shown_as_text(site: Site, visitor: httpx.AsyncClient) -> None:
-    await site.keys.create(site.tenant_id, "<script>alert(1)</script>\"'", OPERATOR)
-    await sign_in(visitor)
+    evil = await site.tenants.create_tenant("<script>alert(1)</script>\"'")
+    await site.accounts.create(evil.id, "eve@evil.example", "correct horse battery")
+    await sign_in(visitor, "eve@evil.example")
     page = (await visitor.get("/")).text
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
@@ -43,14 +141,9 @@ async def test_names_are_shown_as_text(site: Site, visitor: httpx.AsyncClient) -
 
 async def test_pages_carry_no_inline_style_or_script(visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
-    for path in ("/", "/sign-in", "/absent"):
+    for path in ("/", "/usage", "/usage/requests", "/sign-in", "/absent"):
         page = (await visitor.get(path)).text
-        assert not re.search(r"<script|<style|\sstyle=|\son\w+=|javascript:", page)
-
-
-async def test_without_usage_the_page_says_so(visitor: httpx.AsyncClient) -> None:
-    await sign_in(visitor)
-    assert "No requests yet today" in (await visitor.get("/")).text
+        assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=|javascript:", page)
 
 
 async def test_the_style_sheet_is_there_and_cacheable(visitor: httpx.AsyncClient) -> None:
@@ -64,24 +157,16 @@ async def test_the_style_sheet_is_there_and_cacheable(visitor: httpx.AsyncClient
     assert "prefers-color-scheme: dark" in sheet.text
 
 
-def test_bars_are_to_scale() -> None:
-    chart = bar_chart([("a", 300, 100), ("b", 100, 0), ("c", 0, 1), ("long " * 10, 0, 0)])
-    a, b, c, empty = chart.bars
-    assert a.first_width + a.second_width == PLOT_PX
-    assert b.first_width == PLOT_PX / 4
-    assert a.second_x == LABEL_PX + a.first_width
-    assert c.second_width == 1.0
-    assert (empty.first_width, empty.second_width) == (0, 0)
-    assert empty.label.endswith("…")
-    assert a.value == "400"
-    assert bar_chart([]).bars == ()
-    assert bar_chart([("a", 0, 0)]).bars[0].end_x == LABEL_PX
-
-
-def test_many_models_become_few_bars_with_the_same_sum() -> None:
-    results = [{"model": f"m{i}", "input_tokens": i, "output_tokens": 1} for i in range(20)]
-    rows = _bars(results)
-    assert len(rows) == MAX_BARS + 1
-    assert rows[0] == ("m19", 19, 1)
-    assert rows[-1][0] == "8 others"
-    assert sum(row[1] for row in rows) == sum(range(20))
+@pytest.mark.parametrize("role", ["developer", "billing"])
+async def test_a_role_sees_what_it_may(site: Site, visitor: httpx.AsyncClient, role: Any) -> None:
+    await make_usage(site)
+    await as_role(site, visitor, role)
+    page = await visitor.get("/")
+    assert page.status_code == 200
+    pays = role == "billing"
+    assert any(title.startswith("Spent") for title in tiles(page)) == pays
+    assert ('href="/console/usage' in page.text) == pays
+    assert ("pirate" in page.text) == (not pays)
+    for href in set(re.findall(r'href="/console(/[^"#]*)', page.text)):
+        if "/static/" not in href:
+            assert (await visitor.get(href.replace("&amp;", "&"))).status_code == 200, href

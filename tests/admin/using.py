@@ -31,7 +31,7 @@ class Using:
     """Midnight."""
 
 
-async def make_usage(site: Site) -> Using:
+async def make_usage(site: Site, adapter_name: str = "pirate") -> Using:
     """Today: 3 of the laptop and 2 in the playground, on an adapter; yesterday 4 of the robot, flex, and
     storage; five days ago 1 by a key that is revoked, 1 by one that is no more, and 1 taken back since.
     """
@@ -42,7 +42,7 @@ async def make_usage(site: Site) -> Using:
     robot = await site.keys.create(tenant, "robot <i>", OPERATOR, project_id=support.id)
     revoked = await site.keys.create(tenant, "old one", OPERATOR)
     await site.keys.revoke(tenant, revoked.id, OPERATOR)
-    adapter = (await site.place.create("pirate")).adapter.id
+    adapter = (await site.place.create(adapter_name)).adapter.id
     midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     today, project = midnight.timestamp(), laptop.row.project_id or ""
     used: dict[str, Any] = {"usage": Usage(1000, 400, 100), "rate": RATE}
