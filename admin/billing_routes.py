@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Any
 
 import msgspec
@@ -62,6 +62,11 @@ class BillingRoutes:
             Route(
                 "/billing/top-up",
                 changing(self.top_up, "billing.write", members_alone=True),
+                methods=["POST"],
+            ),
+            Route(
+                "/billing/prepaid",
+                changing(self.pay_in_advance, "billing.write", members_alone=True),
                 methods=["POST"],
             ),
             Route("/invoices", serving(self.show_list, read), methods=["GET"]),
@@ -118,6 +123,14 @@ class BillingRoutes:
         except PaymentError as error:
             return await self._not_paid(request, visitor, error)
         return self._page(request, "leaving.html", visitor, url=made.url, what="the page to pay on")
+
+    async def pay_in_advance(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        """The way back is the operator's to grant, as in the API."""
+        await self._accounts.set_mode(
+            visitor.tenant_id, "prepaid", visitor.acting(request), now=datetime.now(UTC)
+        )
+        said = "From this minute on, usage is drawn from your balance."
+        return await self._frame.done(request, visitor, "/billing", said)
 
     async def _not_paid(self, request: Request, visitor: Visitor, error: PaymentError) -> Response:
         """The provider is away, or refuses: told where the buttons are."""

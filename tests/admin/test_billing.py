@@ -206,6 +206,21 @@ async def test_lists_have_pages(
         assert (await visitor.get(f"{path}?after=nonsense")).status_code == 404
 
 
+async def test_a_balance_can_pay_from_now_on(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    await site.billing.credits.add(site.tenant_id, "grant", 9_000_000, "welcome", OPERATOR, now=NOW)
+    done = await act(visitor, "/billing", "/billing/prepaid")
+    assert done.headers["location"] == "/console/billing"
+    await business(site).use(site.tenant_id, datetime.now(UTC), 2_500_000)
+    page = (await visitor.get("/billing")).text
+    for words in ("drawn from your balance", "$2.50", "$6.50", "in advance"):
+        assert words in page, words
+    assert "/billing/prepaid" not in page
+    ledger = (await visitor.get("/billing/credits")).text
+    for words in ("$9.00", "$2.50", "$6.50", "Granted"):
+        assert words in ledger, words
+
+
 async def test_details_are_checked_and_kept(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     fields = {
