@@ -32,6 +32,8 @@ COMPUTE = tl.float32 if INTERPRETING else tl.bfloat16
 """What tensor cores multiply; the interpreter's bf16 products are wrong."""
 MAX_PARTS = 48
 """A row of A each, of three modules of rank 16."""
+WIDE_OUTPUT = 8192
+"""Columns of a module from which a unit of a block is two tiles: looking a slot up takes a tile's time."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def plan_expand_rows(widths: Sequence[int], bucket: int, rank_stride: int) -> Pl
         "PAIR_N": pair_n,
         "BLOCK_R": 16,
         "BLOCK_N": 64 if small else 128,
-        "STRETCH": 1,
+        "STRETCH": 2 if max(widths) >= WIDE_OUTPUT and not small else 1,
         "BLOCK_ROWS": tiling.BLOCK_ROWS,
         "FETCHES": small and all(width % pair_n == 0 for width in widths),
     }
