@@ -10,123 +10,31 @@ errors carry data, no HTTP; a test proves that the table names every one of them
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import msgspec
 
-from adapters.calibration.errors import (
-    SamplesInvalid,
-    ServingRefused,
-    ServingUnavailable,
-    SourceInvalid,
+from adapters.errors import InvalidAdapter
+from adapters.files.errors import FileError
+from adapters.inspection import InspectionRefused
+from api.faces import (
+    BAD_KEY,
+    BUSY,
+    FORBIDDEN,
+    INTERNAL,
+    INVALID,
+    NOT_FOUND,
+    UNAVAILABLE,
+    Face,
+    adapters,
+    billing,
+    tenants,
 )
-from adapters.errors import (
-    AdapterLimitReached,
-    AdapterNotFound,
-    InvalidAdapter,
-    ModelNotFound,
-    ModelNotReady,
-    NothingToRollBackTo,
-    VersionNotFound,
-    VersionNotReady,
-)
-from adapters.files.errors import (
-    FileError,
-    FileNotFound,
-    FileTooLarge,
-    InvalidFile,
-    StorageLimitReached,
-    TooManyUploads,
-    UnsupportedFile,
-    UploadNotFound,
-    UploadNotPending,
-)
-from adapters.inspection import InspectionRefused, SandboxUnavailable
-from adapters.jobs.errors import (
-    JobFailed,
-    JobFinished,
-    JobNotFound,
-    JobUnfinished,
-    LeaseLost,
-    ReportNotFound,
-    VersionGone,
-)
-from adapters.jobs.lease import Interrupted
-from adapters.names import InvalidModelName
-from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
-from adapters.storage.receiving import TooManyBytes
 from api.ratelimit import rate_headers
-from billing.errors import (
-    AlreadyReversed,
-    BooksBusy,
-    GenerationNotFound,
-    InvalidBillingMonth,
-    InvalidReportQuery,
-    MalformedEvent,
-    NothingToReverse,
-    PriceTaken,
-    StillRunning,
-)
-from billing.invoices.errors import CreditNotAllowed, InvoiceNotFound, MonthSettled
-from billing.notifications.errors import (
-    DeliveryNotFound,
-    EndpointUnreachable,
-    MailNotSent,
-    NotificationError,
-    TooManyEndpoints,
-    WebhookEndpointNotFound,
-)
-from billing.payments.errors import (
-    BadSignature,
-    ManualEntryNotFound,
-    PaymentsNotConfigured,
-    ProviderRefused,
-    ProviderUnavailable,
-)
-from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
+from billing.errors import InvalidReportQuery
 from db.errors import DatabaseUnavailable
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
-from sla.errors import IncidentEnded, IncidentNotFound, InvalidMonth
-from tenants.errors import (
-    AccountSuspended,
-    AddressNotAllowed,
-    AuditEntryNotFound,
-    BalanceExhausted,
-    DefaultProjectKept,
-    IdentityNotFound,
-    IdentityTaken,
-    InvalidApiKey,
-    InviteAccepted,
-    InviteInvalid,
-    InviteNotFound,
-    InviteNotTheirs,
-    KeyNotActive,
-    KeyNotFound,
-    LastOwner,
-    LastWayIn,
-    LimitNotFound,
-    LimitReached,
-    NameTaken,
-    NoSecondFactor,
-    NotHeld,
-    OwnersOnly,
-    PlanNotFound,
-    ProjectArchived,
-    ProjectNotFound,
-    QuotaExhausted,
-    QuotaUnavailable,
-    RateLimited,
-    ResetInvalid,
-    SecondFactorKept,
-    SecondFactorMissing,
-    ServiceAccountNotFound,
-    TenantNotFound,
-    UserNotFound,
-    WrongCode,
-    WrongPassword,
-)
-from tenants.quotas.link import LinkDown, ReplyError
+from tenants.errors import LimitReached, NotHeld
 
 
 class ApiError(Exception):
@@ -210,46 +118,6 @@ class GenerationAborted(ApiError):
     """The engine stopped before the answer was complete, for example because it was shut down."""
 
 
-@dataclass(frozen=True, slots=True)
-class Face:
-    """How one class of error is shown."""
-
-    status: int
-    type: str
-    code: str
-    retry: bool
-    """`x-should-retry`: what the stock client obeys before anything else."""
-    retry_after: int | None = None
-    """Seconds."""
-    message: str | None = None
-    """Shown instead of the error's own words, where those would tell too much or say it differently each
-    time.
-    """
-    param: str | None = None
-    """The field at fault, where the class alone tells it."""
-
-
-INVALID = "invalid_request_error"
-UNAVAILABLE = "service_unavailable_error"
-BAD_KEY = Face(
-    401,
-    INVALID,
-    "invalid_api_key",
-    retry=False,
-    message="Incorrect API key provided. Send a valid key as 'Authorization: Bearer <key>'.",
-)
-INTERNAL = Face(
-    500,
-    "server_error",
-    "internal_error",
-    retry=True,
-    message="The server had an error processing the request. Quote its x-request-id when you report it.",
-)
-NOT_FOUND = Face(404, INVALID, "not_found", retry=False)
-FORBIDDEN = Face(403, "permission_error", "insufficient_permissions", retry=False)
-NO_MODEL = Face(404, INVALID, "model_not_found", retry=False, param="model")
-BUSY = Face(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1)
-
 FACES: dict[type[Exception], Face] = {
     InvalidValue: Face(400, INVALID, "invalid_value", retry=False),
     UnsupportedParameter: Face(400, INVALID, "unsupported_parameter", retry=False),
@@ -268,11 +136,6 @@ FACES: dict[type[Exception], Face] = {
     GenerationFailed: Face(500, "server_error", "generation_failed", retry=False),
     GenerationAborted: BUSY,
     NotServing: BUSY,
-    # Of these four a request sees the first alone: the others end a job, which says so itself.
-    SamplesInvalid: Face(400, INVALID, "invalid_value", retry=False),
-    SourceInvalid: Face(422, INVALID, "adapter_invalid", retry=False),
-    ServingRefused: Face(422, INVALID, "adapter_invalid", retry=False),
-    ServingUnavailable: BUSY,
     EngineGone: Face(
         503,
         UNAVAILABLE,
@@ -298,136 +161,9 @@ FACES: dict[type[Exception], Face] = {
         retry_after=2,
         message="The server cannot look this up at the moment. Try again.",
     ),
-    InvalidApiKey: BAD_KEY,
-    TenantNotFound: NOT_FOUND,
-    PlanNotFound: NOT_FOUND,
-    LimitNotFound: NOT_FOUND,
-    RateLimited: Face(429, "rate_limit_error", "rate_limit_exceeded", retry=True, retry_after=1),
-    BalanceExhausted: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    QuotaExhausted: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    # The quotas' own: what they cannot ask they judge by themselves, or say that it is unavailable.
-    LinkDown: INTERNAL,
-    ReplyError: INTERNAL,
-    QuotaUnavailable: Face(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1),
-    AccountSuspended: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    KeyNotFound: NOT_FOUND,
-    ProjectNotFound: NOT_FOUND,
-    UserNotFound: NOT_FOUND,
-    ServiceAccountNotFound: NOT_FOUND,
-    InviteNotFound: NOT_FOUND,
-    InviteInvalid: NOT_FOUND,
-    InviteNotTheirs: FORBIDDEN,
-    WrongPassword: Face(403, "permission_error", "wrong_password", retry=False, param="password"),
-    WrongCode: Face(403, "permission_error", "wrong_code", retry=False, param="code"),
-    NoSecondFactor: NOT_FOUND,
-    SecondFactorKept: Face(409, "conflict_error", "second_factor_kept", retry=False),
-    SecondFactorMissing: Face(409, "conflict_error", "second_factor_missing", retry=False),
-    ResetInvalid: NOT_FOUND,
-    IdentityNotFound: NOT_FOUND,
-    IdentityTaken: Face(409, "conflict_error", "identity_taken", retry=False),
-    LastWayIn: Face(409, "conflict_error", "last_way_in", retry=False),
-    AuditEntryNotFound: Face(404, INVALID, "not_found", retry=False, param="after"),
-    AddressNotAllowed: FORBIDDEN,
-    NotHeld: FORBIDDEN,
-    OwnersOnly: FORBIDDEN,
-    KeyNotActive: Face(409, "conflict_error", "key_not_active", retry=False),
-    ProjectArchived: Face(409, "conflict_error", "project_archived", retry=False),
-    DefaultProjectKept: Face(409, "conflict_error", "default_project", retry=False),
-    InviteAccepted: Face(409, "conflict_error", "invite_accepted", retry=False),
-    LastOwner: Face(409, "conflict_error", "last_owner", retry=False),
-    NameTaken: Face(409, "conflict_error", "name_taken", retry=False, param="name"),
-    ModelNotFound: NO_MODEL,
-    InvalidModelName: NO_MODEL,
-    InvalidReportQuery: Face(400, INVALID, "invalid_value", retry=False),
-    GenerationNotFound: NOT_FOUND,
-    InvalidMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
-    IncidentNotFound: NOT_FOUND,
-    BooksBusy: Face(409, "conflict_error", "books_busy", retry=False),
-    IncidentEnded: Face(409, "conflict_error", "incident_ended", retry=False),
-    InvalidBillingMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
-    MonthSettled: Face(404, INVALID, "not_found", retry=False, param="month"),
-    InvoiceNotFound: NOT_FOUND,
-    CreditNotAllowed: Face(400, INVALID, "invalid_value", retry=False),
-    PaymentsNotConfigured: Face(409, "conflict_error", "payments_not_configured", retry=False),
-    ProviderUnavailable: Face(
-        503,
-        UNAVAILABLE,
-        "server_is_overloaded",
-        retry=True,
-        retry_after=5,
-        message="The payment provider does not answer at the moment. Try again.",
-    ),
-    ProviderRefused: Face(
-        500,
-        "server_error",
-        "payment_provider_error",
-        retry=False,
-        message="The payment provider refused this. Please contact us.",
-    ),
-    BadSignature: Face(400, INVALID, "invalid_signature", retry=False),
-    # The operator's: it never crosses HTTP.
-    ManualEntryNotFound: INTERNAL,
-    # The worker's, and the operator's: they never cross HTTP.
-    MalformedEvent: INTERNAL,
-    PriceTaken: INTERNAL,
-    NothingToReverse: INTERNAL,
-    StillRunning: INTERNAL,
-    AlreadyReversed: INTERNAL,
-    NotificationError: INTERNAL,
-    WebhookEndpointNotFound: NOT_FOUND,
-    DeliveryNotFound: NOT_FOUND,
-    SpendAlertNotFound: NOT_FOUND,
-    TooManyEndpoints: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    TooManyAlerts: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    EndpointUnreachable: Face(422, INVALID, "endpoint_unreachable", retry=False, param="url"),
-    MailNotSent: INTERNAL,
-    ModelNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="model"),
-    AdapterNotFound: NOT_FOUND,
-    VersionNotFound: NOT_FOUND,
-    VersionNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="version"),
-    NothingToRollBackTo: Face(409, "conflict_error", "not_ready", retry=False, param="previous_version"),
-    JobNotFound: NOT_FOUND,
-    ReportNotFound: NOT_FOUND,
-    JobFinished: Face(409, "conflict_error", "job_finished", retry=False),
-    JobUnfinished: Face(409, "conflict_error", "job_unfinished", retry=False),
-    # The workers': they become a job's error, or its interruption.
-    JobFailed: INTERNAL,
-    LeaseLost: INTERNAL,
-    Interrupted: INTERNAL,
-    VersionGone: INTERNAL,
-    InvalidAdapter: Face(400, INVALID, "invalid_value", retry=False),
-    AdapterLimitReached: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    # Its `field` is the param: a tensor's key, a field of the config, a file's name.
-    InspectionRefused: Face(422, INVALID, "adapter_invalid", retry=False),
-    SandboxUnavailable: Face(
-        503,
-        UNAVAILABLE,
-        "server_is_overloaded",
-        retry=True,
-        retry_after=2,
-        message="Adapters cannot be inspected at the moment. Try again.",
-    ),
-    InvalidFile: Face(400, INVALID, "invalid_value", retry=False),
-    FileNotFound: NOT_FOUND,
-    UploadNotFound: NOT_FOUND,
-    UploadNotPending: Face(409, "conflict_error", "upload_not_pending", retry=False),
-    FileTooLarge: Face(413, INVALID, "file_too_large", retry=False),
-    # What receives bytes says it to the services of files, which name the field.
-    TooManyBytes: Face(413, INVALID, "file_too_large", retry=False),
-    UnsupportedFile: Face(415, INVALID, "unsupported_media_type", retry=False),
-    TooManyUploads: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    StorageLimitReached: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    StorageUnavailable: Face(
-        503,
-        UNAVAILABLE,
-        "server_is_overloaded",
-        retry=True,
-        retry_after=2,
-        message="The server cannot reach its stored files at the moment. Try again.",
-    ),
-    # A row's object is not there, or not what it was: ours to repair.
-    ObjectNotFound: INTERNAL,
-    DigestMismatch: INTERNAL,
+    **adapters.FACES,
+    **billing.FACES,
+    **tenants.FACES,
 }
 """Every domain error class, and how it is shown. A subclass not named here is shown as its nearest parent
 that is.

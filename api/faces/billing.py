@@ -1,0 +1,76 @@
+"""Faces of what goes wrong with bills, payments and what tells of them."""
+
+from __future__ import annotations
+
+from api.faces import INTERNAL, INVALID, NOT_FOUND, UNAVAILABLE, Face
+from billing.errors import (
+    AlreadyReversed,
+    BooksBusy,
+    GenerationNotFound,
+    InvalidBillingMonth,
+    InvalidReportQuery,
+    MalformedEvent,
+    NothingToReverse,
+    PriceTaken,
+    StillRunning,
+)
+from billing.invoices.errors import CreditNotAllowed, InvoiceNotFound, MonthSettled
+from billing.notifications.errors import (
+    DeliveryNotFound,
+    EndpointUnreachable,
+    MailNotSent,
+    NotificationError,
+    TooManyEndpoints,
+    WebhookEndpointNotFound,
+)
+from billing.payments.errors import (
+    BadSignature,
+    ManualEntryNotFound,
+    PaymentsNotConfigured,
+    ProviderRefused,
+    ProviderUnavailable,
+)
+from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
+
+FACES: dict[type[Exception], Face] = {
+    InvalidReportQuery: Face(400, INVALID, "invalid_value", retry=False),
+    GenerationNotFound: NOT_FOUND,
+    BooksBusy: Face(409, "conflict_error", "books_busy", retry=False),
+    InvalidBillingMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
+    MonthSettled: Face(404, INVALID, "not_found", retry=False, param="month"),
+    InvoiceNotFound: NOT_FOUND,
+    CreditNotAllowed: Face(400, INVALID, "invalid_value", retry=False),
+    PaymentsNotConfigured: Face(409, "conflict_error", "payments_not_configured", retry=False),
+    ProviderUnavailable: Face(
+        503,
+        UNAVAILABLE,
+        "server_is_overloaded",
+        retry=True,
+        retry_after=5,
+        message="The payment provider does not answer at the moment. Try again.",
+    ),
+    ProviderRefused: Face(
+        500,
+        "server_error",
+        "payment_provider_error",
+        retry=False,
+        message="The payment provider refused this. Please contact us.",
+    ),
+    BadSignature: Face(400, INVALID, "invalid_signature", retry=False),
+    # The operator's: it never crosses HTTP.
+    ManualEntryNotFound: INTERNAL,
+    # The worker's, and the operator's: they never cross HTTP.
+    MalformedEvent: INTERNAL,
+    PriceTaken: INTERNAL,
+    NothingToReverse: INTERNAL,
+    StillRunning: INTERNAL,
+    AlreadyReversed: INTERNAL,
+    NotificationError: INTERNAL,
+    WebhookEndpointNotFound: NOT_FOUND,
+    DeliveryNotFound: NOT_FOUND,
+    SpendAlertNotFound: NOT_FOUND,
+    TooManyEndpoints: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
+    TooManyAlerts: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
+    EndpointUnreachable: Face(422, INVALID, "endpoint_unreachable", retry=False, param="url"),
+    MailNotSent: INTERNAL,
+}
