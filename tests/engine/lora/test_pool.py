@@ -50,6 +50,15 @@ def test_one_slab_holds_all_of_an_adapter():
     assert len(storages) == 1
 
 
+def test_what_a_slot_takes_is_known_while_it_is_filled():
+    pool = AdapterPool(CONFIG, num_slots=2)
+    adapter = packed(q_proj=4, up_proj=2)
+    pool.load(1, adapter)
+    assert pool.slot_bytes == [0, pool.size_of(adapter.manifest)]
+    pool.unload(1)
+    assert pool.slot_bytes == [0, 0]
+
+
 def test_fp8_is_widened_by_its_scales():
     pool = AdapterPool(CONFIG, num_slots=1)
     adapter = packed(dtype="float8_e4m3", q_proj=4, k_proj=2)

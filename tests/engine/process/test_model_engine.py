@@ -81,6 +81,13 @@ async def test_adapters_and_base_run_in_one_batch_and_are_billed_apart(
     assert stats is not None
     assert stats.eager_steps == stats.steps > 0
     assert (stats.device, stats.quantization, stats.kv_dtype) == ("cpu", "int8", "float32")
+    view = await client.inspect(10)
+    assert view is not None
+    assert {(slot.digest, slot.rank) for slot in view.slots} < {(ref.digest, ref.rank) for ref in refs if ref}
+    assert sum(slot.num_bytes for slot in view.slots) == view.stats.adapter_bytes_used > 0
+    with_null_block = (64 << 20) + view.memory["kv"] // (view.stats.blocks_total + 1)
+    assert view.memory == {"kv": with_null_block, "adapters": view.stats.adapter_bytes_used}
+    assert view.stats.adapter_evictions > 0
     bills = billed(journal_events(redis_url))
     for number, ref in enumerate(refs):
         bill = bills[f"r{number}-0"]
