@@ -32,6 +32,7 @@ from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from api.organization import bodies as organization_bodies
 from api.organization import routes as organization_routes
+from api.quota_metrics import QuotaCollector
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
 from api.v1 import adapters as adapter_routes
 from api.v1 import billing as billing_routes
@@ -105,6 +106,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     services.metrics.registry.register(
         EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready)
     )
+    services.metrics.registry.register(QuotaCollector(services.quotas))
     if services.payments_waiting is not None:
         services.metrics.registry.register(services.payments_waiting)
     if services.books is not None:

@@ -97,6 +97,13 @@ def alerts() -> Iterator[Alert]:
         "5m",
     )
     yield Alert(
+        "LimitsJudgedLocally",
+        "max(rootstock_quotas_away) > 0",
+        "page",
+        "Redis is away: rates go by each process's share, and requests that count to a budget are refused.",
+        "1m",
+    )
+    yield Alert(
         "KvBlocksShort",
         "max(rootstock_kv_occupancy_ratio) > 0.95",
         "ticket",

@@ -45,7 +45,9 @@ class LocalShare:
         self._held: dict[tuple[bytes, str], int] = {}
 
     def reserve(self, plan: CompiledPlan, likely: Likely) -> LocalRefusal | None:
-        """Take a request's amounts of every bucket, or of none: then why not."""
+        """Take a request's amounts of every bucket, or of none: then why not. A contract refuses nothing, and
+        is taken of by `within_contract`.
+        """
         now = self._clock()
         refusal: LocalRefusal | None = None
         for bucket in plan.buckets:
@@ -62,12 +64,27 @@ class LocalShare:
                 self._held[key] = self._held.get(key, 0) + 1
         return None
 
-    def settle(self, plan: CompiledPlan, likely: Likely, used: Likely, began: float) -> None:
-        """Return what was not used of a reservation made at `began` by `now`."""
+    def within_contract(self, plan: CompiledPlan, likely: Likely) -> bool:
+        """Whether a request that was let through is within this process's share of the plan's contract, which
+        it is taken of then.
+        """
+        now = self._clock()
+        for bucket in plan.buckets:
+            if bucket.kind != CONTRACT:
+                continue
+            need = likely[bucket.measure - 1]
+            rate, share = self._drained((plan.tag, bucket.name), bucket, now), self._share(bucket)
+            if need > bucket.amount or rate.level + min(need, share) > share + 1e-9:
+                return False
+            rate.level += need
+        return True
+
+    def settle(self, plan: CompiledPlan, likely: Likely, used: Likely, began: float, within: bool) -> None:
+        """Return what was not used of a reservation made at `began` by `now`; `within`: its contract, too."""
         now = self._clock()
         for bucket in plan.buckets:
             key = (plan.tag, bucket.name)
-            if bucket.kind == KINDS["rate"]:
+            if bucket.kind == KINDS["rate"] or (bucket.kind == CONTRACT and within):
                 unused = float(likely[bucket.measure - 1] - used[bucket.measure - 1])
                 if unused > 0:
                     unused = max(0.0, unused - (now - began) * self._share(bucket) / 60)

@@ -56,6 +56,10 @@ class Quotas:
         self._seeding: dict[tuple[bytes, str], asyncio.Future[int]] = {}
         self._plans = Plans(self._scripts)
         self._local = LocalShare()
+        self.num_judged_locally = 0
+        """Requests let through by this process's share of the limits, because Redis was away."""
+        self.num_refused_locally = 0
+        """Requests refused meanwhile: over that share, or for a budget that cannot be asked."""
         self._link = Link(
             redis_url,
             self._scripts.load(),
@@ -220,14 +224,19 @@ class Quotas:
     def _reserve_locally(self, reservation: Reservation, plan: CompiledPlan) -> Reservation:
         if plan.has_windows:
             reservation.ended = True
+            self.num_refused_locally += 1
             raise QuotaUnavailable(UNAVAILABLE_RETRY)
         reservation.local = True
-        refusal = self._local.reserve(plan, _rates(reservation.expected))
+        likely = _rates(reservation.expected)
+        refusal = self._local.reserve(plan, likely)
         if refusal is None:
+            self.num_judged_locally += 1
+            reservation.within_contract = self._local.within_contract(plan, likely)
             reservation.ended = False  # it may have been withdrawn from Redis
             reservation.began = self._local.now()
             return reservation
         reservation.ended = True
+        self.num_refused_locally += 1
         assert refusal.bucket.limit is not None
         if refusal.retry_after == float("inf"):
             raise QuotaExhausted(refusal.bucket.limit, None, local=True)
@@ -246,7 +255,7 @@ class Quotas:
         assert plan is not None
         if reservation.local:
             likely = _rates(reservation.expected)
-            self._local.settle(plan, likely, _rates(used), reservation.began)
+            self._local.settle(plan, likely, _rates(used), reservation.began, reservation.within_contract)
             return
         self._renewal.remove(reservation, plan)
         self._endings.settle(reservation, plan, used)

@@ -270,7 +270,8 @@ class FakeQuotas:
         self.within_contract = True
         self.requests: RateView | None = None
         self.tokens: RateView | None = None
-        self.local = False
+        self.local = self.away = False
+        self.num_open = self.num_judged_locally = self.num_refused_locally = 0
         self.reserved: list[Reservation] = []
         self.contracts: list[Contract | None] = []
         self.settled: dict[str, Amounts] = {}

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from api.engine_metrics import EngineCollector
 from api.payments_metrics import STATES, PaymentsCollector
+from api.quota_metrics import QuotaCollector
 from db.session import Database
 from engine.protocol import EngineStats, PriorityClass
 from sla.dashboard import SECTIONS, dashboard_json
@@ -21,6 +22,7 @@ from sla.generate import FILES
 from sla.objectives import BURN_ALERTS
 from sla.rules import alerts, recordings, rules_yaml
 from telemetry.metrics import CLASSES, ServingMetrics
+from tenants.quotas import Quotas
 
 BY_CLASS = dict.fromkeys(PriorityClass, 1)
 
@@ -51,6 +53,7 @@ def exposed() -> set[str]:
     payments = PaymentsCollector(Database("postgresql+psycopg://nobody@localhost/none"))
     payments._counts = dict.fromkeys(STATES, 1)
     mirrored.register(payments)
+    mirrored.register(QuotaCollector(Quotas("redis://localhost", "nobody")))
     shown = generate_latest(metrics.registry) + generate_latest(mirrored)
     return set(re.findall(r"^(rootstock_\w+)", shown.decode(), re.MULTILINE))
 

@@ -18,7 +18,7 @@ from cli.local.redis import start_redis
 from cli.local.server import LocalServer
 from tenants.errors import QuotaExhausted, QuotaUnavailable, RateLimited
 from tenants.limits.kinds import Amounts, Limit, Metric
-from tenants.quotas import Quotas
+from tenants.quotas import Contract, Quotas
 from tests.support.waiting import eventually
 from tests.tenants.quotas.conftest import QUICK, caller, counted, limit, opened
 
@@ -84,6 +84,26 @@ async def test_while_redis_is_away_rates_go_by_shares_and_budgets_wait(own_redis
         await eventually(lambda: not quotas.away)
         reservation = await quotas.reserve("e", caller(RPM, DAILY), "sapling", Amounts(1, 1))
         assert not reservation.local
+
+
+async def test_contracts_go_by_shares_too_while_redis_is_away(own_redis: list[LocalServer]) -> None:
+    async with opened(own_redis[-1].url) as quotas:
+        killed(own_redis)
+        await eventually(lambda: quotas.away)
+        who, contract = caller(RPM), Contract("priority", 100)
+        made = [
+            await quotas.reserve(f"a{number}", who, "sapling", Amounts(1, 30, 30), None, contract)
+            for number in range(2)
+        ]
+        assert [each.within_contract for each in made] == [True, False], "60 tokens, and 60 more"
+        quotas.settle(made[0], Amounts(1, 5, 5))
+        quotas.settle(made[1], Amounts(1, 30, 30))
+        later = await quotas.reserve("b", who, "sapling", Amounts(1, 40, 40), None, contract)
+        assert later.within_contract, "what was not used counts no longer, and what was over it never did"
+        assert (quotas.num_judged_locally, quotas.num_refused_locally) == (3, 0)
+        with pytest.raises(QuotaUnavailable):
+            await quotas.reserve("c", caller(DAILY), "sapling", Amounts(1, 1))
+        assert quotas.num_refused_locally == 1
 
 
 async def test_a_share_is_of_the_processes_there_are(own_redis: list[LocalServer]) -> None:
