@@ -32,6 +32,7 @@ _GAUGES = {
         "Device memory set aside for adapters.",
     ),
     "adapter_bytes_used": ("adapter_memory_used_bytes", "Of that memory, what resident adapters take."),
+    "draining": ("engine_draining", "1 while the engine refuses new requests and ends with those it has."),
     "journal_spooled": ("usage_events_spooled", "Usage events on the engine's disk, waiting for Redis."),
 }
 _COUNTERS = {
