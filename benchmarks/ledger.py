@@ -82,6 +82,14 @@ async def _backends_cpu(database: Database) -> float:
     return sum(map(_process_cpu, pids))
 
 
+def _process_ran(pid: int) -> float:
+    """The same to the nanosecond; nothing of a parallel worker that is gone by now."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 10**9
+    except OSError:
+        return 0.0
+
+
 def _process_cpu(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -170,17 +178,31 @@ async def queries(database: Database, ledger: Ledger, rounds: int, pages: int = 
     asked = questions(database, ledger)
     draw = random.Random(ledger.seed)
     took: dict[str, list[float]] = {name: [] for name in asked}
+    worked: list[float] = []
     for question in asked.values():  # as a process that has served for a while
         await question(ledger.tenant(0))
     for _ in range(rounds):
         tenants = [0, *draw.sample(range(1, ledger.tenants), min(pages, ledger.tenants) - 1)]
         for number in tenants:
             for name, question in asked.items():
-                began = time.perf_counter()
+                cpu, began = await _cpu(database), time.perf_counter()
                 await question(ledger.tenant(number))
                 took[name].append(time.perf_counter() - began)
+                worked.append(await _cpu(database) - cpu)
     every = [seconds for times in took.values() for seconds in times]
-    return {"all": quantiles(every), **{name: quantiles(times) for name, times in took.items()}}
+    return {
+        "all": quantiles(every),
+        "cpu_of_all": quantiles(worked),
+        **{name: quantiles(times) for name, times in took.items()},
+    }
+
+
+async def _cpu(database: Database) -> float:
+    """Seconds that this process and its backends have worked, which no other on the machine changes much."""
+    async with database.read(EVERY_TENANT) as session:
+        query = text("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
+        pids = (await session.execute(query)).scalars().all()
+    return time.process_time() + sum(map(_process_ran, pids))
 
 
 def quantiles(seconds: list[float]) -> dict[str, float]:

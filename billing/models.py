@@ -161,6 +161,7 @@ class Charge(TenantOwned, Base):
         CheckConstraint("kind IN ('adapter_storage', 'calibration')", name="kind_known"),
         CheckConstraint("quantity >= 0 AND unit_price >= 0 AND cost >= 0", name="amounts_sane"),
         Index(None, "tenant_id", "at"),
+        Index(None, "created_at"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)
@@ -235,6 +236,7 @@ class Reversal(TenantOwned, Base):
             name="of_one",
         ),
         Index(None, "tenant_id", "at"),
+        Index(None, "created_at"),
     )
 
     id: Mapped[str] = mapped_column(primary_key=True)

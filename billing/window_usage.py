@@ -6,7 +6,7 @@ not how it goes on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 
 from billing.charges import ChargeRepository
@@ -20,15 +20,18 @@ from tenants.limits.kinds import Limit, Measure
 class WindowUsage:
     """Call it as `tenants.quotas.Seed`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(
+        self, database: Database, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    ) -> None:
         self._database = database
+        self._clock = clock
 
     async def __call__(self, tenant_id: str, limit: Limit, start: datetime) -> int:
         """Of `limit`, since `start`; of a prepaid balance, in all times that were prepaid.
 
         Raises DatabaseUnavailable.
         """
-        end = datetime.now(UTC) + timedelta(minutes=1)
+        end = self._clock() + timedelta(minutes=1)
         async with self._database.read(tenant_id) as session:
             if limit.metric.kind != "ever":
                 return await _used(session, tenant_id, limit, start, end)

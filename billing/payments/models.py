@@ -132,6 +132,7 @@ class ProviderEvent(Base):
     __tablename__ = "stripe_events"
     __table_args__ = (
         CheckConstraint("state IN ('received', 'done', 'ignored', 'failed')", name="state_known"),
+        Index(None, "received_at"),
         Index("ix_stripe_events_open", "next_attempt_at", postgresql_where=text("state = 'received'")),
     )
 

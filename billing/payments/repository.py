@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import Row, exists, func, literal, select
+from sqlalchemy import Row, delete, exists, func, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
@@ -337,6 +337,13 @@ class PaymentRecords:
         """If nobody else has it."""
         query = select(ProviderEvent).where(ProviderEvent.id == event_id).with_for_update(skip_locked=True)
         return (await self.session.execute(query)).scalar_one_or_none()
+
+    async def forget_events(self, before: datetime) -> int:
+        """Remove events that came before and that nothing is to be done about any more; how many."""
+        old = delete(ProviderEvent).where(
+            ProviderEvent.received_at < before, ProviderEvent.state.in_(("done", "ignored"))
+        )
+        return (await self.session.execute(old)).rowcount  # type: ignore[attr-defined]
 
     async def due_events(self, now: datetime, limit: int) -> list[str]:
         query = (

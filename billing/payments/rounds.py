@@ -75,6 +75,7 @@ class PaymentRounds:
         try:
             await self.standings.look_again(now)
             if now.minute == LONG_LOOK_MINUTE:
+                await self.follow_ups.forget_old()
                 await self.standings.look_at_customers(now)
         except (ProviderUnavailable, ProviderRefused) as error:
             logger.warning("standings stay as they are: %s", error)

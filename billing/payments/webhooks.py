@@ -36,6 +36,8 @@ PURPOSE, TOP_UP = "purpose", "top_up"
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=10), timedelta(hours=1)
 MAX_ATTEMPTS = 100
 """About four days of trying."""
+KEPT = timedelta(days=60)
+"""How long an event is known, once it was acted on: the provider tells it again for three days at most."""
 
 ABOUT = {
     "invoice.created": "invoice",
@@ -149,6 +151,11 @@ class FollowUps:
         for event_id in due:
             done += await self.follow_up(event_id)
         return done
+
+    async def forget_old(self) -> int:
+        """Remove events that were acted on long ago; how many. Raises DatabaseUnavailable."""
+        async with self._database.write(EVERY_TENANT) as session:
+            return await PaymentRecords(session).forget_events(self._clock() - KEPT)
 
     async def follow_up(self, event_id: str) -> bool:
         """Act on one event; whether that was done now. Raises DatabaseUnavailable."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from billing.invoices.repository import AccountRepository
 from billing.months import begin, month_of
@@ -29,14 +29,16 @@ class SpendAdjusting:
         self._database = database
         self._outside = outside
 
-    async def tell(self, now: datetime) -> int:
-        """Tell budgets of what the ledger has and they do not; how many costs. Raises DatabaseUnavailable,
-        RedisError: then the rest is told the next time.
+    async def tell(self, now: datetime, *, lately: timedelta | None = None) -> int:
+        """Tell budgets of what the ledger has and they do not; how many costs. `lately` looks for what was
+        made within it: what is older waits for a call without.
+
+        Raises DatabaseUnavailable, RedisError: then the rest is told the next time.
         """
         async with self._database.read(EVERY_TENANT) as session:
             adjustments = AllAdjustments(session)
             unsettled = await adjustments.unsettled(BATCH)
-            untold = await adjustments.untold(BATCH)
+            untold = await adjustments.untold(BATCH, lately)
         for one in unsettled:
             await self._settle(one, await self._budgets(one, now), now)
         told = 0

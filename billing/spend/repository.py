@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import BigInteger, Select, cast, exists, func, select, union_all
@@ -96,10 +96,16 @@ class Untold:
     """Micro-USD; less than nothing where a cost is taken back."""
 
 
-def _adjustments() -> Any:
-    """Rows (id, tenant_id, at, amount, of_tenant) of the ledger that no request's reservation has."""
+def _adjustments(lately: timedelta | None = None) -> Any:
+    """Rows (id, tenant_id, at, amount) of the ledger that no request's reservation has; `lately`: those alone
+    that were made within it.
+    """
     charges = select(Charge.id, Charge.tenant_id, Charge.at, Charge.cost.label("amount"))
     reversals = select(Reversal.id, Reversal.tenant_id, Reversal.at, (-Reversal.cost).label("amount"))
+    if lately is not None:
+        # By the database's clock, which has dated them.
+        charges = charges.where(Charge.created_at >= func.now() - lately)
+        reversals = reversals.where(Reversal.created_at >= func.now() - lately)
     return union_all(charges, reversals).subquery("adjustments")
 
 
@@ -142,8 +148,11 @@ class AllAdjustments:
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
-    async def untold(self, limit: int) -> list[Untold]:
-        found = _adjustments()
+    async def untold(self, limit: int, lately: timedelta | None = None) -> list[Untold]:
+        """The earliest first; with `lately`, of those made within it: all there ever were take longer to look
+        through with every year.
+        """
+        found = _adjustments(lately)
         told = exists().where(SpendAdjustment.id == found.c.id)
         query = select(found).where(~told).order_by(found.c.at, found.c.id).limit(limit)
         return [

@@ -47,6 +47,9 @@ def upgrade() -> None:
     op.add_column("stripe_invoices", sa.Column("invoice_id", TEXT))
     op.add_column("billing_accounts", sa.Column("provider_details", JSONB))
     op.add_column("billing_accounts", sa.Column("provider_error", TEXT, server_default=EMPTY, nullable=False))
+    for table in ("charges", "reversals"):
+        op.create_index(f"ix_{table}_created_at", table, ["created_at"])
+    op.create_index("ix_stripe_events_received_at", "stripe_events", ["received_at"])
     # Subscriptions that charge for the meter: the next round replaces them.
     op.execute("UPDATE billing_accounts SET stripe_subscription_id = NULL")
 
@@ -65,6 +68,9 @@ def _sending() -> list[sa.Column[object]]:
 
 
 def downgrade() -> None:
+    op.drop_index("ix_stripe_events_received_at")
+    for table in ("charges", "reversals"):
+        op.drop_index(f"ix_{table}_created_at")
     op.drop_column("billing_accounts", "provider_error")
     op.drop_column("billing_accounts", "provider_details")
     op.drop_column("stripe_invoices", "invoice_id")

@@ -38,7 +38,7 @@ async def test_the_command_says_whether_the_books_balance(
             await LedgerWriter(session).upsert([measure(event)])
     shown = await asyncio.to_thread(run, "billing", "reconcile")
     assert "The books balance." in shown
-    assert "stripe        not compared: there is no payment provider" in shown
+    assert "stripe           not compared: there is no payment provider" in shown
     async with (
         operator.open_services(environment) as services,
         services.database.write(EVERY_TENANT) as session,

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 READY_LATELY = timedelta(days=1)
 """For how long after it is ready a version is told of, when nobody could before."""
+MADE_LATELY, LONG_LOOK_MINUTE = timedelta(hours=3), 25
+"""How far back costs are looked for that budgets were not told of; in that minute of an hour, all of them."""
 ROUNDS = 20
 """Batches that are delivered in one go."""
 
@@ -96,7 +98,9 @@ async def _any_due(runtime: Runtime) -> bool:
 async def _watch(runtime: Runtime) -> None:
     now, usage = datetime.now(UTC), WindowUsage(runtime.database)
     await _tell_of_adapters(runtime.database, now)
-    told = await SpendAdjusting(runtime.database, OutsideSpend(runtime.redis, usage)).tell(now)
+    told = await SpendAdjusting(runtime.database, OutsideSpend(runtime.redis, usage)).tell(
+        now, lately=None if now.minute == LONG_LOOK_MINUTE else MADE_LATELY
+    )
     raised = await SpendWatch(runtime.database, usage).look(now)
     if told or raised:
         logger.info("costs told to budgets: %d, spend alerts raised: %d", told, raised)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import json
+import signal
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import text
 
-from billing.notifications.delivering import BACKOFF, Deliveries
+from billing.notifications.delivering import BACKOFF, LEASE, Deliveries
 from billing.notifications.errors import EndpointUnreachable
 from billing.notifications.events import EVENTS, INVOICE_FINALIZED, PAYMENT_FAILED
 from billing.notifications.sending import WebhookSender
@@ -30,9 +33,11 @@ from tenants.actors import OPERATOR
 from tenants.models import Tenant
 from tenants.service import account_services
 from tests.support.hook_server import HookServer, hook_server
+from tests.support.killed_telling import DELIVERING
 from tests.support.waiting import eventually
 from tests.tenants.conftest import SECRET
 
+ROOT = Path(__file__).resolve().parents[3]
 FACTS = {"invoice_id": "inv_1", "number": 7, "month": "2026-10", "total_cents": 1234}
 SENDER = WebhookSender(http_allowed=True, private_allowed=True, timeout=5.0)
 
@@ -349,3 +354,30 @@ async def test_old_notifications_are_forgotten_unless_somebody_waits(
 
 def test_samples_fit_into_a_notification() -> None:
     assert all(len(json.dumps(dict(event.sample))) < 4096 for event in EVENTS.values())
+
+
+@pytest.mark.parametrize("instant", DELIVERING)
+async def test_who_is_killed_while_it_delivers_loses_nothing_and_makes_no_second_event(
+    database: Database,
+    database_url: str,
+    tenant: Tenant,
+    webhooks: WebhookService,
+    hooks: HookServer,
+    clock: Clock,
+    instant: str,
+) -> None:
+    """With SIGKILL, before the endpoint hears of it and after: then it hears of it again, by the same id."""
+    await endpoint(webhooks, tenant, hooks.url("/204"))
+    assert await happen(database, tenant, clock)
+    command = [sys.executable, "-m", "tests.support.killed_telling", database_url, "redis://", instant]
+    killed = await asyncio.to_thread(subprocess.run, command, cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(hooks.heard) == (1 if instant == "posted" else 0)
+    deliveries = Deliveries(database, SENDER, clock=clock)
+    assert await deliveries.deliver() == 0, "whoever took it may still be at it"
+    clock.now = datetime.now(UTC) + timedelta(seconds=LEASE + 1)
+    assert await deliveries.deliver() == 1
+    assert await deliveries.deliver() == 0
+    assert len(hooks.heard) == (2 if instant == "posted" else 1)
+    assert len({heard.headers["webhook-id"] for heard in hooks.heard}) == 1
+    assert len({heard.body for heard in hooks.heard}) == 1

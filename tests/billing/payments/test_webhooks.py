@@ -238,3 +238,21 @@ async def test_a_subscription_cancelled_at_the_provider_is_made_again(site: Site
     assert await site.customers.subscribe_all(site.now + timedelta(days=1)) == 1
     assert await site.customers.subscribe_all(site.now + timedelta(days=1)) == 0
     assert [one["status"] for one in site.double.books.all("subscription")] == ["active", "canceled"]
+
+
+async def test_what_was_acted_on_long_ago_is_forgotten_and_what_was_not_is_kept(site: Site) -> None:
+    states = ("done", "ignored", "failed", "received")
+    async with site.database.write(EVERY_TENANT) as session:
+        for age in (59, 61):
+            for state in states:
+                await session.execute(
+                    text(
+                        "INSERT INTO stripe_events (id, type, object_id, occurred_at, state, received_at) "
+                        "VALUES (:id, 'x.y', 'o', :at, :state, :at)"
+                    ),
+                    {"id": f"{state} {age}", "at": site.now - timedelta(days=age), "state": state},
+                )
+    assert await site.follow_ups.forget_old() == 2
+    async with site.database.read(EVERY_TENANT) as session:
+        left = (await session.execute(text("SELECT id FROM stripe_events"))).scalars()
+        assert set(left) == {f"{state} 59" for state in states} | {"failed 61", "received 61"}

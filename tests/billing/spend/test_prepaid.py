@@ -4,10 +4,16 @@ storage, calibration, and what is taken back. The ledger, Redis and the caches a
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 import redis.asyncio
+from sqlalchemy import text
 
 from billing.charges import ChargeBook, Due
 from billing.folding import fold, measure
@@ -31,10 +37,12 @@ from tenants.quotas.outside import OutsideSpend
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
 from tests.support.journal import usage_event
+from tests.support.killed_telling import TELLING
 from tests.support.waiting import eventually
 from tests.tenants.conftest import SECRET
 from tests.tenants.quotas.conftest import caller, opened
 
+ROOT = Path(__file__).resolve().parents[3]
 NOW = datetime.now(UTC)
 
 
@@ -207,37 +215,54 @@ async def test_costs_that_are_no_requests_count_once(
         assert [await state(quotas, limit) for limit in limits] == [(140, 0)] * 2
 
 
-@pytest.mark.parametrize("dies", ["held", "noted"])
-async def test_a_cost_counts_once_though_who_tells_it_dies(
+@pytest.mark.parametrize("taken_back", [False, True])
+@pytest.mark.parametrize("instant", TELLING)
+async def test_a_cost_counts_once_though_who_tells_it_is_killed(
     database: Database,
+    database_url: str,
     redis_client: redis.asyncio.Redis,
     redis_url: str,
     tenant: Tenant,
-    monkeypatch: pytest.MonkeyPatch,
-    dies: str,
+    adjusting: SpendAdjusting,
+    instant: str,
+    taken_back: bool,
 ) -> None:
+    """With SIGKILL; of a charge, and of the reversal of one."""
     await BillingAccounts(database, redis_client).set_mode(tenant.id, "prepaid", OPERATOR, now=NOW)
     balance = balance_limit(tenant.id, 0)
     await charge(database, tenant, "calibration:one", 40)
-    outside = OutsideSpend(redis_client, WindowUsage(database))
-    adjusting = SpendAdjusting(database, outside)
-
-    async def die(*_: object, **__: object) -> bool:
-        raise SystemError("killed")
-
-    with monkeypatch.context() as patched:
-        if dies == "held":
-            patched.setattr("billing.spend.adjusting.AdjustmentRepository.note", die)
-        else:
-            patched.setattr(outside, "settle", die)
-        with pytest.raises(SystemError):
-            await adjusting.tell(NOW)
+    before = 0
     async with opened(redis_url, seed=WindowUsage(database)) as quotas:
-        assert await state(quotas, balance) == (0, 40)
-        await adjusting.tell(NOW)
-        assert await state(quotas, balance) == (40, 0)
-        await adjusting.tell(NOW)
-        assert await state(quotas, balance) == (40, 0)
+        assert await state(quotas, balance) == (0, 0)
+        if taken_back:
+            await adjusting.tell(NOW)
+            reversals = ReversalService(database)
+            await reversals.reverse_charge(tenant.id, "calibration:one", reason="a mistake", by=OPERATOR)
+            before = 40
+        command = [
+            sys.executable, "-m", "tests.support.killed_telling", database_url, redis_url, instant,
+        ]  # fmt: skip
+        killed = await asyncio.to_thread(subprocess.run, command, cwd=ROOT)
+        assert killed.returncode == -signal.SIGKILL
+        if instant != "settled":
+            assert (await state(quotas, balance))[0] == before
+        for _ in range(2):
+            await adjusting.tell(NOW)
+            assert await state(quotas, balance) == (40 - before, 0)
+
+
+async def test_a_short_look_leaves_what_was_made_long_ago_to_the_long_one(
+    database: Database, owner_database: Database, tenant: Tenant, adjusting: SpendAdjusting
+) -> None:
+    for name in ("calibration:old", "calibration:new"):
+        await charge(database, tenant, name, 40)
+    async with owner_database.write(EVERY_TENANT) as session:
+        await session.execute(text("SET LOCAL session_replication_role = replica"))
+        aged = "UPDATE charges SET created_at = now() - interval '2 hours' WHERE id = 'calibration:old'"
+        await session.execute(text(aged))
+    assert await adjusting.tell(NOW, lately=timedelta(hours=1)) == 1
+    assert await adjusting.tell(NOW, lately=timedelta(hours=1)) == 0
+    assert await adjusting.tell(NOW) == 1
 
 
 async def test_the_monthly_limit_is_exact_over_a_change_of_prices(
