@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from db.session import Database
 
 READ_ONLY = ("alembic_version",)
-ADDED_TO_ONLY = ("audit_log", "charges", "reversals")
+ADDED_TO_ONLY = ("audit_log", "charges", "incident_notes", "reversals")
 OWNERS_FUNCTIONS = ("secure_tenant_rows", "ensure_month_partitions")
 
 _MIGHT = text("""

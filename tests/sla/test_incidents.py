@@ -6,6 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import redis.asyncio
+from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
 
 from db.session import EVERY_TENANT, Database
 from sla.errors import IncidentEnded, IncidentNotFound
@@ -58,6 +60,10 @@ async def test_tenants_are_told_what_is_public_and_open(database: Database) -> N
         ("A disk is full", ""),
         ("Answers are slow", "We look."),
     ]
+    for change in ("UPDATE incident_notes SET body = 'nothing'", "DELETE FROM incident_notes"):
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            async with database.write(EVERY_TENANT) as session:
+                await session.execute(text(change))
     await incidents.close(loud.id, OPERATOR)
     assert [one.title for one in await incidents.told()] == ["A disk is full"]
     with pytest.raises(IncidentEnded):
