@@ -12,6 +12,7 @@ import redis.asyncio
 from sqlalchemy import text
 
 from api.app import create_app
+from billing.invoices.accounts import BillingAccounts
 from billing.payments.errors import ProviderUnavailable
 from billing.payments.service import PaymentService
 from billing.payments.settings import StripeSettings
@@ -160,6 +161,7 @@ async def front(
         site.database,
         site.gateway,
         return_url="https://us.example/",
+        accounts=BillingAccounts(site.database, redis_client),
         webhooks=WebhookReceiver(site.database, None, settings),
     )
     resolvers = [KeyResolver(site.database, redis_client, KEY_SECRET) for _ in range(2)]
@@ -245,3 +247,30 @@ async def test_without_a_provider_there_are_invoices_only(
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "payments_not_configured")
         assert (await client.post("/webhooks/stripe", content=b"{}")).status_code == 404
     await resolver.close()
+
+
+async def test_what_invoices_name_is_changed_over_http_and_paying_afterwards_is_not(
+    site: Site, front: Front
+) -> None:
+    url, headers, app = "/v1/organization/billing", bearer(front.admin), front.apps[0]
+    changes = {"name": "Acme GmbH", "email": "pay@acme.example", "address": "1 Road\nTown", "country": "DE"}
+    made = await app.post(url, headers=headers, json=changes)
+    assert made.status_code == 200, made.text
+    assert {name: made.json()[name] for name in changes} == changes
+    await site.customers.push_details()
+    assert site.double.books.get(site.customer, "customer")["name"] == "Acme GmbH"
+    for body, field in (
+        ({"country": "Germany"}, "country"),
+        ({"country": "de"}, "country"),
+        ({"email": "nobody"}, "email"),
+        ({"tax_id": 5}, "tax_id"),
+        ({"mode": "free"}, "mode"),
+    ):
+        refused = await app.post(url, headers=headers, json=body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field), refused.text
+    assert (await app.post(url, headers=headers, json={"mode": "postpaid"})).json()["mode"] == "postpaid"
+    assert (await app.post(url, headers=headers, json={"mode": "prepaid"})).json()["mode"] == "prepaid"
+    refused = await app.post(url, headers=headers, json={"mode": "postpaid"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
+    shown = (await app.get(url, headers=headers)).json()
+    assert (shown["mode"], shown["name"]) == ("prepaid", "Acme GmbH")
