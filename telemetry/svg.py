@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 WIDTH, HEIGHT = 760, 400
-LEFT, RIGHT, TOP, BOTTOM = 70, 20, 64, 62
+LEFT, RIGHT, TOP, BOTTOM = 84, 20, 64, 62
 BAR_LABELS, BAR_ROW = 330, 22
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
 
@@ -51,6 +51,8 @@ class Axis:
     categories: tuple[str, ...] = ()
     marks: tuple[float, ...] = ()
     """Of a logarithmic axis, where 1, 2 and 5 are not what the data stand at."""
+    whole: bool = False
+    """What is counted has no halves."""
 
 
 def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series]) -> str:
@@ -135,7 +137,7 @@ def _scale(values: Sequence[float], axis: Axis, start: float, end: float) -> _Sc
             lambda value: start + (end - start) * math.log(value / low) / span,
             [(mark, _label(mark)) for mark in marks],
         )
-    marks = _round_ticks(min(0.0, low), high)
+    marks = _round_ticks(min(0.0, low), high, whole=axis.whole)
     low, high = marks[0], marks[-1]
     return _Scale(
         lambda value: start + (end - start) * (value - low) / ((high - low) or 1.0),
@@ -143,11 +145,12 @@ def _scale(values: Sequence[float], axis: Axis, start: float, end: float) -> _Sc
     )
 
 
-def _round_ticks(low: float, high: float) -> list[float]:
+def _round_ticks(low: float, high: float, whole: bool = False) -> list[float]:
     """About six round numbers around [low, high]."""
-    raw = (high - low or abs(high) or 1.0) / 5
+    raw = max((high - low or abs(high) or 1.0) / 5, 1.0 if whole else 0.0)
     power = 10 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= raw * 0.999)
+    factors = (1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)
+    step = next(power * factor for factor in factors if power * factor >= raw * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(place * step, 10) for place in range(first, max(last, first + 1) + 1)]
 

@@ -49,7 +49,7 @@ def _by_layer(
             series.append(Series(name.removesuffix("_proj"), sorted(points)))
     if not any(y for one in series for _, y in one.points):
         return None
-    return line_chart(title, Axis("layer"), Axis("ratio of root mean squares"), series)
+    return line_chart(title, Axis("layer", whole=True), Axis("ratio of root mean squares"), series)
 
 
 def _likelihoods(samples: Sequence[SampleMeasures], dtype: str) -> str | None:
@@ -75,7 +75,7 @@ def _rises(samples: Sequence[SampleMeasures], dtype: str) -> str | None:
 def _over_samples(title: str, last: str, series: Sequence[Series]) -> str | None:
     if not any(one.points for one in series):
         return None
-    return line_chart(title, Axis(f"samples, {last} last"), Axis("nats per token"), series)
+    return line_chart(title, Axis(f"samples, {last} last", whole=True), Axis("nats per token"), series)
 
 
 def _points(
