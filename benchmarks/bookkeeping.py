@@ -4,13 +4,15 @@ Keeps all rows running: requests that end are replaced, so that admissions, ends
 names are in the figures. The budget is 1 ms for schedule and commit at 256 rows. With depth 1 a step is
 planned before the one ahead of it is committed: the same work in another order, all of it while a device
 would be busy. Besides the time on the clock, the thread's own: on a machine that does other things too, the
-two differ.
+two differ. And what it costs to be looked into (`engine.history`, `engine.inspection`): per step, and per
+view, with as many requests waiting as run.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 import time
 from collections import deque
 from itertools import pairwise, product
@@ -20,6 +22,8 @@ from typing import Any
 from benchmarks.report import write_report
 from engine.admission import Limits
 from engine.batch import Batch, Launched
+from engine.core import EngineCore
+from engine.inspection import history_of
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.null_runner import NullRunner
@@ -69,16 +73,17 @@ class Load:
             number = self._num_submitted
             self._num_submitted += 1
             max_tokens = MAX_TOKENS if number >= self.num_rows else 1 + number * MAX_TOKENS // self.num_rows
-            rejected = self.scheduler.submit(
-                Submit(
-                    request_id=f"r{number}",
-                    tenant=f"t{number % NUM_TENANTS}",
-                    prompt_ids=[(number * 31 + place) % VOCAB_SIZE for place in range(PROMPT_LEN)],
-                    sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True, **self._sampling),
-                    adapter=self._adapter(number) if self._num_adapters else None,
-                )
-            )
+            rejected = self.scheduler.submit(self.request(f"r{number}", number, max_tokens))
             assert rejected is None, rejected
+
+    def request(self, request_id: str, number: int, max_tokens: int) -> Submit:
+        return Submit(
+            request_id=request_id,
+            tenant=f"t{number % NUM_TENANTS}",
+            prompt_ids=[(number * 31 + place) % VOCAB_SIZE for place in range(PROMPT_LEN)],
+            sampling=SamplingParams(max_tokens=max_tokens, ignore_eos=True, **self._sampling),
+            adapter=self._adapter(number) if self._num_adapters else None,
+        )
 
     def _adapter(self, number: int) -> AdapterRef:
         return AdapterRef(f"{number % self._num_adapters:064x}", 16)
@@ -115,6 +120,32 @@ def measure(load: Load, num_steps: int) -> dict[str, dict[str, float]]:
     return {part: percentiles(values) for part, values in seconds.items()}
 
 
+def measure_looking(load: Load, num_views: int = 50) -> dict[str, float]:
+    """What a step pays for being kept, and one view of the engine, by the thread's own time: the median."""
+    history, scheduler = history_of(load.scheduler), load.scheduler
+    load.fill()
+    for number in range(load.num_rows):
+        scheduler.submit(load.request(f"waiting-{number}", number, MAX_TOKENS))
+    core = EngineCore(scheduler, load.runner)
+    for _ in range(20):
+        core.step()
+    steps, views = [], []
+    for _ in range(num_views):
+        began = time.thread_time()
+        for _ in range(100):
+            history.planned([0, 8, 0], [0, 255, 0])
+            history.ending()
+            history.ended(0.012)
+        steps.append((time.thread_time() - began) / 100)
+        began = time.thread_time()
+        core.view(core.stats)
+        views.append(time.thread_time() - began)
+    return {
+        "kept_step_us": round(1e6 * statistics.median(steps), 2),
+        "view_ms": round(1e3 * statistics.median(views), 3),
+    }
+
+
 def percentiles(seconds: list[float]) -> dict[str, float]:
     """p50 and p99, milliseconds."""
     ordered = sorted(seconds)
@@ -139,7 +170,9 @@ def main() -> None:
             setting = {"case": case, "running": arguments.rows, "adapters": num_adapters, "depth": depth}
             rows.append({**setting, **figures})
             print(rows[-1])
-    write_report(arguments.out, {"rows": rows})
+    looking = measure_looking(Load(arguments.rows, 64, {}))
+    print(looking)
+    write_report(arguments.out, {"rows": rows, "looking": looking})
 
 
 if __name__ == "__main__":

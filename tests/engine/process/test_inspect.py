@@ -11,6 +11,7 @@ import pytest
 
 from engine.client import EngineClient
 from engine.gauges import EngineView
+from tests.engine.process import faulty_engine
 from tests.engine.process.conftest import Connect
 from tests.engine.process.engines import EngineProcess, engine_process, read, submission, until
 
@@ -70,6 +71,26 @@ async def test_a_draining_engine_says_so_and_one_that_is_gone_says_nothing(
     await until(lambda: not client.ready)
     assert await client.inspect(5) is None
     assert not client.is_starting
+
+
+@pytest.fixture
+def loading(folder: Path, redis_url: str) -> Iterator[EngineProcess]:
+    """Takes a minute to load, once started."""
+    yield from engine_process(folder, redis_url, module=faulty_engine.__name__, base_name=faulty_engine.SLOW)
+
+
+async def test_an_engine_that_loads_is_told_from_one_that_is_gone(loading: EngineProcess) -> None:
+    client = EngineClient(loading.endpoint, "test")
+    await client.start()
+    try:
+        assert not client.is_starting
+        loading.start()
+        await until(lambda: client.is_starting)
+        assert await client.inspect(5) is None
+        loading.kill()
+        await until(lambda: not client.is_starting)
+    finally:
+        await client.close()
 
 
 async def test_an_engine_that_stands_still_is_not_waited_for(engine: EngineProcess, connect: Connect) -> None:
