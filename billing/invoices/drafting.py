@@ -15,7 +15,7 @@ from billing.invoices.credits import balance_of
 from billing.invoices.errors import MonthSettled
 from billing.invoices.ledger import MonthLedger
 from billing.invoices.lines import Bill, MonthBooks, bill, ledger_line
-from billing.invoices.models import InvoiceLine
+from billing.invoices.models import Invoice, InvoiceLine
 from billing.invoices.repository import (
     LEDGER_KINDS,
     AccountRepository,
@@ -49,7 +49,7 @@ async def draft(
     books = Books(session, tenant.id)
     plan = await TenantDirectory(session).plan_of(tenant.id)
     latest = await InvoiceRepository(session, tenant.id).latest()
-    settled = await _settled(session, tenant.id)
+    settled = await _settled(session, latest)
     if settled is not None and settled >= month:
         raise MonthSettled(month)
     carried = latest.carried_out if latest is not None else 0
@@ -81,9 +81,8 @@ async def draft(
     return Draft(made, await customer_of(session, tenant))
 
 
-async def _settled(session: ReadSession | WriteSession, tenant_id: str) -> date | None:
+async def _settled(session: ReadSession | WriteSession, latest: Invoice | None) -> date | None:
     """The last month up to which the tenant gets no invoice any more: it has, or there was nothing."""
-    latest = await InvoiceRepository(session, tenant_id).latest()
     months = [await MonthRepository(session).last_closed(), latest.month if latest is not None else None]
     return max((month for month in months if month is not None), default=None)
 
