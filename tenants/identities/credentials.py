@@ -46,23 +46,27 @@ class Credentials:
         self._database = database
         self._hasher = keys.KeyHasher(secret)
 
-    async def check(self, account: Account, password: str) -> None:
-        """That it is theirs. Raises WrongPassword, also for users who have none."""
+    async def check(self, account: Account, password: str) -> str:
+        """That it is theirs; its hash. Raises WrongPassword, also for users who have none."""
         async with self._database.read(account.tenant_id) as session:
             user = await MemberRepository(session, account.tenant_id).find(account.user_id)
         stored = None if user is None else user.password_hash
-        if not await asyncio.to_thread(passwords.verify_password, stored, password):
+        right = await asyncio.to_thread(passwords.verify_password, stored, password)
+        if stored is None or not right:
             raise WrongPassword
+        return stored
 
     async def change(self, account: Account, old: str, new: str, actor: Actor) -> None:
         """Raises WrongPassword, ValueError naming the field."""
-        await self.check(account, old)
+        before = await self.check(account, old)
         password_hash = await asyncio.to_thread(passwords.hash_password, new)
         async with self._database.write(account.tenant_id) as session:
-            # Held, and looked at again: it may have become another one meanwhile, by a token.
+            # Held, and looked at again: it may have become another one meanwhile.
             user = await MemberRepository(session, account.tenant_id).lock(account.user_id)
             if user is None:
                 raise UserNotFound(account.user_id)
+            if user.password_hash != before:
+                raise WrongPassword
             await self._set(session, user, password_hash, actor, {"by": "password"})
 
     async def ask_reset(self, email: str) -> CreatedReset | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import time
@@ -58,6 +59,28 @@ async def test_sessions_end_with_the_password_though_redis_did_not_hear(
     assert account is not None
     await site.account.credentials.change(account, PASSWORD, OTHER, account.actor())
     assert (await visitor.get("/account")).status_code == 303
+
+
+async def test_of_two_who_change_it_at_once_one_does(site: Site) -> None:
+    account = await site.accounts.authenticate(EMAIL, PASSWORD)
+    assert account is not None
+    change = site.account.credentials.change
+    came = await asyncio.gather(
+        *(change(account, PASSWORD, f"{OTHER} {who}", account.actor()) for who in ("a", "b")),
+        return_exceptions=True,
+    )
+    assert sorted(type(one).__name__ for one in came) == ["NoneType", "WrongPassword"]
+    winner = "a" if came[0] is None else "b"
+    assert await site.accounts.authenticate(EMAIL, f"{OTHER} {winner}") is not None
+
+
+async def test_nothing_of_an_account_is_kept_by_browsers(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    for path in ("/account", "/account/second-factor", "/projects", "/sign-in/code", "/forgot", "/reset"):
+        assert (await visitor.get(path)).headers["cache-control"] == "no-store"
+    left = await act(visitor, "/account", "/sign-out")
+    assert left.headers["clear-site-data"] == '"storage"'
+    assert (await visitor.get("/account")).headers["cache-control"] == "no-store"
 
 
 @pytest.mark.parametrize(
