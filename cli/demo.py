@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 SAPLING = CHECKOUT / "examples" / "sapling" / "weights"
 DEMO_BASE = SAPLING / "base"
 EMAIL = "demo@acme.example"
+OPERATOR_EMAIL = "operator@rootstock.example"
 PLAN = "demo"
 TERMS = {"priority": {"allowed": True, "contracted_tokens_per_minute": 20_000}}
 """Every class, and so little priority that a few busy clients see what lies above a contract."""
@@ -95,6 +96,8 @@ class Demo:
 
     async def populate(self, service: Service) -> None:
         """Make what is missing; keys that still work are kept."""
+        from tenants.models import OPERATOR_TENANT
+
         with operator.plain_errors():
             async with operator.open_services(service.environment()) as services:
                 acme, other = [await _tenant(services, name) for name in self.tenants]
@@ -102,7 +105,8 @@ class Demo:
                 await self._keep_key(services, acme, "api_key", "inference")
                 await self._keep_key(services, acme, "admin_api_key", "admin")
                 await self._keep_key(services, other, "other_api_key", "inference")
-                await self._keep_user(services, acme)
+                await self._keep_user(services, acme.id, EMAIL)
+                await self._keep_user(services, OPERATOR_TENANT, OPERATOR_EMAIL, "operator_")
                 await operator.register_adapters(services, acme.id, self._refs, self._base_digest)
 
     async def _keep_key(self, services: Services, tenant: Tenant, fact: str, kind: Any) -> None:
@@ -125,24 +129,24 @@ class Demo:
             await services.accounts.keys.create(tenant.id, "demo", OPERATOR, kind=kind)
         ).plaintext
 
-    async def _keep_user(self, services: Services, tenant: Tenant) -> None:
+    async def _keep_user(self, services: Services, tenant_id: str, email: str, whose: str = "") -> None:
         """Keep the user while the password is right, else make one; under another email when this one is
-        taken.
+        taken. `whose` begins the names of the facts.
         """
         from tenants.errors import NameTaken
 
-        known, password = self._facts.get("email", EMAIL), self._facts.get("password", "")
+        known, password = self._facts.get(f"{whose}email", email), self._facts.get(f"{whose}password", "")
         if await services.accounts.users.authenticate(known, password):
             return
         password = secrets.token_urlsafe(12)
-        email = EMAIL
+        wanted = email
         while True:
             try:
-                await services.accounts.users.create(tenant.id, email, password)
+                await services.accounts.users.create(tenant_id, wanted, password)
                 break
             except NameTaken:  # demo.json was lost, the database was not
-                email = f"demo-{secrets.token_hex(4)}@acme.example"
-        self._facts |= {"email": email, "password": password}
+                wanted = f"demo-{secrets.token_hex(4)}@{email.partition('@')[2]}"
+        self._facts |= {f"{whose}email": wanted, f"{whose}password": password}
 
     def publish(self, url: str) -> dict[str, Any]:
         """Write `demo.json`: everything serves. Returns what it says."""
@@ -153,6 +157,8 @@ class Demo:
             "console_url": f"{url}/console",
             "email": self._facts["email"],
             "password": self._facts["password"],
+            "operator_email": self._facts["operator_email"],
+            "operator_password": self._facts["operator_password"],
             "base": self.base_name,
             "adapters": self.adapters,
             "other_api_key": self._facts["other_api_key"],
