@@ -101,6 +101,18 @@ class SlotCell:
         return self.y + CELL - _GAP - self.fill
 
 
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """One cell for each slot, in their order; those that nobody uses now as one path."""
+
+    ground: str
+    idle: str
+    cells: list[SlotCell]
+    pins: list[tuple[int, int]]
+    width: int
+    height: int
+
+
 # The last minutes -------------------------------------------------------------------------------------------
 
 
@@ -264,24 +276,35 @@ def slot_state(slot: SlotView) -> State:
     return State("In use", "good") if slot.rows else State("Idle", "off")
 
 
-_SLOT_TONES = {"Loading": "c4", "Makes way": "c1", "In use": "input", "Idle": "rest"}
+_SLOT_TONES = {"Loading": "c4", "Makes way": "c1", "In use": "input"}
 
 
-def slot_cells(view: EngineView, name: Callable[[SlotView], str]) -> list[SlotCell]:
-    """One for each slot, in their order; empty ones too."""
+def slot_map(view: EngineView, name: Callable[[SlotView], str]) -> SlotMap:
+    cells = _slot_cells(view, name)
+    size, num_slots = CELL - _GAP, min(view.stats.slots_total, MAX_CELLS)
+    idle = [cell for cell in cells if not cell.title]
+    return SlotMap(
+        ground=_cells(0, num_slots),
+        idle="".join(f"M{cell.x} {cell.fill_y}h{size}v{cell.fill}h-{size}z" for cell in idle),
+        cells=[cell for cell in cells if cell.title],
+        pins=[(cell.x + size // 2, cell.y + size // 2) for cell in cells if cell.is_pinned],
+        width=SLOTS_ACROSS * CELL - _GAP,
+        height=max(1, -(-num_slots // SLOTS_ACROSS)) * CELL - _GAP,
+    )
+
+
+def _slot_cells(view: EngineView, name: Callable[[SlotView], str]) -> list[SlotCell]:
+    """Of those that are filled; what somebody uses has a title."""
     largest = max((slot.num_bytes or slot.rank for slot in view.slots), default=1)
-    by_slot = {slot.slot: slot for slot in view.slots}
     found = []
-    for index in range(min(view.stats.slots_total, MAX_CELLS)):
-        x, y = index % SLOTS_ACROSS * CELL, index // SLOTS_ACROSS * CELL
-        slot = by_slot.get(index)
-        if slot is None:
-            found.append(SlotCell(x, y, "free", 0, False, ""))
-            continue
+    for slot in sorted(view.slots, key=lambda slot: slot.slot):
+        if slot.slot >= MAX_CELLS:
+            break
+        x, y = slot.slot % SLOTS_ACROSS * CELL, slot.slot // SLOTS_ACROSS * CELL
         state = slot_state(slot).word
         fill = max(2, round((CELL - _GAP) * (slot.num_bytes or slot.rank) / largest))
-        title = f"Slot {index}: {name(slot)}, rank {slot.rank}, {state.lower()}, {slot.rows} rows"
-        found.append(SlotCell(x, y, _SLOT_TONES[state], fill, slot.pinned, title))
+        title = "" if state == "Idle" else f"{name(slot)}, {state.lower()}, {slot.rows} rows"
+        found.append(SlotCell(x, y, _SLOT_TONES.get(state, ""), fill, slot.pinned, title))
     return found
 
 

@@ -141,7 +141,30 @@ async def test_an_operator_sees_what_runs_and_where_it_leads(site: Site, visitor
     assert one["view"]["seconds"][0]["decode_rows"] == [10, 30, 0]
     live = await visitor.get("/operator/engines/live?engine=engine-0")
     assert live.text.lstrip().startswith("<div")
-    assert len(live.content) < 60_000
+    assert live.headers["content-encoding"] == "gzip"
+
+
+async def test_a_large_engine_at_work_is_a_small_page(site: Site, visitor: httpx.AsyncClient) -> None:
+    """256 slots and rows, all of five minutes, and as many shares as a view has."""
+    now = time.time()
+    seconds = [
+        second(
+            int(now) - ago, decode_rows=[ago % 60, 900 + 7 * ago % 300, ago % 90], p99=0.02 + ago % 9 / 100
+        )
+        for ago in range(299, 0, -1)
+    ]
+    slots = [
+        SlotView(at, f"{at:064x}", 16, 80_000_000, False, at % 9 == 0, False, at % 4, 0) for at in range(256)
+    ]
+    shares = [Share(f"tenant-{at}", f"{at:064x}", "default", 4, 1, 500, 1, 2.0) for at in range(64)]
+    stats = msgspec.structs.replace(view().stats, rows_total=256, running=256, slots_total=256)
+    shown = view(now, seconds=seconds, slots=slots, shares=shares, num_shares=64, stats=stats)
+    site.engines.reports = [report(view=shown)]
+    await operate(site, visitor)
+    page = await visitor.get("/operator/engines")
+    assert page.status_code == 200
+    assert len(page.content) < 100_000
+    assert int(page.headers["content-length"]) < 25_000
 
 
 async def test_an_engine_that_is_gone_starts_drains_or_is_silent_is_shown_as_such(
@@ -222,13 +245,17 @@ def test_a_whole_is_shared_out_completely() -> None:
 
 
 def test_a_slot_is_filled_as_high_as_its_adapter_is_large() -> None:
-    cells = pictures.slot_cells(view(), lambda slot: "name")
-    assert [(cell.tone, cell.fill, cell.is_pinned) for cell in cells] == [
-        ("c4", 4, False),
-        ("free", 0, False),
-        ("input", 8, True),
-        ("free", 0, False),
-    ]
+    drawn = pictures.slot_map(view(), lambda slot: f"adapter {slot.digest[0]}")
+    assert drawn.ground.count("M") == 4
+    assert drawn.idle == ""
+    loading, used = drawn.cells
+    assert (loading.tone, loading.x, loading.fill_y, loading.fill) == ("c4", 0, 4, 4)
+    assert (used.tone, used.x, used.fill_y, used.fill) == ("input", 20, 0, 8)
+    assert used.title == "adapter a, in use, 4 rows"
+    assert drawn.pins == [(24, 4)]
+    idle = SlotView(1, "c" * 64, 8, 1_000_000, False, False, False, 0, 0)
+    assert pictures.slot_map(view(slots=[idle]), lambda slot: "").idle == "M10 0h8v8h-8z"
+    assert pictures.slot_map(view(slots=[]), lambda slot: "").cells == []
 
 
 def test_a_strip_is_drawn_in_steps_and_broken_where_nothing_is_known() -> None:

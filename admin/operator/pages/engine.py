@@ -16,7 +16,7 @@ import msgspec
 from adapters.naming import AdapterName, AdapterNames
 from admin import words
 from admin.operator import engine_pictures as pictures
-from admin.operator.engine_pictures import Part, Rows, SlotCell
+from admin.operator.engine_pictures import Part, Rows, SlotMap
 from admin.operator.engines import EngineReport, Engines
 from admin.operator.strips import Strip
 from admin.pages.adapters import State
@@ -113,8 +113,7 @@ class Shown:
     used_blocks: Strip
     hit_rate: str
     memory: list[Part]
-    cells: list[SlotCell]
-    cells_across: int
+    map: SlotMap
     slots: list[SlotRow]
     more_slots: int
     slots_note: str
@@ -213,8 +212,7 @@ class EnginePages:
             used_blocks=pictures.blocks_strip(columns),
             hit_rate=words.NOTHING if hit is None else f"{hit:.1%}",
             memory=pictures.memory_parts(view),
-            cells=pictures.slot_cells(view, lambda slot: _adapter(slot.digest, adapters).text),
-            cells_across=pictures.SLOTS_ACROSS,
+            map=pictures.slot_map(view, lambda slot: _adapter(slot.digest, adapters).text),
             slots=[_slot_row(slot, adapters) for slot in view.slots[:MAX_SLOT_ROWS]],
             more_slots=max(0, len(view.slots) - MAX_SLOT_ROWS),
             slots_note=_slots_note(view, gained),
