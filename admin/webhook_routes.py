@@ -42,12 +42,12 @@ class WebhookRoutes:
         one = "/webhooks/{endpoint}"
         return [
             Route("/webhooks", serving(self.show_list, WEBHOOKS.right), methods=["GET"]),
-            Route("/webhooks", changing(self.create, write), methods=["POST"]),
+            Route("/webhooks", changing(self.create, write, members_alone=True), methods=["POST"]),
             Route("/webhooks/new", serving(self.show_form, write), methods=["GET"]),
             Route(one, serving(self.show, WEBHOOKS.right), methods=["GET"]),
             Route(f"{one}/change", serving(self.show_change, write), methods=["GET"]),
             Route(f"{one}/change", changing(self.change, write), methods=["POST"]),
-            Route(f"{one}/rotate", changing(self.rotate, write), methods=["POST"]),
+            Route(f"{one}/rotate", changing(self.rotate, write, members_alone=True), methods=["POST"]),
             Route(f"{one}/test", changing(self.test, write), methods=["POST"]),
             Route(f"{one}/delete", changing(self.delete, write), methods=["POST"]),
             Route(f"{one}/deliveries/{{delivery}}/resend", changing(self.resend, write), methods=["POST"]),

@@ -271,7 +271,9 @@ def _chart(days: Sequence[tuple[date, int]], month: date, root: str) -> Chart:
         Point(
             f"{day.day}",
             f"{day:%A, %d %B}",
-            f"{root}/usage?from={day.isoformat()}&to={day.isoformat()}&show=cost" if day in costs else None,
+            f"{root}/usage?range=days&from={day.isoformat()}&to={day.isoformat()}&show=cost"
+            if day in costs
+            else None,
         )
         for day in every
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from urllib.parse import urlencode
 
 from admin import words
@@ -17,7 +17,7 @@ from billing.invoices.lines import Line
 from billing.invoices.service import InvoiceService
 from billing.invoices.verification import Finding, InvoiceVerification
 from billing.invoices.views import InvoiceView, dollars, note_name
-from billing.months import following, month_of
+from billing.months import month_of
 from billing.rates import MICRO_USD_PER_CENT
 
 PAGE = 24
@@ -171,11 +171,14 @@ def usage_link(line: Line) -> str | None:
     """Where the usage that a line is of is shown: the month's, of its model and class."""
     if line.kind not in _OF_LEDGER:
         return None
-    if line.kind != "usage":
-        return f"/usage?{urlencode(_days(line.month) | {'show': 'cost'})}"
-    details = line.details
-    narrowed = {"model": details.get("model", ""), "tier": details.get("service_tier", ""), "show": "cost"}
-    return f"/usage?{urlencode(_days(line.month) | {name: of for name, of in narrowed.items() if of})}"
+    details = line.details if line.kind == "usage" else {}
+    fields = {
+        "month": f"{line.month:%Y-%m}",
+        "show": "cost",
+        "model": details.get("model", ""),
+        "tier": details.get("service_tier", ""),
+    }
+    return f"/usage?{urlencode({name: value for name, value in fields.items() if value})}"
 
 
 def exact(amount: int) -> str:
@@ -189,12 +192,6 @@ def month_words(month: date) -> str:
 
 def cents(amount: int) -> str:
     return words.usd(amount * MICRO_USD_PER_CENT)
-
-
-def _days(month: date) -> dict[str, str]:
-    """First and last day."""
-    last = following(month) - timedelta(days=1)
-    return {"from": month.isoformat(), "to": last.isoformat()}
 
 
 def _quantity(line: Line) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
+from urllib.parse import urlencode
 
 from adapters.catalogue import AdapterCatalogue
 from adapters.files.service import FileService
@@ -82,6 +83,8 @@ class LimitRow:
     """What names it in forms."""
     written: str
     """The amount, as the form takes it."""
+    behind: str | None
+    """Below the console's root: what was used."""
 
 
 @dataclass(frozen=True)
@@ -302,7 +305,24 @@ def _row(
             "model": limit.model,
         },
         written=amount_written(limit.metric, limit.amount),
+        behind=_behind(limit),
     )
+
+
+def _behind(limit: Limit) -> str | None:
+    """Where what counts to it is shown, as far as usage can be narrowed to that."""
+    if limit.metric == Metric.ADAPTERS:
+        return "/adapters"
+    measure = limit.metric.measure
+    span = {"day": "today", "month": "month"}.get(limit.metric.kind)
+    if span is None:
+        return None
+    fields = {"range": span, "show": {"spend": "cost", "requests": "requests"}.get(measure, "tokens")}
+    if limit.scope != "tenant":
+        fields[limit.scope] = limit.scope_id
+    if "@" in limit.model or (limit.model and ":" not in limit.model):
+        fields["model"] = limit.model
+    return f"/usage?{urlencode(fields)}"
 
 
 def _note(limit: Limit, held: int) -> str:

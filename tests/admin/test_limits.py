@@ -56,6 +56,9 @@ async def test_what_is_used_of_each_limit_is_shown(site: Site, visitor: httpx.As
         (storage, ("5.0 GB", "kB used", 'value="1"')),
     ):
         assert all(one in found for one in words), (found, words)
+    behind = re.search(r'href="/console(/usage\?[^"]+)">\$9\.00 used', spend)
+    assert behind is not None
+    assert "$9.00" in (await visitor.get(html.unescape(behind[1]))).text
     (of_project,) = rows((await visitor.get("/limits?of=projects")).text)
     assert "Tokens a day" in of_project
     assert "Support &lt;img" in of_project
