@@ -30,6 +30,7 @@ from billing.models import Price, RollupSums, UsageRecord
 from billing.rollups import ROLLUPS, SUMS, Unit, add_sql, hold_ledger, pieces
 from db.repository import TenantRepository
 from tenants.limits.kinds import Limit
+from tenants.limits.models import LimitRow
 from tenants.models import ApiKey
 
 _SAME = (
@@ -197,7 +198,13 @@ class UsageRepository(TenantRepository):
         def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
             conditions: list[ColumnElement[bool]] = []
             if limit.scope == "key":
-                conditions.append(rollup.key_id == limit.scope_id)
+                # Rows of the keys that it counts together with, which replaced each other.
+                together = self.select_own(LimitRow, LimitRow.scope_id).where(
+                    LimitRow.scope == "key", LimitRow.counted_as == limit.counted_id
+                )
+                conditions.append(
+                    or_(rollup.key_id.in_((limit.scope_id, limit.counted_id)), rollup.key_id.in_(together))
+                )
             elif limit.scope == "project":
                 # Rows of before the ledger had projects are those of their keys' projects.
                 keys = self.select_own(ApiKey, ApiKey.id).where(ApiKey.project_id == limit.scope_id)

@@ -1,7 +1,7 @@
-"""Since when plans have had their terms, and tenants their plans.
+"""Since when plans have had their terms, and tenants their plans; what limits of rotated keys count with.
 
-Triggers write it down, whoever changes a plan or puts a tenant on one. What was before this is known as it is
-now.
+Triggers write the history down, whoever changes a plan or puts a tenant on one. What was before this is
+known as it is now.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ $$
 
 def upgrade() -> None:
     op.execute("SET LOCAL rootstock.tenant = '*'")
+    op.add_column("limits", sa.Column("counted_as", TEXT, nullable=True))
     op.create_table(
         "plan_terms",
         sa.Column("plan_id", TEXT, nullable=False),
@@ -76,3 +77,4 @@ def downgrade() -> None:
     op.execute("DROP FUNCTION note_plan_terms")
     op.drop_table("tenant_plans")
     op.drop_table("plan_terms")
+    op.drop_column("limits", "counted_as")

@@ -5,7 +5,7 @@ Owns the names, their kinds and their bounds. Refuses to know rows, Redis and re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, NamedTuple, get_args
 
@@ -100,6 +100,13 @@ class Limit:
     """
     metric: Metric
     amount: int
+    counted_as: str | None = field(default=None, compare=False)
+    """What it counts together with: the first of the keys that replaced each other. None: itself."""
+
+    @property
+    def counted_id(self) -> str:
+        """Whose count it is."""
+        return self.counted_as or self.scope_id
 
     def covers(self, model_name: str) -> bool:
         """Whether a request for this model, by its full name, counts."""

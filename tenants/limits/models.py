@@ -38,4 +38,6 @@ class LimitRow(TenantOwned, Base):
     """As `Limit.model`."""
     metric: Mapped[str] = mapped_column(primary_key=True)
     amount: Mapped[int] = mapped_column(BigInteger)
+    counted_as: Mapped[str | None]
+    """Of a key that replaces another: the first one's id, whose count goes on."""
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now())

@@ -18,7 +18,9 @@ from tenants.models import Plan, Tenant
 def limits_of_key(tenant_id: Column[Any], project_id: Column[Any], key_id: Column[Any]) -> ColumnElement[Any]:
     """A column of a query on keys: the rows of limits of each, as `compiled` reads them, or NULL."""
     row = LimitRow
-    fields = func.jsonb_build_array(row.scope, row.scope_id, row.model, row.metric, row.amount)
+    fields = func.jsonb_build_array(
+        row.scope, row.scope_id, row.model, row.metric, row.amount, row.counted_as
+    )
     applies = or_(
         and_(row.scope == "tenant", row.scope_id == tenant_id),
         and_(row.scope == "project", row.scope_id == project_id),
@@ -36,8 +38,10 @@ def compiled(
         ("tenant", tenant_id, "", metric): Limit("tenant", tenant_id, "", Metric(metric), amount)
         for metric, amount in plan.items()
     }
-    for scope, scope_id, model, metric, amount in rows or ():
-        limits[(scope, scope_id, model, metric)] = Limit(scope, scope_id, model, Metric(metric), amount)
+    for scope, scope_id, model, metric, amount, counted_as in rows or ():
+        limits[(scope, scope_id, model, metric)] = Limit(
+            scope, scope_id, model, Metric(metric), amount, counted_as
+        )
     return tuple(
         sorted(
             limits.values(),
@@ -106,7 +110,7 @@ class LimitRepository(TenantRepository):
         return row.amount
 
     async def carry_over(self, key_id: str, new_key_id: str) -> None:
-        """Give a key the limits of the one it replaces. What was used of them stays with the old one."""
+        """Give a key the limits of the one it replaces. The two count together."""
         copied = self.select_own(
             LimitRow,
             LimitRow.tenant_id,
@@ -115,8 +119,9 @@ class LimitRepository(TenantRepository):
             LimitRow.model,
             LimitRow.metric,
             LimitRow.amount,
+            func.coalesce(LimitRow.counted_as, LimitRow.scope_id),
         ).where(LimitRow.scope == "key", LimitRow.scope_id == key_id)
-        columns = ["tenant_id", "scope", "scope_id", "model", "metric", "amount"]
+        columns = ["tenant_id", "scope", "scope_id", "model", "metric", "amount", "counted_as"]
         await self.session.execute(insert(LimitRow).from_select(columns, copied))
 
     async def _locked(self, scope: str, scope_id: str, model: str, metric: Metric) -> LimitRow | None:
@@ -129,5 +134,5 @@ class LimitRepository(TenantRepository):
         return (await self.session.execute(query.with_for_update())).scalar_one_or_none()
 
 
-def _fields(row: LimitRow) -> tuple[str, str, str, str, int]:
-    return row.scope, row.scope_id, row.model, row.metric, row.amount
+def _fields(row: LimitRow) -> tuple[str, str, str, str, int, str | None]:
+    return row.scope, row.scope_id, row.model, row.metric, row.amount, row.counted_as

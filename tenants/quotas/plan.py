@@ -125,5 +125,5 @@ def bucket_key(tenant_id: str, limit: Limit) -> bytes:
 
 
 def _name(limit: Limit) -> str:
-    whose = "" if limit.scope == "tenant" else limit.scope_id
+    whose = "" if limit.scope == "tenant" else limit.counted_id
     return f"{limit.metric}:{whose}:{limit.model}"

@@ -47,7 +47,9 @@ class LimitService:
             rows = await LimitRepository(session, tenant_id).all()
         if plan is None:
             raise TenantNotFound(tenant_id)
-        fields = [(row.scope, row.scope_id, row.model, row.metric, row.amount) for row in rows]
+        fields = [
+            (row.scope, row.scope_id, row.model, row.metric, row.amount, row.counted_as) for row in rows
+        ]
         return [*compiled(tenant_id, plan.limits, fields)]
 
     async def set(self, tenant_id: str, actor: Actor, limit: Limit) -> Limit:

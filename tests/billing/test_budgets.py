@@ -76,6 +76,34 @@ async def test_usage_is_summed_by_what_a_limit_covers(
     assert await tokens("key", "key_nobody") == 0
 
 
+async def test_keys_that_replace_each_other_are_summed_together(
+    database: Database, accounts: AccountServices, tenant: Tenant
+) -> None:
+    old = await accounts.keys.create(tenant.id, "k", OPERATOR)
+    other = await accounts.keys.create(tenant.id, "o", OPERATOR)
+    await accounts.limits.set(tenant.id, OPERATOR, Limit("key", old.id, "", Metric.TOKENS_PER_DAY, 1000))
+    new = await accounts.keys.rotate(tenant.id, old.id, OPERATOR)
+    newest = await accounts.keys.rotate(tenant.id, new.id, OPERATOR)
+    used = {old.id: 1, new.id: 10, newest.id: 100, other.id: 1000}
+    await write(
+        database,
+        *(
+            event(
+                f"r{number}",
+                tenant.id,
+                number,
+                {"key_id": key_id, "model": "sapling"},
+                prompt=tokens,
+                completion=0,
+            )
+            for number, (key_id, tokens) in enumerate(used.items())
+        ),
+    )
+    own = [limit for limit in await accounts.limits.list(tenant.id) if limit.scope == "key"]
+    assert {limit.scope_id for limit in own} == {old.id, new.id, newest.id}
+    assert [await WindowUsage(database)(tenant.id, limit, START) for limit in own] == [111] * 3
+
+
 async def test_spend_is_what_the_rates_that_requests_carried_make_it(
     database: Database, tenant: Tenant
 ) -> None:

@@ -26,6 +26,7 @@ from tenants.key_service import KeyChanges, KeyTerms
 from tenants.limits.kinds import Limit, Metric
 from tenants.limits.repository import LimitRepository
 from tenants.models import Tenant
+from tenants.quotas.plan import bucket_key
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
 from tests.support.waiting import eventually
@@ -146,6 +147,11 @@ async def test_a_rotated_keys_limits_go_on_with_the_new_one(
         Limit("key", old.id, "", Metric.REQUESTS_PER_MINUTE, 7)
         in (await resolver.resolve(old.plaintext)).limits
     )
+    newest = await accounts.keys.rotate(tenant.id, new.id, OPERATOR)
+    for key in (old, new, newest):
+        [own] = [one for one in (await resolver.resolve(key.plaintext)).limits if one.scope == "key"]
+        assert own.counted_id == old.id, "a new key is no new budget"
+        assert bucket_key(tenant.id, own).endswith(f":{old.id}:".encode())
 
 
 async def test_a_rotation_without_grace_ends_the_old_key_at_once(

@@ -211,12 +211,16 @@ def test_models_are_named_as_on_a_keys_list() -> None:
 
 
 def test_rows_replace_the_plans_and_come_in_one_order() -> None:
-    rows = [("key", "key_1", "", "tokens_per_day", 3), ("tenant", "tnt_1", "", "tokens_per_day", 2)]
+    rows = [
+        ("key", "key_1", "", "tokens_per_day", 3, "key_0"),
+        ("tenant", "tnt_1", "", "tokens_per_day", 2, None),
+    ]
     plan = {"tokens_per_day": 1, "requests_per_minute": 9}
     expected = (
         Limit("tenant", "tnt_1", "", Metric.REQUESTS_PER_MINUTE, 9),
         Limit("tenant", "tnt_1", "", Metric.TOKENS_PER_DAY, 2),
-        Limit("key", "key_1", "", Metric.TOKENS_PER_DAY, 3),
+        Limit("key", "key_1", "", Metric.TOKENS_PER_DAY, 3, "key_0"),
     )
     assert compiled("tnt_1", plan, rows) == expected
     assert compiled("tnt_1", plan, reversed(rows)) == expected
+    assert [one.counted_id for one in compiled("tnt_1", plan, rows)] == ["tnt_1", "tnt_1", "key_0"]
