@@ -93,7 +93,7 @@ class UsageRoutes:
         return Response(msgspec.json.encode(document), media_type="application/json", headers=headers)
 
     async def export(self, request: Request, visitor: Visitor) -> Response:
-        """The file that the API exports, of the same days: every row of the ledger, or with `sums` what the
+        """The file that the API exports, of what is asked: every row of the ledger, or with `sums` what the
         chart is made of.
         """
         try:
@@ -109,6 +109,7 @@ class UsageRoutes:
             end_time=int(asked.end.timestamp()),
             bucket_width={"hour": "1h", "day": "1d"}[asked.unit] if is_summed else None,
             group_by=[group] if is_summed and group else (),
+            slice=asked.slice,
         )
         first = await anext(export.pieces)  # a database that is away is told before the 200
         return StreamingResponse(

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import func, literal, null
 
 from billing.models import Charge, Reversal, UsageRecord
+from billing.reports.filtering import WHOLE, Slice
 from billing.reports.repository import LedgerRows, Place
 from billing.reports.tables import Column, Row
 from db.session import Database
@@ -129,19 +130,30 @@ _ID, _AT = (
 
 
 async def ledger_pages(
-    database: Database, tenant_id: str, start: datetime, end: datetime, page_rows: int = PAGE_ROWS
+    database: Database,
+    tenant_id: str,
+    start: datetime,
+    end: datetime,
+    page_rows: int = PAGE_ROWS,
+    slice: Slice = WHOLE,
 ) -> AsyncIterator[Sequence[Row]]:
     """The table's rows of [start, end), at most so many at a time. No transaction is open between two pages.
+    Of a slice there are no charges, nor reversals of such: they are no project's and no key's.
 
     Raises DatabaseUnavailable.
     """
+    wanted = slice.columns
     for model, cells in ((UsageRecord, _REQUESTS), (Charge, _CHARGES), (Reversal, _REVERSALS)):
+        if wanted and model is Charge:
+            continue
         columns = [cells.get(column.name, null()).label(column.name) for column in COLUMNS]
         after: Place | None = None
         while True:
             async with database.read(tenant_id) as session:
                 rows = LedgerRows(session, tenant_id)
-                page = await rows.page(model, columns, cells["at"], cells["id"], start, end, after, page_rows)
+                page = await rows.page(
+                    model, columns, cells["at"], cells["id"], start, end, after, page_rows, wanted
+                )
             if page:
                 after = (page[-1][_AT], page[-1][_ID])
                 yield page

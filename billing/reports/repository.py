@@ -47,11 +47,16 @@ class LedgerRows(TenantRepository):
         end: datetime,
         after: Place | None,
         limit: int,
+        wanted: Mapping[str, Sequence[str]],
     ) -> Sequence[Any]:
         """`columns` of rows of `model` in [start, end), the oldest first, beginning after a place: `at` and
-        `name` are the columns of it.
+        `name` are the columns of it. By column, `wanted` are the values that count.
         """
-        query = self.select_own(model, *columns).where(at >= (start if after is None else after[0]), at < end)
+        query = self.select_own(model, *columns).where(
+            at >= (start if after is None else after[0]),
+            at < end,
+            *(_is_among(getattr(model, column), values) for column, values in wanted.items()),
+        )
         if after is not None:
             query = query.where(tuple_(at, name) > tuple_(*after))
         return (await self.session.execute(query.order_by(at, name).limit(limit))).all()

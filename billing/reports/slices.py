@@ -1,19 +1,20 @@
 """Slices of a tenant's usage for those who look into it: what was used, with what it costs, in buckets and
 groups; which values there are to choose from; and the requests behind it, newest first.
 
-Owns what a slice is. The sums are those of the usage and cost reports over the same time, from the same rows:
+The sums are those of the usage and cost reports over the same time, from the same rows:
 what is asked with the same groups and filters comes to the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from billing.charges import ChargeRepository
 from billing.models import UsageRecord
 from billing.reports.buckets import check_filters
+from billing.reports.filtering import WHOLE, Slice
 from billing.reports.grouping import COLUMNS
 from billing.reports.repository import SliceRepository
 from billing.repository import UsageRepository
@@ -21,34 +22,6 @@ from billing.rollups import Unit
 from db.session import Database
 
 REQUEST = "request"
-_HOUR = timedelta(hours=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """Of each dimension the values that count; none: all. An empty text is what has none of it."""
-
-    project_ids: tuple[str, ...] = ()
-    user_ids: tuple[str, ...] = ()
-    key_ids: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    adapter_ids: tuple[str, ...] = ()
-    service_tiers: tuple[str, ...] = ()
-
-    @property
-    def is_whole(self) -> bool:
-        return not any(asdict(self).values())
-
-
-WHOLE = Slice()
-_FIELDS = {
-    "project_ids": "project_id",
-    "user_ids": "user_id",
-    "key_ids": "key_id",
-    "models": "model",
-    "adapter_ids": "adapter_id",
-    "service_tiers": "service_tier",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +80,11 @@ class UsageSlices:
 
         Raises InvalidReportQuery, DatabaseUnavailable.
         """
-        check_filters(**asdict(slice))
+        check_filters(**slice.filters)
         groups = [] if group_by is None else [COLUMNS[group_by]]
-        wanted = {name: list(values) or None for name, values in asdict(slice).items()}
         async with self._database.read(tenant_id) as session:
             rows = await UsageRepository(session, tenant_id).sums(
-                start, end, unit=unit, group_by=groups, **wanted
+                start, end, unit=unit, group_by=groups, **slice.filters
             )
             charges = (
                 await ChargeRepository(session, tenant_id).sums(start, end, unit) if slice.is_whole else []
@@ -158,8 +130,8 @@ class UsageSlices:
         Of a slice, only hours are read in which its sums say that there is something of it.
         Raises InvalidReportQuery, DatabaseUnavailable.
         """
-        check_filters(**asdict(slice))
-        wanted = {_FIELDS[name]: values for name, values in asdict(slice).items() if values}
+        check_filters(**slice.filters)
+        wanted = slice.columns
         found: list[UsageRecord] = []
         place = None if after is None else (after.submitted_at, after.request_id)
         async with self._database.read(tenant_id) as session:

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from billing.reports.buckets import USAGE_WIDTHS, check_groups, instant, whole_minutes, width_of
+from billing.reports.buckets import (
+    USAGE_WIDTHS,
+    check_filters,
+    check_groups,
+    instant,
+    whole_minutes,
+    width_of,
+)
 from billing.reports.exports import Exports
+from billing.reports.filtering import WHOLE, Slice
 from billing.reports.grouping import COLUMNS
 from billing.reports.ledger_table import COLUMNS as LEDGER_COLUMNS
 from billing.reports.ledger_table import ledger_pages
@@ -40,18 +48,21 @@ class UsageExports:
         end_time: int | None = None,
         bucket_width: str | None = None,
         group_by: Sequence[str] = (),
+        slice: Slice = WHOLE,
     ) -> Export:
         """Every row of the ledger in [start_time, end_time), as usage reports take these; with `group_by` or
-        `bucket_width` (`1d` when only grouped) their sums. Raises InvalidReportQuery.
+        `bucket_width` (`1d` when only grouped) their sums. Of a slice, what is of it: no charges. Raises
+        InvalidReportQuery.
         """
+        check_filters(**slice.filters)
         check_groups(group_by, tuple(COLUMNS))
         start, end = whole_minutes(start_time, end_time)
         if bucket_width is None and not group_by:
-            pages = ledger_pages(self._database, tenant_id, instant(start), instant(end))
+            pages = ledger_pages(self._database, tenant_id, instant(start), instant(end), slice=slice)
             form, pieces = await self._exports.written(format, LEDGER_COLUMNS, pages)
         else:
             width = width_of(bucket_width or "1d", USAGE_WIDTHS)
-            sums = usage_pages(self._database, tenant_id, start, end, width, group_by)
+            sums = usage_pages(self._database, tenant_id, start, end, width, group_by, slice)
             form, pieces = await self._exports.written(format, usage_columns(group_by), sums)
         name = f"usage-{instant(start):%Y%m%dT%H%MZ}-{instant(end):%Y%m%dT%H%MZ}.{form.ending}"
         return Export(name, form.media_type, pieces)

@@ -10,6 +10,7 @@ from typing import Any
 
 from billing.charges import CALIBRATION, STORAGE
 from billing.reports.buckets import Page, Width, instant, page_of
+from billing.reports.filtering import WHOLE, Slice
 from billing.reports.grouping import COLUMNS, columns_of, named
 from billing.reports.tables import Cell, Column, Row
 from billing.repository import UsageRepository
@@ -33,27 +34,39 @@ def usage_columns(group_by: Sequence[str]) -> tuple[Column, ...]:
 
 
 async def usage_pages(
-    database: Database, tenant_id: str, start: int, end: int, width: Width, group_by: Sequence[str]
+    database: Database,
+    tenant_id: str,
+    start: int,
+    end: int,
+    width: Width,
+    group_by: Sequence[str],
+    slice: Slice = WHOLE,
 ) -> AsyncIterator[Sequence[Row]]:
     """The table's rows of [start, end), Unix seconds of whole minutes. No transaction is open between two
-    pages. Raises DatabaseUnavailable.
+    pages. Of a slice there are no charges. Raises DatabaseUnavailable.
     """
     while start < end:
         page = page_of(width, start, end)
-        rows = await _rows(database, tenant_id, page, group_by)
+        rows = await _rows(database, tenant_id, page, group_by, slice)
         for first in range(0, len(rows), PAGE_ROWS):
             yield rows[first : first + PAGE_ROWS]
         start = page.spans[-1][1]
 
 
-async def _rows(database: Database, tenant_id: str, page: Page, group_by: Sequence[str]) -> list[Row]:
+async def _rows(
+    database: Database, tenant_id: str, page: Page, group_by: Sequence[str], slice: Slice
+) -> list[Row]:
     columns = columns_of(group_by)
     async with database.read(tenant_id) as session:
         used = await UsageRepository(session, tenant_id).sums(
-            page.start, page.end, unit=page.width.unit, group_by=columns
+            page.start, page.end, unit=page.width.unit, group_by=columns, **slice.filters
         )
-        costs = await LedgerTotals(session, tenant_id).costs(
-            page.start, page.end, unit=page.width.unit, group_by=columns
+        costs = (
+            await LedgerTotals(session, tenant_id).costs(
+                page.start, page.end, unit=page.width.unit, group_by=columns
+            )
+            if slice.is_whole
+            else []
         )
     spans = {start - start % page.width.seconds: (instant(start), instant(end)) for start, end in page.spans}
 

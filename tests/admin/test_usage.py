@@ -141,7 +141,7 @@ async def test_filters_add_up_and_are_kept(site: Site, visitor: httpx.AsyncClien
     assert not re.search(rf'name="key" value="{using.robot}" checked', page.text)
     for name, value in (("range", "7d"), ("group", "key"), ("show", "cost"), ("adapter", using.adapter)):
         assert f'<input type="hidden" name="{name}" value="{value}">' in page.text
-    assert "The file has everything" in page.text
+    assert "The file has what passes the filters" in page.text
     none = await visitor.get("/usage?adapter=none&model=sapling:pirate@1")
     assert "Nothing is like this" in none.text
     base = table(await visitor.get("/usage?adapter=none"))
@@ -231,6 +231,15 @@ async def test_files_are_those_of_the_export(site: Site, visitor: httpx.AsyncCli
     assert "api_key_id" in columns
     assert f"${sum(columns['cost_micro_usd']) / 1e6:.6f}" == total[-1]
     assert (await visitor.get("/usage/export?format=xlsx")).status_code == 400
+    for query in ("adapter=none&range=7d", "key=key_gone&range=7d"):
+        total = table(await visitor.get(f"/usage?{query}"))["Together"]
+        rows = await visitor.get(f"/usage/export?{query}&what=rows&format=csv")
+        read = list(csv.DictReader(io.StringIO(rows.text)))
+        assert {row["kind"] for row in read} == {"request", "reversal"}
+        sums = await visitor.get(f"/usage/export?{query}&what=sums&group=model&format=csv")
+        for found in (read, list(csv.DictReader(io.StringIO(sums.text)))):
+            assert f"${sum(int(row['cost_micro_usd']) for row in found) / 1e6:.6f}" == total[-1]
+            assert f"{sum(int(row['num_requests']) for row in found):,}" == total[0]
 
 
 async def test_nothing_used_teaches_and_nothing_lately_says_so(

@@ -1,0 +1,43 @@
+"""What of a tenant's usage is meant: a slice of it, by the values that count. Knows no queries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Of each dimension the values that count; none: all. An empty text is what has none of it."""
+
+    project_ids: tuple[str, ...] = ()
+    user_ids: tuple[str, ...] = ()
+    key_ids: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    adapter_ids: tuple[str, ...] = ()
+    service_tiers: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        return not any(asdict(self).values())
+
+    @property
+    def filters(self) -> dict[str, Sequence[str] | None]:
+        """As `UsageRepository.sums` takes them."""
+        return {name: values or None for name, values in asdict(self).items()}
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """By the ledger's column, the values that count."""
+        return {_FIELDS[name]: values for name, values in asdict(self).items() if values}
+
+
+WHOLE = Slice()
+_FIELDS = {
+    "project_ids": "project_id",
+    "user_ids": "user_id",
+    "key_ids": "key_id",
+    "models": "model",
+    "adapter_ids": "adapter_id",
+    "service_tiers": "service_tier",
+}
