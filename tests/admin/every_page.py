@@ -1,0 +1,189 @@
+"""Every page of the console, as its routes have it, with something behind each.
+
+Owns what stands for a path's parameters: a route with one that is not known here fails the tests that walk
+all pages, so that no new page is forgotten. Names of things are the test's to give.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from starlette.routing import BaseRoute, Route
+
+from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
+from adapters.service import Changes
+from adapters.submission import Submission
+from billing.notifications.events import SPEND_ALERT
+from billing.rates import Rate
+from billing.reconciliation.service import ReconciliationService
+from billing.spend.alerts import Threshold
+from db.session import EVERY_TENANT
+from engine.protocol import Usage
+from sla.incidents.service import Incidents
+from tenants.actors import OPERATOR
+from tests.admin.conftest import Site
+from tests.admin.reports import finish_with_report, report_of
+from tests.admin.test_billing import invoiced
+from tests.support.booked import Booked, book, request
+from tests.support.onboarding import BASE_DIGEST, SAPLING
+
+PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+OPERATORS = "/operator"
+"""Below it are the pages of those who run the service."""
+LEAD_ELSEWHERE = {"/sign-in", "/sign-in/code", "/operator"}
+"""Whoever is signed in already is sent on."""
+
+Naming = Callable[[str], str]
+
+
+@dataclass
+class Furnished:
+    """A tenant with one of everything."""
+
+    things: dict[str, str] = field(default_factory=dict)
+    """By the name of a path's parameter."""
+    failed_adapter: str = ""
+
+    def path(self, template: str) -> str:
+        def stand_in(found: re.Match[str]) -> str:
+            if found[1] not in self.things:
+                pytest.fail(f"say in tests/admin/every_page.py what {found[0]} is in {template}")
+            return self.things[found[1]]
+
+        return PARAMETER.sub(stand_in, template)
+
+
+def routes(site: Site) -> Iterator[tuple[str, str]]:
+    """Method and path of each, as the console's app has them."""
+    (mount,) = site.app.routes
+    inner: Any = mount
+    while not (isinstance(inner, list)):
+        inner = getattr(inner, "_app", None) or getattr(inner, "routes", None) or inner.app
+    yield from _below(inner)
+
+
+def _below(found: Iterable[BaseRoute]) -> Iterator[tuple[str, str]]:
+    for route in found:
+        if isinstance(route, Route):
+            for method in sorted((route.methods or set()) - {"HEAD"}):
+                yield method, route.path
+
+
+def pages(site: Site, furnished: Furnished) -> list[str]:
+    """Paths of everything that can be asked for."""
+    paths = [furnished.path(path) for method, path in routes(site) if method == "GET"]
+    assert len(paths) > 50, "these are the console's routes"
+    return [*paths, f"/adapters/{furnished.failed_adapter}"]
+
+
+async def furnish(site: Site, named: Naming) -> Furnished:
+    """One of everything, named by the test. Of those who look on, signed-in people are the test's to make."""
+    made = Furnished()
+    await _organisation(site, named, made)
+    await _adapters(site, named, made)
+    await _billing(site, named, made)
+    await _service(site, named, made)
+    return made
+
+
+async def _organisation(site: Site, named: Naming, made: Furnished) -> None:
+    tenant, account = site.tenant_id, site.account
+    await _execute(site, "UPDATE tenants SET name = :name WHERE id = :id", name=named("tenant"), id=tenant)
+    project = await account.projects.create(tenant, named("project"), OPERATOR)
+    (user, *_) = await account.members.list(tenant, newest_first=False)
+    await account.members.update(tenant, user.id, OPERATOR, name=named("user"))
+    key = await site.keys.create(tenant, named("key"), OPERATOR, project_id=project.id)
+    email = f"{named('invited')[:40]}@x".replace(" ", "/")
+    await account.invites.create(tenant, email, "developer", OPERATOR)
+    made.things |= {"project": project.id, "user": user.id, "key": key.id, "tenant": tenant}
+
+
+async def _adapters(site: Site, named: Naming, made: Furnished) -> None:
+    place, folder = site.place, SAPLING / "adapters" / "pirate"
+    weights = (folder / WEIGHTS_FILE).read_bytes()
+    config = json.loads((folder / CONFIG_FILE).read_text()) | {
+        "base_model_name_or_path": named("base in config")
+    }
+    files = {
+        f"{named('file of weights')}.safetensors": weights,
+        f"{named('file of config')}.json": json.dumps(config).encode(),
+    }
+    ids = [
+        (await place.files.create(site.tenant_id, None, "adapter", name, content, max_bytes=1 << 30)).id
+        for name, content in files.items()
+    ]
+    create = place.onboarding.submission.create
+    one = await create(place.caller(), "pirate", Submission(file_ids=ids), base_digest=BASE_DIGEST)
+    adapter = one.adapter.id
+    await finish_with_report(place, one, report_of(one, named("reason of the dtype")))
+    await site.adapters.update(site.tenant_id, adapter, Changes(description=named("description")))
+    told = "jsonb_build_object('config', jsonb_build_object('base_model_name_or_path', CAST(:name AS text)))"
+    await _execute(
+        site,
+        f"UPDATE adapter_versions SET inspection = inspection || {told}, override_reason = :reason"
+        " WHERE adapter_id = :id",
+        name=named("value of the config"),
+        reason=named("override"),
+        id=adapter,
+    )
+    other = await place.create("corsair")
+    await _execute(
+        site,
+        "UPDATE adapter_versions SET state = 'failed', error = :error, error_field = :field"
+        " WHERE adapter_id = :id",
+        error=named("refusal"),
+        field=named("tensor at fault"),
+        id=other.adapter.id,
+    )
+    upload = await place.uploads.create(
+        *(site.tenant_id, None, "adapter", WEIGHTS_FILE, "application/octet-stream", 4), max_bytes=100
+    )
+    made.things |= {"adapter": adapter, "version": "1", "upload": upload.upload.id}
+    made.things["job"] = one.job_id or ""
+    made.failed_adapter = other.adapter.id
+
+
+async def _billing(site: Site, named: Naming, made: Furnished) -> None:
+    tenant, services = site.tenant_id, site.billing
+    details = {"name": named("account"), "address": named("address"), "tax_id": named("tax")}
+    await services.accounts.set_details(tenant, OPERATOR, details)
+    made.things["invoice"] = (await invoiced(site)).id
+    now = datetime.now(UTC)
+    used = {"usage": Usage(1000, 400, 100), "rate": Rate("prc_1", 3_000_000, 1_000_000, 5_000_000)}
+    asked = {"at": now.timestamp() - 60, "key": made.things["key"], "project_id": made.things["project"]}
+    event = request(tenant, **asked, **used)
+    await book(site.place.database, tenant, Booked([asked | used | {"name": event.request_id}]))
+    threshold = Threshold(1_000_000, None, ["a@b.example"], named("subject of alerts"))
+    alert = await services.alerts.create(tenant, made.things["project"], OPERATOR, threshold)
+    endpoint, _ = await services.webhooks.create(
+        tenant,
+        OPERATOR,
+        name=named("webhook"),
+        url="https://hooks.example/'onerror='alert(7)//javascript:alert(7)",
+        event_types=[SPEND_ALERT],
+    )
+    made.things |= {"id": event.request_id, "alert": alert.id, "endpoint": endpoint.id}
+
+
+async def _service(site: Site, named: Naming, made: Furnished) -> None:
+    """What those have who run it."""
+    incidents = Incidents(site.place.database)
+    incident = await incidents.open(
+        named("incident"), "minor", OPERATOR, is_public=True, note=named("note of the incident")
+    )
+    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    books = ReconciliationService(site.place.database, site.redis)
+    report = await books.reconcile(midnight - timedelta(days=1), midnight)
+    made.things |= {"incident": incident.id, "reconciliation": report.id}
+
+
+async def _execute(site: Site, statement: str, **values: Any) -> None:
+    async with site.place.database.write(EVERY_TENANT) as session:
+        await session.execute(text(statement), values)
