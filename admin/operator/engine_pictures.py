@@ -319,7 +319,7 @@ def milliseconds(value: float) -> str:
         return f"{value:.2f} s"
     if value >= 0.0995:
         return f"{value * 1e3:.0f} ms"
-    return "0" if not value else f"{value * 1e3:.2g} ms" if value < 0.00995 else f"{value * 1e3:.1f} ms"
+    return "0" if not value else f"{value * 1e3:.2g} ms" if value < 0.00995 else f"{value * 1e3:.3g} ms"
 
 
 def seconds(value: float) -> str:

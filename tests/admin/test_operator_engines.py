@@ -129,7 +129,7 @@ async def test_an_operator_sees_what_runs_and_where_it_leads(site: Site, visitor
     text = words_of(page.text)
     assert "sapling on cuda:0, fp8" in text
     assert "Rows in the batch 5 of 8; 3 waiting" in text
-    assert "Step 12.3 ms p99 45.0 ms" in text
+    assert "Step 12.3 ms p99 45 ms" in text
     assert "pirate@1" in text
     assert "Default 3 1.2 s 2.5 s 4 7 0" in text
     assert "Prefix cache had 25.0% of prompts" in text
