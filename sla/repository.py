@@ -105,14 +105,14 @@ class SlaRepository(TenantRepository):
         """
         after = func.lead(TenantPlan.since).over(order_by=TenantPlan.since).label("until")
         plans = self.select_own(TenantPlan).add_columns(after).subquery()
-        by_plan = {"partition_by": PlanTerms.plan_id, "order_by": PlanTerms.since}
-        before = func.lag(PlanTerms.since).over(**by_plan)
+        plan, start_of = PlanTerms.plan_id, PlanTerms.since
+        before = func.lag(start_of).over(partition_by=plan, order_by=start_of)
         terms = select(
             PlanTerms.plan_id,
             PlanTerms.name,
             PlanTerms.terms,
             case((before.is_(None), text("timestamptz '-infinity'")), else_=PlanTerms.since).label("since"),
-            func.lead(PlanTerms.since).over(**by_plan).label("until"),
+            func.lead(start_of).over(partition_by=plan, order_by=start_of).label("until"),
         ).subquery()
         since = func.greatest(plans.c.since, terms.c.since)
         query = (
