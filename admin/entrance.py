@@ -60,6 +60,7 @@ class Entrance:
             None if opened is None else opened.id,
             account.user_id,
             account.tenant_id,
+            role=account.role,
             address=address,
             agent=request.headers.get("user-agent", ""),
             proved_at=proved_at,

@@ -246,6 +246,7 @@ class Frame:
                     told = {"message": "You are signed out. Sign in again.", "param": None}
                     return JSONResponse({"error": told}, status_code=401)
                 return self.to(request, "/sign-in")
+            opened = person.opened
             signed_in = (person.operator if isinstance(person, Visitor) else None) or person.account
             if signed_in.must_enrol and not enrolling:
                 if _by_script(request):
@@ -331,6 +332,7 @@ class Frame:
         if account is None or _is_over(session, account):
             await self.sessions.end(opened.id)
             return None
+        opened = await self.sessions.with_role(opened, account.role)
         if not account.is_operator:
             return Visitor(account, opened, owing=await self._owing(account))
         taken = session.impersonation

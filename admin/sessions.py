@@ -65,6 +65,8 @@ class Session(msgspec.Struct, frozen=True):
     """Of an operator alone."""
     half_way: HalfWay | None = None
     """With no user yet."""
+    role: str = ""
+    """Of the user, when they were last here."""
     address: str = ""
     """Of the client, and what it calls itself: for the user to recognise the session by."""
     agent: str = ""
@@ -116,6 +118,7 @@ class SessionStore:
         user_id: str,
         tenant_id: str,
         *,
+        role: str = "",
         address: str = "",
         agent: str = "",
         proved_at: float | None = None,
@@ -133,6 +136,7 @@ class SessionStore:
             now,
             user_id,
             tenant_id,
+            role=role,
             address=address[:64],
             agent=agent[:200],
         )
@@ -165,12 +169,23 @@ class SessionStore:
             await self.end(session_id)
             return None
         if now - session.rotated_at >= ROTATE_S:
-            rotated = await self._store(msgspec.structs.replace(session, rotated_at=now), IDLE_S)
-            old = msgspec.structs.replace(session, superseded=True)
-            await self._redis.set(_key(session_id), msgspec.msgpack.encode(old), ex=GRACE_S, xx=True)
-            return rotated
+            return await self._rotate(session_id, session)
         await self._redis.expire(_key(session_id), IDLE_S)
         return Opened(session_id, session, fresh=False)
+
+    async def with_role(self, opened: Opened, role: str) -> Opened:
+        """The session of a user who has this role now: rotated when it was another one before, whoever
+        changed it, and wherever.
+        """
+        if opened.session.superseded or opened.session.role == role:
+            return opened
+        return await self._rotate(opened.id, msgspec.structs.replace(opened.session, role=role))
+
+    async def _rotate(self, session_id: str, session: Session) -> Opened:
+        rotated = await self._store(msgspec.structs.replace(session, rotated_at=time.time()), IDLE_S)
+        old = msgspec.structs.replace(session, superseded=True)
+        await self._redis.set(_key(session_id), msgspec.msgpack.encode(old), ex=GRACE_S, xx=True)
+        return rotated
 
     async def impersonate(self, opened: Opened, impersonation: Impersonation | None) -> Opened:
         """A new id for whoever is now, or with None is no longer, in another's place: forms of pages that

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from admin.sessions import GRACE_S
 from tenants.actors import OPERATOR
 from tests.admin.conftest import EMAIL, PASSWORD, Site, csrf_token, sign_in
 from tests.admin.test_keys import XSS, act, as_role
@@ -161,3 +162,20 @@ async def test_who_may_not_change_members_sees_them(site: Site, visitor: httpx.A
     theirs = await site.accounts.create(site.place.tenants[1], "far@birch.example", PASSWORD)
     assert (await visitor.get(f"/members/{theirs.user_id}")).status_code == 404
     assert (await act(visitor, "/members", f"/members/{theirs.user_id}/remove")).status_code == 404
+
+
+async def test_another_role_comes_with_another_session_id(site: Site, visitor: httpx.AsyncClient) -> None:
+    """Also where the change was not made here."""
+    her = await site.accounts.create(site.tenant_id, "grace@acme.example", PASSWORD, role="viewer")
+    await sign_in(visitor, "grace@acme.example")
+    before = visitor.cookies["rootstock_console"]
+    await visitor.get("/members")
+    assert visitor.cookies["rootstock_console"] == before
+    await site.account.members.update(site.tenant_id, her.user_id, OPERATOR, role="admin")
+    assert "Invite somebody" in (await visitor.get("/members")).text
+    after = visitor.cookies["rootstock_console"]
+    assert after != before
+    await visitor.get("/members")
+    assert visitor.cookies["rootstock_console"] == after
+    left = [await site.redis.ttl(key) async for key in site.redis.scan_iter("rootstock:console:session:*")]
+    assert sorted(left)[0] <= GRACE_S  # the old id dies in seconds
