@@ -10,6 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from sqlalchemy import literal, union_all
+
 from db.repository import TenantRepository
 from db.session import Database
 from tenants.models import ApiKey, Project, ServiceAccount, User
@@ -45,15 +47,19 @@ class NameService:
 class NameRepository(TenantRepository):
     async def of(self, ids: Collection[str]) -> Mapping[str, Named]:
         """A person who signed in stands where a key would, so an id is looked for among all kinds."""
-        found: dict[str, Named] = {}
         kinds: tuple[tuple[ThingKind, Any, Any, Any], ...] = (
             ("key", ApiKey, ApiKey.name, ApiKey.revoked_at),
             ("user", User, User.email, User.removed_at),
             ("service_account", ServiceAccount, ServiceAccount.name, ServiceAccount.deleted_at),
             ("project", Project, Project.name, Project.archived_at),
         )
-        for kind, model, name, ended in kinds:
-            query = self.select_own(model, model.id, name, ended.is_not(None)).where(model.id.in_(ids))
-            for id_, called, is_gone in (await self.session.execute(query)).all():
-                found[id_] = Named(kind, called, is_gone)
-        return found
+        found = union_all(
+            *(
+                self.select_own(model, literal(kind), model.id, name, ended.is_not(None)).where(
+                    model.id.in_(ids)
+                )
+                for kind, model, name, ended in kinds
+            )
+        )
+        rows = (await self.session.execute(found)).all()
+        return {id_: Named(kind, name, is_gone) for kind, id_, name, is_gone in rows}
