@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -211,10 +212,19 @@ class LimitRoutes:
 
     async def test_alert(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         shown = await self._alert_pages.one(visitor.tenant_id, request.path_params["alert"])
-        to = await self._alerts.test(visitor.tenant_id, shown.project_id, shown.id, visitor.acting(request))
-        said = f"A test is on its way to {', '.join(to[:3])}{' and others' if len(to) > 3 else ''}."
-        if not to:
+        to = await self._alerts.test(
+            visitor.tenant_id,
+            shown.project_id,
+            shown.id,
+            visitor.acting(request),
+            now=datetime.now(UTC),
+        )
+        if to is None:
+            said = "A test was sent in this minute already. Wait a moment before the next."
+        elif not to:
             said = "Nobody would hear of it: name an address."
+        else:
+            said = f"A test is on its way to {', '.join(to[:3])}{' and others' if len(to) > 3 else ''}."
         return await self._frame.done(request, visitor, f"/limits/alerts/{shown.id}", said)
 
     async def delete_alert(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:

@@ -135,12 +135,12 @@ class SpendAlertService:
             await _audit(session, alert, actor, "deleted")
 
     async def test(
-        self, tenant_id: str, project_id: str | None, alert_id: str, actor: Actor
-    ) -> Sequence[str]:
-        """Mail a test to whoever the alert goes to, soon; the addresses. Endpoints do not hear of it: what
-        listens there could take it for true. Raises SpendAlertNotFound.
+        self, tenant_id: str, project_id: str | None, alert_id: str, actor: Actor, *, now: datetime
+    ) -> Sequence[str] | None:
+        """Mail a test to whoever the alert goes to, soon; the addresses. None when there was one in the same
+        minute: others' mailboxes are not for filling. Endpoints do not hear of it: what listens there could
+        take it for true. Raises SpendAlertNotFound.
         """
-        now = datetime.now(UTC)
         async with self._database.write(tenant_id) as session:
             alert = await _locked(session, tenant_id, project_id, alert_id)
             limits = await LimitRepository(session, tenant_id).in_force()
@@ -149,11 +149,12 @@ class SpendAlertService:
             recipients = (
                 list(alert.recipients) or await NotificationRepository(session, tenant_id).mail_recipients()
             )
-            key = f"{SPEND_ALERT}:{alert_id}:{new_id('test')}"
-            await tell(
+            key = f"{SPEND_ALERT}:{alert_id}:test:{now:%Y-%m-%dT%H:%M}"
+            if not await tell(
                 session, tenant_id, SPEND_ALERT, facts, key=key, now=now, recipients=recipients,
                 only_mailed=True,
-            )  # fmt: skip
+            ):  # fmt: skip
+                return None
             await _audit(session, alert, actor, "tested")
         return recipients
 

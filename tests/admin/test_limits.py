@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from datetime import timedelta
 
 import httpx
 import pytest
@@ -185,13 +186,15 @@ async def test_an_alert_is_set_tested_and_deleted(site: Site, visitor: httpx.Asy
     (row,) = rows((await visitor.get("/limits/alerts")).text)
     assert "80 % of the limit" in row
     assert "there is no monthly limit" in row
-    await act(visitor, path, f"{path}/test")
+    alerts, alert_id, later = site.billing.alerts, path.split("/")[-1], NOW + timedelta(days=1)
+    assert await alerts.test(site.tenant_id, None, alert_id, OPERATOR, now=later) == [EMAIL]
+    assert await alerts.test(site.tenant_id, None, alert_id, OPERATOR, now=later) is None, "once a minute"
+    assert await alerts.test(site.tenant_id, None, alert_id, OPERATOR, now=later + timedelta(minutes=1))
     told: list[tuple[Delivery, Notification]] = [
-        (one, about)
-        for one, about in await site.billing.alerts.mailed(site.tenant_id, path.split("/")[-1], 9)
+        (one, about) for one, about in await alerts.mailed(site.tenant_id, alert_id, 9)
     ]
-    assert told[0][0].recipient == EMAIL
-    assert told[0][1].data["test"] is True
+    assert [one.recipient for one, _ in told] == [EMAIL, EMAIL, "bob@acme.example", "ann@acme.example"]
+    assert all(about.data["test"] for _, about in told)
     gone = await act(visitor, path, f"{path}/delete")
     assert gone.headers["location"] == "/console/limits/alerts"
     assert (await visitor.get(path)).status_code == 404
