@@ -181,7 +181,9 @@ async def open_services(
                 base_config=settings.base_path / "config.json",
             )
         )
-        payments = await opened.enter_async_context(open_payments(rows, onboarding.outbox, StripeSettings()))
+        payments = await opened.enter_async_context(
+            open_payments(rows, cache, onboarding.outbox, StripeSettings())
+        )
         billing = _billing(rows, cache, payments, quotas)
         services = Services(
             engine=engine,

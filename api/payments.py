@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import redis.asyncio
+
+from billing.invoices.accounts import BillingAccounts
 from billing.payments.service import PaymentService
 from billing.payments.settings import StripeSettings
 from billing.payments.webhooks import WebhookReceiver
@@ -17,17 +20,20 @@ from db.session import Database
 
 @asynccontextmanager
 async def open_payments(
-    database: Database, outbox: Outbox, settings: StripeSettings
+    database: Database, cache: redis.asyncio.Redis, outbox: Outbox, settings: StripeSettings
 ) -> AsyncIterator[PaymentService]:
     """Without a key, a service that says there are invoices only."""
+    accounts = BillingAccounts(database, cache)
     if not settings.enabled:
-        yield PaymentService(database, None, return_url=settings.return_url)
+        yield PaymentService(database, None, return_url=settings.return_url, accounts=accounts)
         return
     from billing.stripe_gateway import StripeGateway
 
     webhooks = WebhookReceiver(database, outbox, settings) if settings.webhook_secret else None
     gateway = StripeGateway(settings)
     try:
-        yield PaymentService(database, gateway, return_url=settings.return_url, webhooks=webhooks)
+        yield PaymentService(
+            database, gateway, return_url=settings.return_url, accounts=accounts, webhooks=webhooks
+        )
     finally:
         await gateway.close()

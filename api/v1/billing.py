@@ -1,11 +1,13 @@
-"""`/v1/organization/billing`: how a tenant stands, its top-ups, and the provider's portal.
+"""`/v1/organization/billing`: how a tenant pays and stands, what invoices name, top-ups, and the provider's
+portal.
 
 Admin keys alone, which go on working while the account is suspended: this is where it is paid.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -15,7 +17,8 @@ from api.json_bodies import decode, unix
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.requests import naming_fields
 from api.pages import refuse_unknown
-from billing.payments.service import PaymentService
+from billing.invoices.accounts import DETAILS
+from billing.payments.service import AccountView, PaymentService
 
 router = APIRouter(prefix="/v1/organization/billing", responses=ERROR_RESPONSES, tags=["Billing"])
 
@@ -26,8 +29,20 @@ class TopUpRequest(msgspec.Struct, forbid_unknown_fields=True):
     amount: Annotated[int, msgspec.Meta(ge=500, le=1_000_000, description="Cents.")]
 
 
-BODIES = (TopUpRequest,)
-_top_up = msgspec.json.Decoder(TopUpRequest)
+class UpdateBillingRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """What is left out stays as it is."""
+
+    name: Annotated[str, msgspec.Meta(max_length=200, description="As invoices have it.")] | None = None
+    email: Annotated[str, msgspec.Meta(max_length=254, description="Where bills go.")] | None = None
+    address: Annotated[str, msgspec.Meta(max_length=600, description="Lines of text.")] | None = None
+    country: Annotated[str, msgspec.Meta(max_length=2, description="Two letters, ISO 3166.")] | None = None
+    tax_id: Annotated[str, msgspec.Meta(max_length=40)] | None = None
+    mode: Literal["prepaid", "postpaid"] | None = None
+    """`prepaid`: usage draws from the balance from now on. Back to invoices only the operator sets."""
+
+
+BODIES = (TopUpRequest, UpdateBillingRequest)
+_top_up, _update = msgspec.json.Decoder(TopUpRequest), msgspec.json.Decoder(UpdateBillingRequest)
 
 
 def _payments(request: Request) -> PaymentService:
@@ -39,11 +54,30 @@ async def retrieve(request: Request) -> dict[str, Any]:
     """How the organization pays, and whether it has."""
     caller = await authenticate(request, READ_BILLING)
     refuse_unknown(list(request.query_params), frozenset())
-    found = await _payments(request).view(caller.tenant_id)
+    return _shown(await _payments(request).view(caller.tenant_id))
+
+
+@router.post("", operation_id="updateBilling", openapi_extra=json_body("UpdateBillingRequest"))
+async def update(request: Request) -> dict[str, Any]:
+    """Change what invoices name from now on, or have usage paid in advance."""
+    caller = await authenticate(request, WRITE_BILLING)
+    body = msgspec.structs.asdict(decode(_update, await read_json(request)))
+    mode = body.pop("mode")
+    details = {name: value for name, value in body.items() if value is not None}
+    payments = _payments(request)
+    with naming_fields():
+        await payments.change(
+            caller.tenant_id, actor_of(request, caller), details, mode, now=datetime.now(UTC)
+        )
+    return _shown(await payments.view(caller.tenant_id))
+
+
+def _shown(found: AccountView) -> dict[str, Any]:
     subscription = found.subscription
     return {
         "object": "organization.billing",
         "mode": found.account.mode,
+        **{name: getattr(found.account, name) for name in DETAILS},
         "state": found.account.state,
         "grace_until": unix(found.grace_until),
         "provider": None if found.live is None else "stripe",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from secrets import token_hex
 
-from billing.invoices.accounts import Account, account_of
+from billing.invoices.accounts import Account, BillingAccounts, account_of
 from billing.invoices.repository import AccountRepository
 from billing.payments.customers import Customers
 from billing.payments.errors import PaymentsNotConfigured
@@ -53,11 +54,14 @@ class PaymentService:
         gateway: PaymentGateway | None,
         *,
         return_url: str,
+        accounts: BillingAccounts | None = None,
         webhooks: WebhookReceiver | None = None,
     ) -> None:
+        """`accounts`: what changes them; None where nothing does."""
         self._database = database
         self._gateway = gateway
         self._return_url = return_url
+        self._accounts = accounts
         self.webhooks = webhooks
         """None: none are taken."""
 
@@ -69,6 +73,26 @@ class PaymentService:
             subscription = await records.subscription(tenant_id)
             owed = await records.owed_invoices(tenant_id)
         return AccountView(account, subscription, owed, None if self._gateway is None else self._gateway.live)
+
+    async def change(
+        self,
+        tenant_id: str,
+        actor: Actor,
+        details: Mapping[str, str],
+        mode: str | None,
+        *,
+        now: datetime,
+    ) -> None:
+        """Have invoices name the tenant otherwise, or usage be paid in advance from now on. To pay afterwards
+        is the operator's to grant. Raises ValueError naming the field, DatabaseUnavailable.
+        """
+        assert self._accounts is not None
+        if mode == "postpaid" and (await self._accounts.find(tenant_id)).mode != "postpaid":
+            raise ValueError("mode cannot be set to postpaid here: to be billed afterwards, ask the operator")
+        if details:
+            await self._accounts.set_details(tenant_id, actor, details)
+        if mode is not None:
+            await self._accounts.set_mode(tenant_id, mode, actor, now=now)  # type: ignore[arg-type]
 
     async def portal(self, tenant_id: str, actor: Actor) -> str:
         """The address of a page on which cards are kept and open invoices paid, good for minutes. Raises

@@ -19,6 +19,7 @@ import redis.asyncio
 from adapters.resolver import ModelResolver
 from api.app import create_app
 from api.organization.limits import limit_id
+from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
 from billing.invoices.settings import InvoiceSettings
@@ -170,7 +171,12 @@ async def everything(
             sla_reports=SlaReports(database),
             webhooks=WebhookService(database, SILENT),
             spend_alerts=SpendAlertService(database),
-            payments=PaymentService(database, SilentGateway(), return_url="https://us.example/"),
+            payments=PaymentService(
+                database,
+                SilentGateway(),
+                return_url="https://us.example/",
+                accounts=BillingAccounts(database, redis_client),
+            ),
             invoices=InvoiceService(database, redis_client, InvoiceSettings()),
             credits=CreditService(database, redis_client),
         )

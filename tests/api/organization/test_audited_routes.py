@@ -210,6 +210,7 @@ async def told(call: Caller) -> None:
 
 
 async def paid(call: Caller) -> None:
+    await call("updateBilling", {"email": "pay@acme.example"})
     await call("createBillingPortalSession", {})
     await call("createTopUp", {"amount": 2500})
 
