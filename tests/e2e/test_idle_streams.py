@@ -1,26 +1,25 @@
 """Many clients that ask for a stream and never read it: what they cost the API is bounded, nobody else waits
 for them, and nothing of them is left when they go.
 
-IDLE_STREAMS in the environment sets how many: 10 000 take a few minutes. With IDLE_PATIENCE, seconds longer
-than it takes to open them all, they are not asked to go: the API cuts them off.
+IDLE_STREAMS in the environment sets how many; `benchmarks.idle_streams` has 10 000, of many tenants. With
+IDLE_PATIENCE, seconds longer than it takes to open them all, they are not asked to go: the API cuts them off.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import socket
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
 import redis.asyncio
 
+from benchmarks.idle_streams import IdleClients, memory_of
 from db.session import Database
 from tenants.actors import OPERATOR
 from tenants.plans import PlanChanges
@@ -32,9 +31,8 @@ from tests.support.waiting import eventually, until
 
 __all__ = ["base_dir", "processes"]
 
-pytestmark = pytest.mark.quiet
-
 COUNT = int(os.environ.get("IDLE_STREAMS", "100"))
+pytestmark = [pytest.mark.quiet, pytest.mark.timeout(180 + COUNT // 5)]
 MAX_TOKENS = 800
 """More than fits what kernel and API keep for one that does not read."""
 PATIENCE = float(os.environ.get("IDLE_PATIENCE", "0"))
@@ -47,34 +45,17 @@ go out together, and an answer could fit into what is kept.
 HELLO = [{"role": "user", "content": "Hello there"}]
 
 
-class IdleClients:
-    """Connections with small buffers that nobody reads."""
-
-    def __init__(self, port: int, key: str) -> None:
-        body = {"model": "sapling", "messages": HELLO, "max_tokens": MAX_TOKENS, "stream": True}
-        payload = json.dumps(body | {"ignore_eos": True}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
-        self._request = f"{head}Content-Length: {len(payload)}\r\n\r\n".encode() + payload
-        self._address = ("127.0.0.1", port)
-        self._sockets: list[socket.socket] = []
-
-    def open(self, count: int) -> None:
-        for _ in range(count):
-            one = socket.socket()
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            one.settimeout(60)
-            one.connect(self._address)
-            one.sendall(self._request)
-            self._sockets.append(one)
-
-    def close(self) -> None:
-        for one in self._sockets:
-            one.close()
+@pytest.fixture(autouse=True)
+def many_files() -> None:
+    """Each stream is a connection of this process, and one of the API's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 @contextmanager
 def idle_clients(port: int, key: str) -> Iterator[IdleClients]:
-    clients = IdleClients(port, key)
+    clients = IdleClients(port, "sapling", [key], MAX_TOKENS)
     try:
         yield clients
     finally:
@@ -97,13 +78,6 @@ def start(processes: Processes) -> int:
     api = processes.start("api.main", ROOTSTOCK_API_WRITE_TIMEOUT=str(PATIENCE or 600.0))
     processes.wait_for("/readyz", 200)
     return api.pid
-
-
-def memory_of(pid: int) -> int:
-    """Resident bytes."""
-    match = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert match is not None
-    return int(match[1]) * 1024
 
 
 def gauge(url: str, name: str) -> float:
