@@ -23,8 +23,10 @@ HERE = "/account/second-factor"
 RFC_SECRET = b"12345678901234567890"
 
 
-def at_step(secret: str, ahead: int = 0) -> str:
-    """The code of now, or of some steps from now."""
+def at_step(secret: str, ahead: int = 1) -> str:
+    """The code of the next step, which is good now, and stays so when the step ends meanwhile. That of this
+    one is used to set up with.
+    """
     raw = base64.b32decode(secret.replace(" ", ""))
     return codes.code_at(raw, codes.step_of(datetime.now(UTC)) + ahead)
 
@@ -37,9 +39,8 @@ async def enrol(visitor: httpx.AsyncClient) -> tuple[str, list[str]]:
     assert found is not None
     assert '<svg role="img"' in shown.text
     secret = found[1].replace(" ", "")
-    # Of the step before: that leaves this one and the next to sign in with.
     made = await visitor.post(
-        f"{HERE}/confirm", data={"csrf_token": csrf_token(shown), "code": at_step(secret, -1)}
+        f"{HERE}/confirm", data={"csrf_token": csrf_token(shown), "code": at_step(secret, 0)}
     )
     assert made.status_code == 201, made.text
     return secret, re.findall(r"<li>([0-9a-z]{5}-[0-9a-z]{5})</li>", made.text)
@@ -112,11 +113,12 @@ async def test_a_code_is_asked_for_once_it_was_confirmed(site: Site, visitor: ht
         assert half.headers["location"] == "/console/sign-in/code"
         assert (await anew.get("/")).headers["location"] == "/console/sign-in"  # not in yet
         assert (await enter_code(anew, "000000")).status_code == 401
-        assert (await enter_code(anew, at_step(secret))).headers["location"] == "/console/"
+        code = at_step(secret)
+        assert (await enter_code(anew, code)).headers["location"] == "/console/"
         assert EMAIL in (await anew.get("/")).text
     async with site.visitor() as thief:  # who looked over a shoulder
         await sign_in(thief)
-        assert (await enter_code(thief, at_step(secret))).status_code == 401
+        assert (await enter_code(thief, code)).status_code == 401
     entries = await site.account.audit.list(site.tenant_id)
     assert [entry.type for entry in entries[:2]] == ["login.succeeded", "second_factor.added"]
     assert entries[0].details == {"by": "password, totp"}
