@@ -178,9 +178,9 @@ async def _service(site: Site, named: Naming, made: Furnished) -> None:
     incident = await incidents.open(
         named("incident"), "minor", OPERATOR, is_public=True, note=named("note of the incident")
     )
-    midnight = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    long_ago = datetime(2025, 1, 1, tzinfo=UTC)  # of a day without a request
     books = ReconciliationService(site.place.database, site.redis)
-    report = await books.reconcile(midnight - timedelta(days=1), midnight)
+    report = await books.reconcile(long_ago, long_ago + timedelta(days=1))
     made.things |= {"incident": incident.id, "reconciliation": report.id}
 
 
