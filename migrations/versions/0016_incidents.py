@@ -1,4 +1,4 @@
-"""Incidents; and minutes of all tenants by their time, which the burn of the service as a whole is read by."""
+"""What went wrong with the service: what everybody is told, and what operators noted among themselves."""
 
 from __future__ import annotations
 
