@@ -86,7 +86,7 @@ async def test_readyz_names_what_is_not_ready(world: World, monkeypatch: object)
 
 async def test_serving_is_measured(client: httpx.AsyncClient, world: World) -> None:
     engine = world.engine
-    engine.script = lambda submit: engine.says(submit, "one two three", delay=0.002, cached_tokens=2)
+    engine.script = lambda submit: engine.says(submit, "one two three", delay=0.003, cached_tokens=2)
     body = {"model": "sapling", "messages": [{"role": "user", "content": "hi"}], "service_tier": "flex"}
     began = time.perf_counter()
     answer = (await client.post("/v1/chat/completions", json=body)).json()
@@ -99,6 +99,7 @@ async def test_serving_is_measured(client: httpx.AsyncClient, world: World) -> N
     assert seen["rootstock_tokens_total|completion|flex"] == 2 * answer["usage"]["completion_tokens"]
     assert seen["rootstock_tokens_total|cached|flex"] == 4
     assert seen["rootstock_time_to_first_token_seconds_count|flex"] == 2
+    # Timers of uvloop count milliseconds and may be early by one.
     assert 0.002 <= seen["rootstock_time_to_first_token_seconds_sum|flex"] / 2 < took / 2
     assert 0.001 < seen["rootstock_time_per_output_token_seconds_sum|flex"] / 2 < took / 2
     assert seen["rootstock_request_duration_seconds_count|flex"] == 2

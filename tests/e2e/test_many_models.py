@@ -166,6 +166,8 @@ def test_the_console_opens_with_the_demos_password(stack: Stack) -> None:
         }
         page = visitor.post("/sign-in", data=fields)
         assert page.status_code == 200
-        for model in stack.models:
-            assert f"<code>{model}</code>" in page.text
+        assert stack.demo["base"] in page.text
+        adapters = visitor.get("/adapters")
+        for name in stack.demo["adapters"]:
+            assert f">{name}</a>" in adapters.text
         assert stack.demo["api_key"] not in page.text

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 from torch import Tensor
 
 from engine.graphs import Bucket, StepGraphs
+
+pytestmark = pytest.mark.gpu
 
 
 class _Gone:

@@ -5,6 +5,7 @@ Owns reading the filter and how standing is put into words. Refuses to know HTTP
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -121,20 +122,31 @@ class TenantPages:
     async def one(self, tenant_id: str) -> TenantPage:
         """Raises TenantNotFound, DatabaseUnavailable."""
         tenant = await self._account.tenants.find_tenant(tenant_id)
-        uses = await self._customers.month([tenant.id], datetime.now(UTC))
-        adapters = await self._catalogue.adapters(tenant.id, limit=ADAPTERS)
+        account, billing = self._account, self._billing
+        uses, adapters, plan, plans, members, keys, limits, paying, balance, invoices = await asyncio.gather(
+            self._customers.month([tenant.id], datetime.now(UTC)),
+            self._catalogue.adapters(tenant.id, limit=ADAPTERS),
+            account.plans.of_tenant(tenant.id),
+            account.plans.list(),
+            account.members.list(tenant.id, limit=MEMBERS, newest_first=False),
+            self._directory.keys(tenant.id),
+            account.limits.effective(tenant.id),
+            billing.accounts.find(tenant.id),
+            billing.credits.balance(tenant.id),
+            billing.invoices.list(tenant.id, limit=INVOICES),
+        )
         return TenantPage(
             tenant,
             state_of(tenant),
-            await self._account.plans.of_tenant(tenant.id),
-            [plan.name for plan in await self._account.plans.list()],
+            plan,
+            [plan.name for plan in plans],
             uses[tenant.id],
-            await self._account.members.list(tenant.id, limit=MEMBERS, newest_first=False),
-            await self._directory.keys(tenant.id),
-            [(limit, _whose(limit)) for limit in await self._account.limits.effective(tenant.id)],
-            await self._billing.accounts.find(tenant.id),
-            await self._billing.credits.balance(tenant.id),
-            await self._billing.invoices.list(tenant.id, limit=INVOICES),
+            members,
+            keys,
+            [(limit, _whose(limit)) for limit in limits],
+            paying,
+            balance,
+            invoices,
             adapters,
         )
 
