@@ -123,18 +123,22 @@ class TenantPages:
         """Raises TenantNotFound, DatabaseUnavailable."""
         tenant = await self._account.tenants.find_tenant(tenant_id)
         account, billing = self._account, self._billing
-        uses, adapters, plan, plans, members, keys, limits, paying, balance, invoices = await asyncio.gather(
-            self._customers.month([tenant.id], datetime.now(UTC)),
-            self._catalogue.adapters(tenant.id, limit=ADAPTERS),
+        of_account = asyncio.gather(
             account.plans.of_tenant(tenant.id),
             account.plans.list(),
             account.members.list(tenant.id, limit=MEMBERS, newest_first=False),
             self._directory.keys(tenant.id),
             account.limits.effective(tenant.id),
+        )
+        of_bills = asyncio.gather(
+            self._customers.month([tenant.id], datetime.now(UTC)),
             billing.accounts.find(tenant.id),
             billing.credits.balance(tenant.id),
             billing.invoices.list(tenant.id, limit=INVOICES),
+            self._catalogue.adapters(tenant.id, limit=ADAPTERS),
         )
+        found = await asyncio.gather(of_account, of_bills)
+        (plan, plans, members, keys, limits), (uses, paying, balance, invoices, adapters) = found
         return TenantPage(
             tenant,
             state_of(tenant),
