@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import problems, security
-from admin.entrance import address_of
+from admin.asking import address_of
 from admin.frame import Frame, Person
 from admin.lockout import Lockout, waiting_words
 from admin.pages import account as page

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from adapters.names import ADAPTER_ID
 from admin import snippets
+from admin.asking import after_of
 from admin.frame import Changing, Frame, Serving, Visitor, origin_of
 from admin.pages.adapters import AdaptersPage
 from admin.pages.calibration import VersionPage
@@ -75,9 +76,7 @@ class AdapterRoutes:
     # Pages ------------------------------------------------------------------------------------------------
 
     async def show_list(self, request: Request, visitor: Visitor) -> Response:
-        after = request.query_params.get("after")
-        if after is not None and ADAPTER_ID.fullmatch(after) is None:
-            raise HTTPException(404, "There is no such page of the list.")
+        after = after_of(request, ADAPTER_ID)
         shown = await self._list.list(visitor.tenant_id, after)
         return self._frame.page(
             request,

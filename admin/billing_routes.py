@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import problems
+from admin.asking import after_of
 from admin.frame import Frame
 from admin.navigation import BILLING, INVOICES
 from admin.pages import billing as page
@@ -85,7 +86,7 @@ class BillingRoutes:
         return await self._show(request, visitor, problems.NONE, "")
 
     async def show_credits(self, request: Request, visitor: Visitor) -> Response:
-        after = _after(request, _CREDIT_ID)
+        after = after_of(request, _CREDIT_ID)
         shown = await self._billing.credits(visitor.tenant_id, after)
         balance = await self._billing.balance(visitor.tenant_id)
         return self._page(
@@ -167,7 +168,7 @@ class BillingRoutes:
     # Invoices ---------------------------------------------------------------------------------------------
 
     async def show_list(self, request: Request, visitor: Visitor) -> Response:
-        after = _after(request, _INVOICE_ID)
+        after = after_of(request, _INVOICE_ID)
         shown = await self._invoices.shown(visitor.tenant_id, after)
         return self._invoice_page(request, "invoices.html", visitor, page=shown, is_first=after is None)
 
@@ -211,14 +212,6 @@ class BillingRoutes:
         self, request: Request, template: str, visitor: Visitor, status: int = 200, **context: Any
     ) -> Response:
         return self._frame.page(request, template, status, visitor=visitor, section=INVOICES.id, **context)
-
-
-def _after(request: Request, pattern: re.Pattern[str]) -> str | None:
-    """The last of the page before."""
-    after = request.query_params.get("after")
-    if after is not None and pattern.fullmatch(after) is None:
-        raise HTTPException(404, "There is no such page of the list.")
-    return after
 
 
 def _month(request: Request) -> date | None:

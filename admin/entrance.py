@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from admin import security
+from admin.asking import address_of, request_id_of
 from admin.frame import Frame
 from admin.services import ConsoleServices
 from admin.sessions import HalfWay, Opened
@@ -71,13 +72,3 @@ class Entrance:
         response = self._frame.to(request, "/")
         security.set_session(request, response, entered.id)
         return response
-
-
-def address_of(request: Request) -> str:
-    """The client's, as seen through trusted proxies."""
-    return request.client.host if request.client else "unknown"
-
-
-def request_id_of(request: Request) -> str | None:
-    found: str | None = request.scope.get("state", {}).get("request_id")
-    return found

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import problems, security
-from admin.entrance import Entrance, address_of, request_id_of
+from admin.asking import address_of, request_id_of
+from admin.entrance import Entrance
 from admin.forms import read_form
 from admin.frame import EXPIRED, FOREIGN, Frame
 from admin.services import ConsoleServices

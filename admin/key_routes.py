@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import problems, snippets
+from admin.asking import after_of
 from admin.frame import Frame, Visitor, origin_of
 from admin.pages import keys as page
 from admin.pages.keys import KeysPage
@@ -59,9 +60,7 @@ class KeyRoutes:
         ]
 
     async def show_list(self, request: Request, visitor: Visitor) -> Response:
-        after = request.query_params.get("after")
-        if after is not None and _KEY_ID.fullmatch(after) is None:
-            raise HTTPException(404, "There is no such page of the list.")
+        after = after_of(request, _KEY_ID)
         every = request.query_params.get("show") == "all"
         shown = await self._pages.shown(visitor.tenant_id, after, with_revoked=every)
         return self._page(request, "keys.html", visitor, page=shown, is_first=after is None, every=every)

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import problems, words
+from admin.asking import after_of
 from admin.frame import Frame, Visitor, origin_of
 from admin.pages import members as page
 from admin.pages.members import MembersPage
@@ -68,9 +69,7 @@ class MemberRoutes:
         ]
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        after = request.query_params.get("after")
-        if after is not None and _USER_ID.fullmatch(after) is None:
-            raise HTTPException(404, "There is no such page of the list.")
+        after = after_of(request, _USER_ID)
         shown = await self._pages.gather(visitor.tenant_id, after)
         return self._page(
             request,

@@ -19,7 +19,8 @@ from starlette.routing import Route
 
 from admin import problems, security
 from admin.account_routes import Confirming, renewed
-from admin.entrance import Entrance, address_of, request_id_of
+from admin.asking import address_of, request_id_of
+from admin.entrance import Entrance
 from admin.forms import read_form
 from admin.frame import EXPIRED, FOREIGN, Frame, Person, Visitor, origin_of
 from admin.oidc.errors import NotVouched, ProviderAway

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import problems
+from admin.asking import after_of
 from admin.frame import Frame, Visitor
 from admin.pages import projects as page
 from admin.pages.projects import ProjectsPage
@@ -53,9 +54,7 @@ class ProjectRoutes:
         ]
 
     async def show_list(self, request: Request, visitor: Visitor) -> Response:
-        after = request.query_params.get("after")
-        if after is not None and _PROJECT_ID.fullmatch(after) is None:
-            raise HTTPException(404, "There is no such page of the list.")
+        after = after_of(request, _PROJECT_ID)
         every = request.query_params.get("show") == "all"
         shown = await self._pages.shown(visitor.tenant_id, after, with_archived=every)
         return self._page(request, "projects.html", visitor, page=shown, is_first=after is None, every=every)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import problems, security, words
-from admin.entrance import address_of, request_id_of
+from admin.asking import address_of, request_id_of
 from admin.forms import read_form
 from admin.frame import EXPIRED, FOREIGN, Frame
 from admin.lockout import Lockout, waiting_words

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from admin import problems, security
 from admin.account_routes import Confirming, renewed
-from admin.entrance import address_of
+from admin.asking import address_of
 from admin.frame import ENROL, Frame, Person
 from admin.lockout import Lockout, waiting_words
 from admin.pages import account as page

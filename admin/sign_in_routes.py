@@ -15,7 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import security
-from admin.entrance import Entrance, address_of
+from admin.asking import address_of
+from admin.entrance import Entrance
 from admin.forms import read_form
 from admin.frame import EXPIRED, FOREIGN, Frame
 from admin.lockout import Lockout, waiting_words

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from starlette.requests import Request
 
+from admin.asking import request_id_of
 from admin.sessions import Opened, Session
 from billing.invoices.accounts import Account as BillingAccount
 from tenants.accounts import Account
@@ -18,13 +19,11 @@ from tenants.roles import Right
 
 
 @dataclass(frozen=True)
-class Operator:
-    """A signed-in operator, whose pages are those of the service."""
+class _SignedIn:
+    """What both have."""
 
     account: Account
     opened: Opened
-    owing: None = None
-    """The service owes itself nothing."""
 
     @property
     def session(self) -> Session:
@@ -34,6 +33,14 @@ class Operator:
     def csrf_token(self) -> str:
         """What the forms of their pages carry."""
         return self.session.csrf_token
+
+
+@dataclass(frozen=True)
+class Operator(_SignedIn):
+    """A signed-in operator, whose pages are those of the service."""
+
+    owing: None = None
+    """The service owes itself nothing."""
 
     @property
     def may_change(self) -> bool:
@@ -56,24 +63,13 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class Visitor:
+class Visitor(_SignedIn):
     """A signed-in user of a tenant, or an operator in that user's place."""
 
-    account: Account
-    opened: Opened
     operator: Account | None = None
     """Who it is in truth. None: the user."""
     owing: BillingAccount | None = None
     """How the tenant stands when a payment of its is overdue: every page tells."""
-
-    @property
-    def session(self) -> Session:
-        return self.opened.session
-
-    @property
-    def csrf_token(self) -> str:
-        """What the forms of their pages carry."""
-        return self.session.csrf_token
 
     @property
     def tenant_id(self) -> str:
@@ -128,4 +124,4 @@ Person = Visitor | Operator
 def _origin(request: Request) -> tuple[str | None, str | None]:
     """Address and id of a request."""
     address = None if request.client is None else request.client.host
-    return address, request.scope.get("state", {}).get("request_id")
+    return address, request_id_of(request)

@@ -9,12 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import problems
+from admin.asking import after_of
 from admin.frame import Frame
 from admin.navigation import WEBHOOKS
 from admin.pages import webhooks as page
@@ -145,9 +145,7 @@ class WebhookRoutes:
         chosen: str = "",
         status: int = 200,
     ) -> Response:
-        after = request.query_params.get("after")
-        if after is not None and _DELIVERY_ID.fullmatch(after) is None:
-            raise HTTPException(404, "There is no such page of the list.")
+        after = after_of(request, _DELIVERY_ID)
         shown = await self._pages.one(visitor.tenant_id, request.path_params["endpoint"])
         deliveries = await self._pages.deliveries(visitor.tenant_id, shown.id, after)
         return self._page(

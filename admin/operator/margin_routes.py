@@ -13,10 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import problems
+from admin.amounts import read_dollars
 from admin.frame import Frame, Operator
 from admin.navigation import MARGIN
 from admin.operator.pages import margin as page
-from admin.operator.pages.tenants import read_dollars
 from admin.services import ConsoleServices
 
 _MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
@@ -69,4 +69,4 @@ def _question(given: Mapping[str, str], now: datetime) -> tuple[str, int, int | 
         raise problems.Refused("month", "There is no margin of this month.")
     if gpus and not (gpus.isascii() and gpus.isdecimal() and len(gpus) < 6):
         raise problems.Refused("gpus", "Write how many there were, or leave it empty.")
-    return month, read_dollars("price", given["price"]), int(gpus) if gpus else None
+    return month, read_dollars(given["price"], "price"), int(gpus) if gpus else None

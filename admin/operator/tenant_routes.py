@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin import problems
+from admin.amounts import read_dollars
 from admin.frame import Frame, Operator
 from admin.navigation import TENANTS
 from admin.operator.pages import tenants as page
@@ -93,7 +94,7 @@ class TenantRoutes:
     async def credit(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         tenant = await self._account.tenants.find_tenant(request.path_params["tenant"])
         try:
-            amount = page.read_dollars("amount", form.get("amount", ""))
+            amount = read_dollars(form.get("amount", ""), "amount")
             reason = " ".join(form.get("reason", "").split())
             if not 3 <= len(reason) <= 200 or not reason.isprintable():
                 raise problems.Refused("reason", "Say in 3 to 200 characters what it is for.")

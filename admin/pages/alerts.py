@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from admin import words
+from admin.amounts import read_dollars
 from admin.pages.adapters import State
-from admin.pages.limits import amount_written, read_dollars
+from admin.pages.limits import amount_written
 from admin.problems import Refused
 from billing.notifications.models import Delivery, Notification
 from billing.spend.alerts import SpendAlertService, Threshold

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 from admin import chart, words
+from admin.amounts import read_dollars
 from admin.chart import Chart, Point, Series
 from admin.pages.adapters import State
 from admin.pages.invoices import LineRow, cents, exact, line_row, month_words
-from admin.pages.limits import read_dollars
 from admin.problems import Refused
 from billing.invoices.accounts import DETAILS, Account
 from billing.invoices.credits import Balance, CreditService

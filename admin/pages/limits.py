@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 from adapters.catalogue import AdapterCatalogue
 from adapters.files.service import FileService
 from admin import words
+from admin.amounts import read_dollars
 from admin.pages.keys import MAX_PROJECTS
 from admin.problems import Refused
 from tenants.errors import QuotaUnavailable
@@ -58,7 +59,6 @@ CHOICES = [
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]{1,3})?) ?(B|kB|MB|GB|TB)?", re.IGNORECASE)
 _POWERS = {"": 0, "b": 0, "kb": 3, "mb": 6, "gb": 9, "tb": 12}
 _COUNT = re.compile(r"[0-9]{1,16}")
-_DOLLARS = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,6}))?")
 
 
 @dataclass(frozen=True)
@@ -260,14 +260,6 @@ def check_most(limit: Limit, plan: PlanView, field: str = "amount") -> None:
     if limit.scope == "tenant" and not limit.model and of_plan is not None and limit.amount > of_plan:
         words_of_plan = amount_words(limit.metric, of_plan)
         raise Refused(field, f"It can be at most {words_of_plan}, which is your plan's.")
-
-
-def read_dollars(written: str, field: str) -> int:
-    """Micro-USD. Raises Refused."""
-    found = _DOLLARS.fullmatch(written.strip().removeprefix("$").replace(",", ""))
-    if found is None:
-        raise Refused(field, "Write an amount of US dollars, as 250 or 99.50.")
-    return int(found[1]) * 1_000_000 + int((found[2] or "").ljust(6, "0"))
 
 
 def _named(limit: Limit) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import argon2
 import httpx
 import pytest
 import redis.asyncio
+from playwright.async_api import Browser
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -49,9 +50,11 @@ from tenants.naming import NameService
 from tenants.quotas import Quotas
 from tenants.service import AccountServices, TenantService, account_services
 from tenants.user_callers import UserCallers
+from tests.admin.browsing import Visit, chromium, visit
 from tests.admin.engines import PlayedEngines
 from tests.api.fakes import FakeEngine, FakePrices
 from tests.support.onboarding import BASE_DIGEST, Scene, scene
+from tests.support.serving import served
 from tests.support.text_base import write_base
 from tokenization.codec import TextCodec
 
@@ -241,3 +244,21 @@ async def site(
 async def visitor(site: Site) -> AsyncIterator[httpx.AsyncClient]:
     async with site.visitor() as visitor:
         yield visitor
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture
+async def seen(site: Site, browser: Browser) -> AsyncIterator[Visit]:
+    """Signed in as an owner, on a wide screen."""
+    async with served(site.whole) as origin:
+        context = await browser.new_context(viewport={"width": 1280, "height": 900})
+        opened = await visit(context, origin)
+        await opened.sign_in(EMAIL, PASSWORD)
+        yield opened
+        assert not opened.complaints
+        await context.close()

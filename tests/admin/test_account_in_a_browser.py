@@ -15,7 +15,7 @@ from admin.oidc.provider import Provider
 from admin.settings import ProviderSettings
 from admin.sign_in_services import SignInServices
 from tenants.actors import OPERATOR
-from tests.admin.browsing import Visit, chromium, visit
+from tests.admin.browsing import Visit, visit
 from tests.admin.conftest import EMAIL, PASSWORD, Site
 from tests.admin.test_sign_in_second_factor import at_step
 from tests.support.openid_provider import CLIENT_ID, CLIENT_SECRET, OpenIdProvider
@@ -25,12 +25,6 @@ OTHER = "another horse, another battery"
 PICTURES = os.environ.get("ROOTSTOCK_PICTURES")
 """A folder for pictures of the pages, to be looked at."""
 DARK = ("color-contrast", "link-in-text-block", "scrollable-region-focusable")
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as opened:
-        yield opened
 
 
 @pytest.fixture

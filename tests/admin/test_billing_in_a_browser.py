@@ -8,38 +8,19 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Browser
 
-from tests.admin.browsing import Visit, chromium, visit
-from tests.admin.conftest import EMAIL, PASSWORD, Site
+from tests.admin.browsing import Visit, visit
+from tests.admin.conftest import PASSWORD, Site
 from tests.admin.test_billing import LAST_MONTH, NOW, business, invoiced
 from tests.support.hook_server import HookServer, hook_server
-from tests.support.serving import served
 
 COLOURS = ("color-contrast", "link-in-text-block", "scrollable-region-focusable")
 """Rules whose outcome differs between themes and widths."""
 
 
 @pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture
 async def hooks() -> AsyncIterator[HookServer]:
     async with hook_server() as server:
         yield server
-
-
-@pytest.fixture
-async def seen(site: Site, browser: Browser) -> AsyncIterator[Visit]:
-    """Signed in as an owner, on a wide screen."""
-    async with served(site.whole) as origin:
-        context = await browser.new_context(viewport={"width": 1280, "height": 900})
-        opened = await visit(context, origin)
-        await opened.sign_in(EMAIL, PASSWORD)
-        yield opened
-        assert not opened.complaints
-        await context.close()
 
 
 async def test_an_owner_sees_what_is_owed_and_bounds_it(

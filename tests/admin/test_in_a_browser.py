@@ -4,37 +4,15 @@ who hear or type instead of looking get along.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
 from playwright.async_api import Browser
 
 from tenants.actors import OPERATOR
-from tests.admin.browsing import Visit, chromium, visit
-from tests.admin.conftest import EMAIL, PASSWORD, Site
+from tests.admin.browsing import Visit, visit
+from tests.admin.conftest import PASSWORD, Site
 from tests.admin.test_keys import XSS
-from tests.support.serving import served
 from tests.support.waiting import eventually
 
 ANSWER = "Hello there, hello world."
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as opened:
-        yield opened
-
-
-@pytest.fixture
-async def seen(site: Site, browser: Browser) -> AsyncIterator[Visit]:
-    """Signed in, on a wide screen."""
-    async with served(site.whole) as origin:
-        context = await browser.new_context(viewport={"width": 1280, "height": 900})
-        opened = await visit(context, origin)
-        await opened.sign_in(EMAIL, PASSWORD)
-        yield opened
-        assert not opened.complaints
-        await context.close()
 
 
 async def test_every_page_is_for_everybody(site: Site, seen: Visit, browser: Browser) -> None:

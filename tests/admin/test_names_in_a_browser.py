@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
 from playwright.async_api import Browser, Dialog, Error
 
 from tenants.operators.service import OperatorAccounts
-from tests.admin.browsing import Visit, chromium, visit
+from tests.admin.browsing import Visit, visit
 from tests.admin.conftest import EMAIL, PASSWORD, Site
 from tests.admin.every_page import LEAD_ELSEWHERE, OPERATORS, furnish, pages
 from tests.admin.operators import OPERATOR_EMAIL
@@ -50,12 +47,6 @@ class Names:
             attack = "<img src=x onerror=alert(7)>"
         self.fields[field] = field + attack
         return self.fields[field]
-
-
-@pytest.fixture
-async def browser() -> AsyncIterator[Browser]:
-    async with chromium() as opened:
-        yield opened
 
 
 async def enter(browser: Browser, origin: str, email: str) -> tuple[Visit, list[str]]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from admin.operator.pages.tenants import read_dollars
+from admin.amounts import read_dollars
 from admin.pages.adapters import State
 from admin.problems import Refused
 from billing.previews.service import Preview, PricePreviews
@@ -86,7 +86,7 @@ def written(amount: int) -> str:
 
 def read_amounts(fields: Mapping[str, str]) -> dict[str, int]:
     """Micro-USD by name. Raises Refused."""
-    return {name: read_dollars(name, fields.get(name, "")) for name in AMOUNTS}
+    return {name: read_dollars(fields.get(name, ""), name) for name in AMOUNTS}
 
 
 def read_moment(fields: Mapping[str, str]) -> datetime | None:

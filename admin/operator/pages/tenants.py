@@ -170,16 +170,6 @@ def read_filter(fields: Mapping[str, str]) -> TenantFilter:
     return TenantFilter(**given)  # type: ignore[arg-type]
 
 
-def read_dollars(field: str, written: str) -> int:
-    """Micro-USD. Raises Refused."""
-    whole, _, cents = written.strip().removeprefix("$").replace(",", "").partition(".")
-    if not (whole.isascii() and whole.isdecimal() and len(whole) <= 9) or not (
-        cents == "" or (cents.isascii() and cents.isdecimal() and len(cents) <= 6)
-    ):
-        raise Refused(field, "Write dollars, such as 25 or 25.50.")
-    return int(whole) * 1_000_000 + int(cents.ljust(6, "0") or 0)
-
-
 def _whose(limit: Limit) -> str:
     whose = "the organisation" if limit.scope == "tenant" else f"{limit.scope} {limit.scope_id}"
     return f"{whose}, on {limit.model}" if limit.model else whose

@@ -1,0 +1,20 @@
+"""Amounts of money as people write them.
+
+Owns what is taken and what is said of the rest. How amounts are shown is `admin.words`'.
+"""
+
+from __future__ import annotations
+
+import re
+
+from admin.problems import Refused
+
+_DOLLARS = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,6}))?")
+
+
+def read_dollars(written: str, field: str) -> int:
+    """Micro-USD. Raises Refused, about `field`."""
+    found = _DOLLARS.fullmatch(written.strip().removeprefix("$").replace(",", ""))
+    if found is None:
+        raise Refused(field, "Write an amount of US dollars, as 250 or 99.50.")
+    return int(found[1]) * 1_000_000 + int((found[2] or "").ljust(6, "0"))

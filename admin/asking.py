@@ -1,0 +1,29 @@
+"""What a request says besides its forms: where it is from, which it is, and from where a list goes on.
+
+Refuses to know who asks.
+"""
+
+from __future__ import annotations
+
+import re
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+
+def address_of(request: Request) -> str:
+    """The client's, as seen through trusted proxies."""
+    return request.client.host if request.client else "unknown"
+
+
+def request_id_of(request: Request) -> str | None:
+    found: str | None = request.scope.get("state", {}).get("request_id")
+    return found
+
+
+def after_of(request: Request, pattern: re.Pattern[str]) -> str | None:
+    """The last entry of the page before; None: the list begins. 404 where its id is not like `pattern`."""
+    after = request.query_params.get("after")
+    if after is not None and pattern.fullmatch(after) is None:
+        raise HTTPException(404, "There is no such page of the list.")
+    return after
