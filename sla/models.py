@@ -15,8 +15,21 @@ from db.base import Base
 from db.repository import TenantOwned
 
 
-class SlaMinute(TenantOwned, Base):
-    """Sums over requests whose end fell into the minute. See `sla.measures.Counts`."""
+class _Sums(TenantOwned):
+    """Of requests whose end fell into a stretch of time. See `sla.measures.Counts`."""
+
+    requests: Mapped[int] = mapped_column(BigInteger)
+    failed: Mapped[int] = mapped_column(BigInteger)
+    first_tokens: Mapped[int] = mapped_column(BigInteger)
+    first_tokens_in_time: Mapped[int] = mapped_column(BigInteger)
+    rated: Mapped[int] = mapped_column(BigInteger)
+    rated_fast: Mapped[int] = mapped_column(BigInteger)
+    first_token_histogram: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
+    output_rate_histogram: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
+
+
+class SlaMinute(_Sums, Base):
+    """By minute: what is kept of them."""
 
     __tablename__ = "sla_minutes"
     __table_args__ = (
@@ -28,14 +41,17 @@ class SlaMinute(TenantOwned, Base):
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
     service_tier: Mapped[str] = mapped_column(primary_key=True)
     minute: Mapped[datetime] = mapped_column(primary_key=True)
-    requests: Mapped[int] = mapped_column(BigInteger)
-    failed: Mapped[int] = mapped_column(BigInteger)
-    first_tokens: Mapped[int] = mapped_column(BigInteger)
-    first_tokens_in_time: Mapped[int] = mapped_column(BigInteger)
-    rated: Mapped[int] = mapped_column(BigInteger)
-    rated_fast: Mapped[int] = mapped_column(BigInteger)
-    first_token_histogram: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
-    output_rate_histogram: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
+
+
+class SlaHour(_Sums, Base):
+    """By hour: the minutes' sums, written with them. A month is read from these."""
+
+    __tablename__ = "sla_hours"
+    __table_args__ = (CheckConstraint("failed BETWEEN 0 AND requests", name="counts_sane"),)
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    service_tier: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
 
 
 class SlaBatch(Base):
