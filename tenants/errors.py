@@ -51,10 +51,10 @@ class NotHeld(TenantError):
 
 
 class OwnersOnly(TenantError):
-    """Owners alone appoint, demote and remove owners."""
+    """Owners alone appoint, demote, disable and remove owners."""
 
     def __init__(self) -> None:
-        super().__init__("only an owner of the organization may appoint, demote or remove an owner")
+        super().__init__("only an owner of the organization may appoint, demote, disable or remove an owner")
 
 
 class InviteInvalid(TenantError):
@@ -145,6 +145,14 @@ class PlanNotFound(TenantError):
         self.plan = plan
 
 
+class PlanChanged(TenantError):
+    """Somebody else changed the plan after whoever changes it now had looked at it."""
+
+    def __init__(self, plan: str) -> None:
+        super().__init__(f"the plan {plan!r} was changed meanwhile: look at it again")
+        self.plan = plan
+
+
 class KeyNotFound(TenantError):
     """No such key in this tenant, whatever other tenants have."""
 
@@ -231,6 +239,14 @@ class LastOwner(TenantError):
 
     def __init__(self, user_id: str) -> None:
         super().__init__(f"the user {user_id!r} is the organization's last owner")
+        self.user_id = user_id
+
+
+class OwnAccount(TenantError):
+    """Nobody shuts themselves out."""
+
+    def __init__(self, user_id: str) -> None:
+        super().__init__(f"the user {user_id!r} cannot disable their own account: another member has to")
         self.user_id = user_id
 
 

@@ -5,9 +5,11 @@ Owns the names of limits and which values are possible. Enforces none: the owner
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +20,7 @@ from db.base import new_id
 from db.session import EVERY_TENANT, Database, WriteSession
 from tenants.actors import OPERATOR, Actor
 from tenants.audit.service import OPERATOR_CHAIN, AuditLog
-from tenants.errors import NameTaken, PlanNotFound, TenantNotFound
+from tenants.errors import NameTaken, PlanChanged, PlanNotFound, TenantNotFound
 from tenants.limits.kinds import Metric, check_amount
 from tenants.models import STANDARD_PLAN, Plan
 from tenants.repository import KeyRepository, TenantDirectory
@@ -26,14 +28,26 @@ from tenants.resolver import publish_key_change, publish_key_changes
 from tenants.terms import merged
 from tenants.views import STANDARD, PlanView, plan_view
 
-__all__ = ["STANDARD", "STANDARD_PLAN", "PlanChanges", "PlanService", "PlanView"]
+__all__ = [
+    "MOST",
+    "SETTABLE",
+    "STANDARD",
+    "STANDARD_PLAN",
+    "PlanChanges",
+    "PlanService",
+    "PlanView",
+    "revision",
+]
 
 _NAME = re.compile(r"[a-z0-9._-]{1,64}")
 _FEES = ("monthly_fee", "included_usage")
 """In micro-USD."""
-_MOST = {"max_adapters": 100_000, "max_file_bytes": 1 << 40, "pinned_adapters": 4096} | dict.fromkeys(
+MOST = {"max_adapters": 100_000, "max_file_bytes": 1 << 40, "pinned_adapters": 4096} | dict.fromkeys(
     _FEES, 10**12
 )
+"""The largest value of each number of a plan; the smallest is 0."""
+SETTABLE = tuple(metric for metric in Metric if metric not in (Metric.ADAPTERS, Metric.PREPAID_BALANCE))
+"""What a plan's `limits` can have. How many adapters is a number of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +68,7 @@ class PlanChanges:
 
     def check(self) -> None:
         """Raises ValueError naming the limit."""
-        for name, most in _MOST.items():
+        for name, most in MOST.items():
             value = getattr(self, name)
             if value is not None and not 0 <= value <= most:
                 raise ValueError(f"{name} must be from 0 to {most}, not {value}")
@@ -62,7 +76,7 @@ class PlanChanges:
             if isinstance(threshold, bool) or not isinstance(threshold, int | float):
                 raise ValueError(f"gate: {name} must be a number, not {threshold!r}")
         for name, amount in self.limits.items():
-            if name in (Metric.ADAPTERS, Metric.PREPAID_BALANCE) or name not in Metric.__members__.values():
+            if name not in SETTABLE:
                 raise ValueError(f"limits: {name[:60]!r} is none that a plan sets")
             if amount is not None:
                 check_amount(Metric(name), amount)
@@ -72,7 +86,7 @@ class PlanChanges:
         gate_before, terms_before, limits_before = (
             (before.gate, before.terms, before.limits) if before is not None else ({}, {}, {})
         )
-        changed = {name: getattr(self, name) for name in _MOST if getattr(self, name) is not None}
+        changed = {name: getattr(self, name) for name in MOST if getattr(self, name) is not None}
         if self.gate:
             changed["gate"] = {**gate_before, **self.gate}
         if self.terms:
@@ -103,6 +117,19 @@ class PlanService:
             raise PlanNotFound(name)
         return plan_view(plan)
 
+    async def find_by_id(self, plan_id: str) -> PlanView:
+        """Raises PlanNotFound."""
+        async with self._database.read(EVERY_TENANT) as session:
+            plan = await TenantDirectory(session).plan_by_id(plan_id)
+        if plan is None:
+            raise PlanNotFound(plan_id)
+        return plan_view(plan)
+
+    async def num_tenants(self) -> Mapping[str, int]:
+        """How many tenants are on each plan, by its id; without those that nobody is on."""
+        async with self._database.read(EVERY_TENANT) as session:
+            return await TenantDirectory(session).tenants_by_plan()
+
     async def of_tenant(self, tenant_id: str) -> PlanView:
         """Raises TenantNotFound."""
         async with self._database.read(EVERY_TENANT) as session:
@@ -131,13 +158,21 @@ class PlanService:
             raise NameTaken("plan name", name) from error
         return plan_view(plan)
 
-    async def set(self, name: str, changes: PlanChanges, actor: Actor = OPERATOR) -> PlanView:
-        """Change a plan for all who are on it, within a second. Raises PlanNotFound, ValueError."""
+    async def set(
+        self, name: str, changes: PlanChanges, actor: Actor = OPERATOR, *, seen: str | None = None
+    ) -> PlanView:
+        """Change a plan for all who are on it, within a second. `seen`: the `revision` it was looked at in.
+        What it was before stays in `plan_terms`, which months are judged by.
+
+        Raises PlanNotFound, PlanChanged where it is another one than was seen, ValueError.
+        """
         changes.check()
         async with self._database.write(EVERY_TENANT) as session:
             plan = await TenantDirectory(session).lock_plan(name)
             if plan is None:
                 raise PlanNotFound(name)
+            if seen is not None and revision(plan_view(plan)) != seen:
+                raise PlanChanged(name)
             values = changes.values(plan)
             for column, value in values.items():
                 setattr(plan, column, value)
@@ -167,6 +202,16 @@ class PlanService:
                 {"plan": name},
             )
         return plan_view(plan)
+
+
+def revision(plan: PlanView) -> str:
+    """Tells a plan as it is from what it was: the same for the same terms."""
+    whole = asdict(replace(plan, gate={}, terms={}, limits={})) | {
+        "gate": dict(plan.gate),
+        "limits": dict(plan.limits),
+        "terms": {tier.value: asdict(terms) for tier, terms in plan.terms.items()},
+    }
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
 
 async def _record(

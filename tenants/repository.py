@@ -120,6 +120,15 @@ class TenantDirectory:
     async def plan(self, name: str) -> Plan | None:
         return (await self.session.execute(select(Plan).where(Plan.name == name))).scalar_one_or_none()
 
+    async def plan_by_id(self, plan_id: str) -> Plan | None:
+        query = select(Plan).where(Plan.id == plan_id)
+        return (await self.session.execute(query)).scalar_one_or_none() if is_id(plan_id) else None
+
+    async def tenants_by_plan(self) -> dict[str, int]:
+        """How many are on each, by its id; without those that nobody is on."""
+        query = select(Tenant.plan_id, func.count()).where(Tenant.id != OPERATOR_TENANT)
+        return {row[0]: row[1] for row in await self.session.execute(query.group_by(Tenant.plan_id))}
+
     async def plan_of(self, tenant_id: str) -> Plan | None:
         query = select(Plan).join(Tenant, Tenant.plan_id == Plan.id).where(Tenant.id == tenant_id)
         return (await self.session.execute(query)).scalar_one_or_none()

@@ -58,7 +58,7 @@ DEFAULTS: Mapping[PriorityClass, Terms] = MappingProxyType(
     }
 )
 
-_NUMBERS = {
+BOUNDS: Mapping[str, tuple[int, int]] = {
     "price_percent": (0, 10_000),
     "contracted_tokens_per_minute": (0, 1 << 53),
     "ttft_target_ms": (1, 3_600_000),
@@ -67,7 +67,11 @@ _NUMBERS = {
     "availability_ppm": (0, MILLION),
     "output_rate_ppm": (0, MILLION),
 }
-_OPTIONAL = frozenset({"contracted_tokens_per_minute", "max_wait_ms"})
+"""Smallest and largest value of each number, inclusive."""
+OPTIONAL = frozenset({"contracted_tokens_per_minute", "max_wait_ms"})
+"""Numbers that may be None."""
+FIXED: Mapping[str, Any] = {"allowed": True, "contracted_tokens_per_minute": None}
+"""Of the class `default`: what is over every other contract has to go somewhere."""
 _CLASSES = frozenset(tier.value for tier in PriorityClass)
 _NAMES = frozenset(field.name for field in fields(Terms))
 
@@ -110,13 +114,12 @@ def _changed(tier: PriorityClass, default: Terms, stored: Mapping[str, Any]) -> 
                 raise ValueError(f"{where} must be true or false, not {value!r}")
         elif name == "credits":
             values[name] = _credits(where, value)
-        elif value is not None or name not in _OPTIONAL:
-            low, high = _NUMBERS[name]
+        elif value is not None or name not in OPTIONAL:
+            low, high = BOUNDS[name]
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ValueError(f"{where} must be from {low} to {high}, not {value!r}")
     if tier == PriorityClass.DEFAULT:
-        # What is over every other contract has to go somewhere.
-        for name, fixed in (("allowed", True), ("contracted_tokens_per_minute", None)):
+        for name, fixed in FIXED.items():
             if values.get(name, fixed) != fixed:
                 raise ValueError(f"terms: {tier}.{name} cannot be changed: others are downgraded to it")
     return replace(default, **values)

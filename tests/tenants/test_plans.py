@@ -5,9 +5,9 @@ import redis.asyncio
 
 from db.session import Database
 from tenants.actors import OPERATOR
-from tenants.errors import NameTaken, PlanNotFound, TenantNotFound
+from tenants.errors import NameTaken, PlanChanged, PlanNotFound, TenantNotFound
 from tenants.key_service import KeyService
-from tenants.plans import STANDARD, PlanChanges, PlanService
+from tenants.plans import STANDARD, PlanChanges, PlanService, revision
 from tenants.resolver import KeyResolver
 from tenants.service import TenantService
 from tests.support.statements import Statements
@@ -42,6 +42,22 @@ async def test_a_plan_is_made_changed_and_given(plans: PlanService, tenant: str)
     await plans.set_tenant_plan(tenant, "large")
     assert await plans.of_tenant(tenant) == changed
     assert [plan.name for plan in await plans.list()] == ["standard", "large"]
+
+
+async def test_a_plan_is_changed_as_it_was_seen_or_not_at_all(plans: PlanService, tenant: str) -> None:
+    seen = revision(await plans.create("large"))
+    assert revision(await plans.find("large")) == seen
+    changed = await plans.set("large", PlanChanges(terms={"flex": {"allowed": False}}), seen=seen)
+    assert revision(changed) != seen
+    for changes in (PlanChanges(monthly_fee=5), PlanChanges(limits={"requests_per_day": 1})):
+        with pytest.raises(PlanChanged, match="changed meanwhile"):
+            await plans.set("large", changes, seen=seen)
+    assert await plans.find_by_id(changed.id) == changed
+    await plans.set_tenant_plan(tenant, "large")
+    assert await plans.num_tenants() == {changed.id: 1}
+    for nobody in ("plan_none", "\x00", "standard"):
+        with pytest.raises(PlanNotFound):
+            await plans.find_by_id(nobody)
 
 
 async def test_what_is_wrong_with_a_plan_is_named(plans: PlanService, tenant: str) -> None:
