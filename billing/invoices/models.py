@@ -140,9 +140,11 @@ class Invoice(TenantOwned, Base):
         CheckConstraint("currency = 'usd'", name="currency_known"),
         CheckConstraint("total >= 0", name="never_below_zero"),
         CheckConstraint(
-            "total = total_cents * 10000 + carried_out AND carried_out >= -5000 AND carried_out < 5000",
+            "total = total_cents * 10000 + carried_out AND ((carried_out >= -5000 AND carried_out < 5000) OR"
+            " (total_cents = 0 AND carried_out >= 5000 AND carried_out < minimum_cents * 10000 - 5000))",
             name="rounded_half_up",
         ),
+        CheckConstraint("minimum_cents >= 0", name="minimum_counts"),
         Index(None, "tenant_id", "id"),
     )
 
@@ -158,9 +160,11 @@ class Invoice(TenantOwned, Base):
     total: Mapped[int] = mapped_column(BigInteger)
     """Of the lines."""
     total_cents: Mapped[int] = mapped_column(BigInteger)
-    """What is asked for: `total`, half a cent up."""
+    """What is asked for: `total`, half a cent up; nothing where that is less than `minimum_cents`."""
     carried_out: Mapped[int] = mapped_column(BigInteger)
-    """What rounding left for the next invoice: `total` less what is asked for."""
+    """What is left for the next invoice: `total` less what is asked for."""
+    minimum_cents: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    """The smallest amount that could be charged when it was made."""
     seller: Mapped[dict[str, str]] = mapped_column(JSONB)
     customer: Mapped[dict[str, str]] = mapped_column(JSONB)
     """Who it is from and goes to, as they were."""
