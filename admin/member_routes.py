@@ -57,6 +57,8 @@ class MemberRoutes:
             Route("/members/invites/{invite}/withdraw", changing(self.withdraw, write), methods=["POST"]),
             Route("/members/{user}", serving(self.show_one, write), methods=["GET"]),
             Route("/members/{user}/role", changing(self.change_role, write), methods=["POST"]),
+            Route("/members/{user}/disable", changing(self.disable, write), methods=["POST"]),
+            Route("/members/{user}/enable", changing(self.enable, write), methods=["POST"]),
             Route("/members/{user}/remove", changing(self.remove, write), methods=["POST"]),
             Route(
                 "/members/{user}/password", changing(self.reset, write, members_alone=True), methods=["POST"]
@@ -191,6 +193,20 @@ class MemberRoutes:
         )
         # Whoever has just made themselves less than an admin still sees the members, as every role does.
         return await self._frame.done(request, visitor, "/members", f"{user.email} is {role} now.")
+
+    async def disable(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        user = await self._members.disable(
+            visitor.tenant_id, request.path_params["user"], visitor.acting(request)
+        )
+        said = f"{user.email} is shut out: signed out everywhere, and every key of theirs is refused."
+        return await self._frame.done(request, visitor, f"/members/{user.id}", said)
+
+    async def enable(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        user = await self._members.enable(
+            visitor.tenant_id, request.path_params["user"], visitor.acting(request)
+        )
+        said = f"{user.email} can sign in again, and their keys work."
+        return await self._frame.done(request, visitor, f"/members/{user.id}", said)
 
     async def remove(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         user = await self._members.get(visitor.tenant_id, request.path_params["user"])

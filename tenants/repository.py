@@ -59,7 +59,8 @@ _KEYS_BY_DIGEST = (
     .join(Tenant, Tenant.id == ApiKey.tenant_id)
     .join(Plan, Plan.id == Tenant.plan_id)
     .outerjoin(Project, Project.id == ApiKey.project_id)
-    .where(ApiKey.digest == any_(bindparam("digests", type_=ARRAY(LargeBinary))))
+    .outerjoin(User, User.id == ApiKey.user_id)
+    .where(User.disabled_at.is_(None), ApiKey.digest == any_(bindparam("digests", type_=ARRAY(LargeBinary))))
 )
 _SIGNING_IN = (
     select(User, Tenant, SecondFactor.confirmed_at)
@@ -142,7 +143,8 @@ class TenantDirectory:
         self, digests: Sequence[bytes]
     ) -> Sequence[Row[ApiKey, Tenant, Plan, Project | None, Any]]:
         """Each key, its tenant, that one's plan, the key's project and rows of its limits, by the HMACs of
-        their texts: one query by a unique index, which finds some, all or none.
+        their texts: one query by a unique index, which finds some, all or none. Not the keys of users who are
+        disabled.
         """
         return (await self.session.execute(_KEYS_BY_DIGEST, {"digests": digests})).all()
 

@@ -48,6 +48,8 @@ KNOWN_TYPES = (
     "second_factor.removed",
     "user.added",
     "user.deleted",
+    "user.disabled",
+    "user.enabled",
     "user.updated",
 )
 """To choose from; any other can be written."""

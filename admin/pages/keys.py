@@ -16,7 +16,7 @@ from admin.pages.adapters import State
 from admin.problems import Refused
 from tenants.context import KeyKind
 from tenants.key_service import KEEP, KeyChanges, KeyService, KeyTerms, ShownKey
-from tenants.models import ApiKey, Project
+from tenants.models import ApiKey, Project, User
 from tenants.projects.service import ProjectService
 
 PAGE = 50
@@ -132,7 +132,7 @@ def read_terms(form: Mapping[str, str], scopes: Collection[str]) -> KeyTerms:
         scopes=read_scopes(form, scopes),
         models=frozenset(_pieces(form.get("models", ""))),
         networks=tuple(_pieces(form.get("networks", ""))),
-        expires_at=_end_of(form.get("expires_at", "")),
+        expires_at=read_end(form.get("expires_at", "")),
     )
 
 
@@ -158,7 +158,7 @@ def read_changes(form: Mapping[str, str], shown: KeyRow, scopes: Collection[str]
         scopes=None if chosen == frozenset(shown.scopes) else chosen,
         models=_changed(form, before, "models", frozenset(_pieces(form.get("models", "")))),
         networks=_changed(form, before, "networks", tuple(_pieces(form.get("networks", "")))),
-        expires_at=KEEP if ends == before["expires_at"] else _end_of(ends),
+        expires_at=KEEP if ends == before["expires_at"] else read_end(ends),
     )
 
 
@@ -185,7 +185,8 @@ def read_grace(form: Mapping[str, str]) -> timedelta:
     return timedelta(seconds=int(seconds))
 
 
-def _end_of(written: str) -> datetime | None:
+def read_end(written: str) -> datetime | None:
+    """The end of the day that is written; None where none is. Raises Refused."""
     if not written.strip():
         return None
     try:
@@ -223,18 +224,20 @@ def row_of(shown: ShownKey, projects: Mapping[str, str]) -> KeyRow:
         created_at=key.created_at,
         last_used_at=key.last_used_at,
         expires_at=key.expires_at,
-        state=_state(key, now),
+        state=_state(key, user, now),
         is_live=live,
         may_rotate=live and key.replaced_by is None,
         replaced_by=key.replaced_by,
     )
 
 
-def _state(key: ApiKey, now: datetime) -> State:
+def _state(key: ApiKey, user: User | None, now: datetime) -> State:
     if key.revoked_at is not None:
         return State("Revoked", "off")
     if key.expires_at is not None and key.expires_at <= now:
         return State("Expired", "off")
+    if user is not None and user.disabled_at is not None:
+        return State("Owner shut out", "off")
     if key.replaced_by is not None:
         return State("Being replaced", "warn")
     if key.expires_at is not None and key.expires_at <= now + _SOON:

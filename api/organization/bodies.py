@@ -97,6 +97,8 @@ class UpdateUserRequest(_Body, frozen=True, kw_only=True):
     role: str | None = None
     role_id: str | None = None
     """The same, by its id."""
+    enabled: bool | None = None
+    """Whether they are let in, as `user.enabled` of the object has it. Alone."""
 
 
 # Projects -------------------------------------------------------------------------------------------------

@@ -27,7 +27,9 @@ def admin_key_object(shown: ShownKey) -> dict[str, Any]:
 def project_key_object(shown: ShownKey, roles: dict[str, str]) -> dict[str, Any]:
     """`roles`: of users in the key's project, by their ids."""
     key, user, account = shown
-    has_access = user is None or user.id in roles or user.role in ("owner", "admin")
+    has_access = user is None or (
+        user.disabled_at is None and (user.id in roles or user.role in ("owner", "admin"))
+    )
     return {
         "object": "organization.project.api_key",
         **_common(key),

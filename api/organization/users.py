@@ -52,11 +52,19 @@ async def retrieve_user(request: Request, user_id: str) -> dict[str, Any]:
 
 @router.post("/{user_id}", operation_id="updateUser", openapi_extra=json_body("UpdateUserRequest"))
 async def update_user(request: Request, user_id: str) -> dict[str, Any]:
-    """Give the user another role. Who may do less than before loses their admin keys."""
+    """Give the user another role: who may do less than before loses their admin keys. Or, with `enabled`,
+    shut them out or let them in again: their sessions are over and their keys refused within a second.
+    """
     who = await asking(request, WRITE_MEMBERS)
     body = await read_body(request, UpdateUserRequest)
     if body.role is not None and body.role_id is not None:
         raise InvalidValue("Give either 'role' or 'role_id'.", "role_id")
+    if body.enabled is not None:
+        if any(given is not None for given in (body.name, body.role, body.role_id)):
+            raise InvalidValue("Give 'enabled' alone: it is a change of its own.", "enabled")
+        members = who.accounts.members
+        change = members.enable if body.enabled else members.disable
+        return user_object(await change(who.tenant_id, user_id, who.actor))
     role: Role | None = None
     if body.role_id is not None:
         role = role_of_id(body.role_id)

@@ -43,11 +43,13 @@ class MemberRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def hold_owners(self) -> set[str]:
-        """Ids of the owners, of whom none changes until the transaction ends. Before any other user is
-        locked, or two that do so wait for each other.
+        """Ids of the owners who are not disabled; no owner changes until the transaction ends. Before any
+        other user is locked, or two that do so wait for each other.
         """
-        query = self.select_own(User, User.id).where(User.removed_at.is_(None), User.role == "owner")
-        return set((await self.session.execute(query.order_by(User.id).with_for_update())).scalars())
+        query = self.select_own(User, User.id, User.disabled_at)
+        query = query.where(User.removed_at.is_(None), User.role == "owner")
+        rows = await self.session.execute(query.order_by(User.id).with_for_update())
+        return {user_id for user_id, disabled_at in rows if disabled_at is None}
 
     async def page(
         self, *, emails: Collection[str], after: str | None, limit: int, newest_first: bool
@@ -74,6 +76,10 @@ class MemberRepository(TenantRepository):
     async def set_password_hash(self, user_id: str, password_hash: str) -> None:
         query = self.update_own(User).where(User.id == user_id).values(password_hash=password_hash)
         await self.session.execute(query)
+
+    async def forget_resets(self, user_id: str) -> None:
+        """Whoever holds a token to choose another password holds nothing any more."""
+        await self.session.execute(self.delete_own(PasswordReset).where(PasswordReset.user_id == user_id))
 
     async def forget_ways_in(self, user_id: str) -> None:
         """Of somebody who leaves: what they proved who they are by, which may be another user's one day."""

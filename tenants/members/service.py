@@ -12,13 +12,14 @@ import redis.asyncio
 from db.session import Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.errors import LastOwner, NotHeld, OwnersOnly, ProjectNotFound, UserNotFound
+from tenants.errors import LastOwner, NotHeld, OwnAccount, OwnersOnly, ProjectNotFound, UserNotFound
 from tenants.fields import checked_name
 from tenants.members.repository import Member, MemberRepository, Membership
 from tenants.models import ApiKey, ProjectMember, User
 from tenants.projects.repository import ProjectRepository
 from tenants.projects.service import live_project
-from tenants.resolver import revoke_keys
+from tenants.repository import KeyRepository
+from tenants.resolver import publish_key_changes, revoke_keys
 from tenants.roles import (
     RIGHTS_OF,
     ProjectRole,
@@ -101,6 +102,51 @@ class MemberService:
             details = changed | ({"revoked_keys": revoked} if revoked else {})
             await AuditLog.record(session, tenant_id, actor, "user.updated", ("user", user_id), details)
         return user
+
+    async def disable(self, tenant_id: str, user_id: str, actor: Actor) -> User:
+        """Shut a user out until they are enabled: their console sessions are over, for good, and their keys
+        are refused meanwhile, everywhere within a second. What they are and have stays. Again changes
+        nothing.
+
+        Raises UserNotFound, OwnAccount, LastOwner, OwnersOnly.
+        """
+        async with self._database.write(tenant_id) as session:
+            members = MemberRepository(session, tenant_id)
+            owners = await members.hold_owners()
+            user = await members.lock(user_id)
+            if user is None:
+                raise UserNotFound(user_id)
+            await require_may_appoint(members, actor, user.role)
+            if actor.user_id == user_id:
+                raise OwnAccount(user_id)
+            if owners == {user_id}:
+                raise LastOwner(user_id)
+            if user.disabled_at is None:
+                user.disabled_at = user.sessions_from = datetime.now(UTC)
+                await members.forget_resets(user_id)
+                await self._let_in(session, user, actor, "user.disabled")
+        return user
+
+    async def enable(self, tenant_id: str, user_id: str, actor: Actor) -> User:
+        """Let a user who was disabled in again, and their keys. Raises UserNotFound, OwnersOnly."""
+        async with self._database.write(tenant_id) as session:
+            members = MemberRepository(session, tenant_id)
+            await members.hold_owners()
+            user = await members.lock(user_id)
+            if user is None:
+                raise UserNotFound(user_id)
+            await require_may_appoint(members, actor, user.role)
+            if user.disabled_at is not None:
+                user.disabled_at = None
+                await self._let_in(session, user, actor, "user.enabled")
+        return user
+
+    async def _let_in(self, session: WriteSession, user: User, actor: Actor, type: str) -> None:
+        """Record that a user is let in or no longer, and have their keys looked up again."""
+        digests = await KeyRepository(session, user.tenant_id).digests(ApiKey.user_id == user.id)
+        session.after_commit(lambda: publish_key_changes(self._redis, digests))
+        details = {"email": user.email, "role": user.role, "keys": len(digests)}
+        await AuditLog.record(session, user.tenant_id, actor, type, ("user", user.id), details)
 
     async def remove(self, tenant_id: str, user_id: str, actor: Actor) -> None:
         """Take a user out of the tenant: out of its projects and the console, and revoke their keys,

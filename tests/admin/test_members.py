@@ -121,6 +121,57 @@ async def test_roles_are_changed_and_people_removed(site: Site, visitor: httpx.A
     assert "is removed" in (await visitor.get("/members")).text
 
 
+async def test_somebody_is_shut_out_and_let_in(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    her = await site.accounts.create(site.tenant_id, "grace@acme.example", PASSWORD, role="developer")
+    here = f"/members/{her.user_id}"
+    async with site.visitor() as hers:
+        await sign_in(hers, "grace@acme.example")
+        assert (await act(visitor, here, f"{here}/disable")).headers["location"] == f"/console{here}"
+        assert (await hers.get("/")).headers["location"] == "/console/sign-in"
+    page = (await visitor.get(here)).text
+    assert "Shut out since" in page
+    assert "grace@acme.example is shut out" in page
+    assert f"{here}/password" not in page, "no way in is made for somebody who is not let in"
+    assert "Shut out" in (await visitor.get("/members")).text
+    assert (await act(visitor, here, f"{here}/enable")).status_code == 303
+    assert "can sign in again" in (await visitor.get(here)).text
+    async with site.visitor() as again:
+        assert (await sign_in(again, "grace@acme.example")).status_code == 303
+
+
+async def test_who_is_shut_out_is_told_what_a_wrong_password_is(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    her = await site.accounts.create(site.tenant_id, "grace@acme.example", PASSWORD, role="developer")
+    await site.account.members.disable(site.tenant_id, her.user_id, OPERATOR)
+
+    async def told(password: str) -> tuple[int, str, list[str]]:
+        async with site.visitor() as one:
+            answer = await sign_in(one, "grace@acme.example", password)
+            text = re.sub(r'name="csrf_token" value="[^"]+"', "", answer.text)
+            return answer.status_code, text, sorted(answer.headers)
+
+    assert await told(PASSWORD) == await told("a wrong password")
+    assert (await told(PASSWORD))[0] == 401
+
+
+async def test_an_owner_is_not_shut_out_by_an_admin_nor_by_themselves(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    (owner,) = await site.account.members.list(site.tenant_id)
+    await site.accounts.create(site.tenant_id, "second@acme.example", PASSWORD)
+    await sign_in(visitor)
+    here = f"/members/{owner.id}"
+    assert f"{here}/disable" not in (await visitor.get(here)).text
+    refused = await act(visitor, here, f"{here}/disable")
+    assert refused.status_code == 409
+    visitor.cookies.clear()
+    await as_role(site, visitor, "admin")
+    assert f"{here}/disable" not in (await visitor.get(here)).text
+    assert (await act(visitor, here, f"{here}/disable")).status_code == 403
+
+
 async def test_the_last_owner_stays(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     (me,) = await site.account.members.list(site.tenant_id)

@@ -73,6 +73,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "updateProjectSpendAlert": ALERT,
 }
 """What is sent to routes whose path has an id, by their operation."""
+MORE_BODIES: dict[str, list[dict[str, Any]]] = {"updateUser": [{"enabled": False}, {"enabled": True}]}
+"""And what else, where that does something else."""
 
 Fill = Callable[[Having, str], dict[str, Any]]
 """A body of ours in which one id is somebody's."""
@@ -207,17 +209,17 @@ def pairs(world: Everything) -> list[Pair]:
         unknown = set(ids) - set(ours.ids)
         assert not unknown, f"{operation.name}: the matrix does not know what {unknown} are"
         for name in ids:
-            for foreign, nobodys in forms(theirs, name):
-                body = body_of(operation, ours)
-                found.append(
-                    Pair(
-                        operation,
-                        name,
-                        (operation.url(own | {name: foreign}), body),
-                        (operation.url(own | {name: nobodys}), body),
-                        (foreign, nobodys),
-                    )
+            found += [
+                Pair(
+                    operation,
+                    name,
+                    (operation.url(own | {name: foreign}), body),
+                    (operation.url(own | {name: nobodys}), body),
+                    (foreign, nobodys),
                 )
+                for foreign, nobodys in forms(theirs, name)
+                for body in (body_of(operation, ours), *MORE_BODIES.get(operation.name, ()))
+            ]
         for field in operation.fields():
             last = field.rpartition(".")[2]
             if _ID_FIELD.search(field) is None or {last, f"{operation.name}.{last}"} & FIELDS_NOT_IDS:

@@ -149,6 +149,8 @@ async def people(call: Caller) -> None:
     await call("acceptInvite", {"token": invite["token"], "password": PASSWORD})
     await call("deleteInvite")
     await call("updateUser", {"role": "developer"})
+    await call("updateUser", {"enabled": False})
+    await call("updateUser", {"enabled": True})
     new = (await call.world.ours.admin.get("/v1/organization/users", params={"limit": 1})).json()["last_id"]
     await call("addProjectUser", {"role": "member", "user_id": new})
     await call("updateProjectUser", {"role": "owner"})

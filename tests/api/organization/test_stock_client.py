@@ -223,6 +223,36 @@ def test_service_accounts(site: Site, ours: Party, organization: Any) -> None:
     assert senseless.value.param == "expires_in_seconds"
 
 
+def test_a_user_is_shut_out_and_let_in(site: Site, ours: Party, organization: Any) -> None:
+    ada = invite_and_accept(site, organization, ours.mail("ada"), "owner")
+    keys = f"/v1/organization/projects/{ours.project_id}/api_keys"
+    own = site.ask("POST", keys, ours.admin_key, {"name": "hers", "user_id": ada}).json()
+    assert not site.refused(own["value"])
+    out = organization.users.update(ada, extra_body={"enabled": False})
+    assert (out.object, out.user.enabled, out.user.banned) == ("organization.user", False, True)
+    assert abs(out.user.banned_at - time.time()) < 60
+    site.soon_refused(own["value"])
+    seen = organization.projects.api_keys.retrieve(own["id"], project_id=ours.project_id)
+    assert seen.owner_project_access == "inactive"
+    assert site.do(site.accounts.users.authenticate(ours.mail("ada"), PASSWORD)) is None
+    back = organization.users.update(ada, extra_body={"enabled": True})
+    assert (back.user.enabled, back.user.banned, back.user.banned_at) == (True, False, None)
+    site.soon(lambda: not site.refused(own["value"]))
+    types = ["user.disabled", "user.enabled"]
+    entries = organization.audit_logs.list(event_types=types, limit=5).data
+    assert [(entry.type, entry.target["id"]) for entry in entries] == [
+        ("user.enabled", ada),
+        ("user.disabled", ada),
+    ]
+    with pytest.raises(openai.BadRequestError) as mixed:
+        organization.users.update(ada, role="reader", extra_body={"enabled": False})
+    assert mixed.value.param == "enabled"
+    organization.users.update(ada, extra_body={"enabled": False})
+    with pytest.raises(openai.ConflictError) as last:
+        organization.users.update(ours.owner_id, extra_body={"enabled": False})
+    assert last.value.code == "last_owner"
+
+
 def test_project_keys(site: Site, ours: Party, organization: Any) -> None:
     keys, project = organization.projects.api_keys, ours.project_id
     path = f"/v1/organization/projects/{project}/api_keys"
