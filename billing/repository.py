@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -13,11 +14,11 @@ from sqlalchemy import (
     DateTime,
     Row,
     Select,
+    Text,
     and_,
     bindparam,
     cast,
     func,
-    literal,
     or_,
     select,
     text,
@@ -27,9 +28,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.folding import Measured
 from billing.models import Price, RollupSums, UsageRecord
-from billing.rollups import ROLLUPS, SUMS, Unit, add_sql, hold_ledger, pieces
-from db.repository import TenantRepository
-from tenants.limits.kinds import Limit
+from billing.rollups import ROLLUPS, SUMS, Piece, Unit, add_sql, hold_ledger, pieces
+from db.repository import TenantRepository, select_owned
+from tenants.limits.kinds import Limit, Scope
 from tenants.limits.models import LimitRow
 from tenants.models import ApiKey
 
@@ -182,72 +183,97 @@ class UsageRepository(TenantRepository):
             "service_tier": service_tiers,
         }
 
-        def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
-            return [
-                getattr(rollup, name).in_(bindparam(name, list(values), expanding=True, unique=True))
-                for name, values in filters.items()
-                if values
-            ]
-
-        found = self._summed(start, end, unit, group_by, covers)
-        return [] if found is None else list((await self.session.execute(found)).all())
+        wanted = {name: list(values) for name, values in filters.items() if values}
+        found = pieces(start, end, unit or "day")
+        if not found:
+            return []
+        statement = _sums(tuple(piece.unit for piece in found), unit, tuple(group_by), tuple(wanted))
+        rows = await self.execute_own(statement, begins=start, **_bounds(found), **wanted)
+        return list(rows.all())
 
     async def since(self, start: datetime, end: datetime, limit: Limit) -> dict[str, int]:
         """What was used in whole minutes in [start, end) and counts to `limit`, by the names in SUMS."""
-
-        def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
-            conditions: list[ColumnElement[bool]] = []
-            if limit.scope == "key":
-                # Rows of the keys that it counts together with, which replaced each other.
-                together = self.select_own(LimitRow, LimitRow.scope_id).where(
-                    LimitRow.scope == "key", LimitRow.counted_as == limit.counted_id
-                )
-                conditions.append(
-                    or_(rollup.key_id.in_((limit.scope_id, limit.counted_id)), rollup.key_id.in_(together))
-                )
-            elif limit.scope == "project":
-                # Rows of before the ledger had projects are those of their keys' projects.
-                keys = self.select_own(ApiKey, ApiKey.id).where(ApiKey.project_id == limit.scope_id)
-                unnamed = and_(rollup.project_id == "", rollup.key_id.in_(keys))
-                conditions.append(or_(rollup.project_id == limit.scope_id, unnamed))
-            if limit.model:
-                conditions.append(_names(rollup.model, limit.model))
-            return conditions
-
-        found = self._summed(start, end, None, (), covers)
-        row = None if found is None else (await self.session.execute(found)).first()
+        found = pieces(start, end, "day")
+        if not found:
+            return dict.fromkeys(SUMS, 0)
+        statement = _since(tuple(piece.unit for piece in found), limit.scope, limit.model)
+        whose = {} if limit.scope == "tenant" else {"scope_id": limit.scope_id}
+        if limit.scope == "key":
+            whose["counted_id"] = limit.counted_id
+        row = (await self.execute_own(statement, begins=start, **_bounds(found), **whose)).first()
         return dict.fromkeys(SUMS, 0) if row is None else {name: getattr(row, name) for name in SUMS}
-
-    def _summed(
-        self,
-        start: datetime,
-        end: datetime,
-        unit: Unit | None,
-        group_by: Sequence[str],
-        covers: Callable[[type[RollupSums]], list[ColumnElement[bool]]],
-    ) -> Select[Any] | None:
-        """The sums over [start, end) of rows that `covers`, from the coarsest rollups that will do."""
-        parts = []
-        for piece in pieces(start, end, unit or "day"):
-            rollup: Any = ROLLUPS[piece.unit]
-            at = getattr(rollup, piece.unit)
-            bucket = (
-                literal(start, INSTANT) if unit is None else func.date_trunc(unit, at, "UTC", type_=INSTANT)
-            )
-            groups = [getattr(rollup, name) for name in group_by]
-            totals = [func.sum(getattr(rollup, name)).label(name) for name in SUMS]
-            part = self.select_own(rollup, bucket.label("bucket"), *groups, *totals)
-            part = part.where(at >= piece.start, at < piece.end, *covers(rollup))
-            parts.append(part.group_by("bucket", *groups))
-        if not parts:
-            return None
-        rows = union_all(*parts).subquery("rows")
-        keys = [rows.c[name] for name in ("bucket", *group_by)]
-        sums = [cast(func.sum(rows.c[name]), BigInteger).label(name) for name in SUMS]
-        return select(*keys, *sums).group_by(*keys).order_by(*keys)
 
 
 INSTANT = DateTime(timezone=True)
+Covers = Callable[[type[RollupSums]], list[ColumnElement[bool]]]
+
+
+@lru_cache(maxsize=512)
+def _sums(
+    grains: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], filtered: tuple[str, ...]
+) -> Select[Any]:
+    """The sums of rows that have, of each `filtered` column, one of the values in its parameter."""
+
+    def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
+        return [getattr(rollup, name).in_(bindparam(name, expanding=True)) for name in filtered]
+
+    return _summed(grains, unit, group_by, covers)
+
+
+@lru_cache(maxsize=256)
+def _since(grains: tuple[Unit, ...], scope: Scope, model: str) -> Select[Any]:
+    """The sums of rows that count to a limit of that scope, on those models."""
+
+    def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
+        conditions: list[ColumnElement[bool]] = []
+        whose, counted = bindparam("scope_id", type_=Text), bindparam("counted_id", type_=Text)
+        if scope == "key":
+            # Rows of the keys that it counts together with, which replaced each other.
+            together = select_owned(LimitRow, LimitRow.scope_id).where(
+                LimitRow.scope == "key", LimitRow.counted_as == counted
+            )
+            conditions.append(or_(rollup.key_id.in_([whose, counted]), rollup.key_id.in_(together)))
+        elif scope == "project":
+            # Rows of before the ledger had projects are those of their keys' projects.
+            keys = select_owned(ApiKey, ApiKey.id).where(ApiKey.project_id == whose)
+            unnamed = and_(rollup.project_id == "", rollup.key_id.in_(keys))
+            conditions.append(or_(rollup.project_id == whose, unnamed))
+        if model:
+            conditions.append(_names(rollup.model, model))
+        return conditions
+
+    return _summed(grains, None, (), covers)
+
+
+def _summed(
+    grains: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], covers: Covers
+) -> Select[Any]:
+    """The sums of rows that `covers`, of a stretch of time in pieces of these grains, whose `_bounds` are
+    parameters; `begins` is another.
+    """
+    parts = []
+    for number, grain in enumerate(grains):
+        rollup: Any = ROLLUPS[grain]
+        at = getattr(rollup, grain)
+        bucket = (
+            bindparam("begins", type_=INSTANT)
+            if unit is None
+            else func.date_trunc(unit, at, "UTC", type_=INSTANT)
+        )
+        groups = [getattr(rollup, name) for name in group_by]
+        totals = [func.sum(getattr(rollup, name)).label(name) for name in SUMS]
+        part = select_owned(rollup, bucket.label("bucket"), *groups, *totals)
+        within = (at >= bindparam(f"start_{number}"), at < bindparam(f"end_{number}"))
+        parts.append(part.where(*within, *covers(rollup)).group_by("bucket", *groups))
+    rows = union_all(*parts).subquery("rows")
+    keys = [rows.c[name] for name in ("bucket", *group_by)]
+    sums = [cast(func.sum(rows.c[name]), BigInteger).label(name) for name in SUMS]
+    return select(*keys, *sums).group_by(*keys).order_by(*keys)
+
+
+def _bounds(found: Sequence[Piece]) -> dict[str, datetime]:
+    starts = {f"start_{number}": piece.start for number, piece in enumerate(found)}
+    return starts | {f"end_{number}": piece.end for number, piece in enumerate(found)}
 
 
 def _names(column: Any, model: str) -> ColumnElement[bool]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from sqlalchemy import Delete, Select, Text, Update, delete, func, select, update
+from sqlalchemy import Delete, Result, Select, Text, Update, bindparam, delete, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, declarative_mixin, mapped_column
 
@@ -25,6 +25,16 @@ class TenantOwned:
 Owned = TypeVar("Owned", bound=TenantOwned)
 
 
+def select_owned(model: type[Owned], *columns: Any) -> Select[Any]:
+    """SELECT rows of `model` of whichever tenant runs it, by `TenantRepository.execute_own`: for a statement
+    that is made once, since putting one together can cost more than PostgreSQL takes.
+    """
+    return select(*(columns or (model,))).select_from(model).where(model.tenant_id == bindparam(_OWNER))
+
+
+_OWNER = "owner_tenant_id"
+
+
 class TenantRepository:
     """Base of repositories: queries of one tenant's rows in one session."""
 
@@ -37,6 +47,10 @@ class TenantRepository:
     def select_own(self, model: type[Owned], *columns: Any) -> Select[Any]:
         """SELECT the tenant's rows of `model`: whole rows, or `columns` of it."""
         return select(*(columns or (model,))).select_from(model).where(model.tenant_id == self.tenant_id)
+
+    async def execute_own(self, statement: Select[Any], **values: Any) -> Result[Any]:
+        """Run a statement made of `select_owned`, for the tenant; `values` are of its other parameters."""
+        return await self.session.execute(statement, {_OWNER: self.tenant_id, **values})
 
     def update_own(self, model: type[Owned]) -> Update:
         return update(model).where(model.tenant_id == self.tenant_id)

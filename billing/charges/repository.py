@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, and_, cast, delete, func, literal, or_, select, union_all
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Select,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    func,
+    or_,
+    select,
+    union_all,
+)
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -15,7 +28,7 @@ from billing.charges.dues import Due
 from billing.models import CalibrationDue, Charge, ChargedDay, Reversal, StoredAdapter
 from billing.repository import INSTANT
 from billing.rollups import Unit
-from db.repository import TenantRepository
+from db.repository import TenantRepository, select_owned
 
 _DAY = timedelta(days=1)
 
@@ -35,30 +48,36 @@ class ChargeRepository(TenantRepository):
         """Rows (bucket, kind, reference, quantity, cost) in [start, end), by the first three. `unit` is the
         bucket's width, None: one bucket, of `start`.
         """
+        found = await self.execute_own(_sums(unit), start=start, end=end)
+        return list(found.all())
 
-        def bucket(at: Any) -> ColumnElement[datetime]:
-            whole = (
-                literal(start, INSTANT) if unit is None else func.date_trunc(unit, at, "UTC", type_=INSTANT)
-            )
-            return whole.label("bucket")
 
-        def within(at: Any) -> ColumnElement[bool]:
-            return and_(at >= start, at < end)
+@lru_cache
+def _sums(unit: Unit | None) -> Select[Any]:
+    def bucket(at: Any) -> ColumnElement[datetime]:
+        whole = (
+            bindparam("start", type_=INSTANT)
+            if unit is None
+            else func.date_trunc(unit, at, "UTC", type_=INSTANT)
+        )
+        return whole.label("bucket")
 
-        what = (Charge.kind, Charge.reference)
-        charged = self.select_own(Charge, bucket(Charge.at), *what, Charge.quantity, Charge.cost)
-        reversed_ = self.select_own(
-            Reversal,
-            bucket(Reversal.at),
-            *what,
-            (-Charge.quantity).label("quantity"),
-            (-Reversal.cost).label("cost"),
-        ).join(Charge, Charge.id == Reversal.charge_id)
-        rows = union_all(charged.where(within(Charge.at)), reversed_.where(within(Reversal.at))).subquery()
-        keys = (rows.c.bucket, rows.c.kind, rows.c.reference)
-        sums = (cast(func.sum(rows.c[name]), BigInteger).label(name) for name in ("quantity", "cost"))
-        query = select(*keys, *sums).group_by(*keys).order_by(*keys)
-        return list((await self.session.execute(query)).all())
+    def within(at: Any) -> ColumnElement[bool]:
+        return and_(at >= bindparam("start", type_=INSTANT), at < bindparam("end", type_=INSTANT))
+
+    what = (Charge.kind, Charge.reference)
+    charged = select_owned(Charge, bucket(Charge.at), *what, Charge.quantity, Charge.cost)
+    reversed_ = select_owned(
+        Reversal,
+        bucket(Reversal.at),
+        *what,
+        (-Charge.quantity).label("quantity"),
+        (-Reversal.cost).label("cost"),
+    ).join(Charge, Charge.id == Reversal.charge_id)
+    rows = union_all(charged.where(within(Charge.at)), reversed_.where(within(Reversal.at))).subquery()
+    keys = (rows.c.bucket, rows.c.kind, rows.c.reference)
+    sums = (cast(func.sum(rows.c[name]), BigInteger).label(name) for name in ("quantity", "cost"))
+    return select(*keys, *sums).group_by(*keys).order_by(*keys)
 
 
 class ChargeBook:
