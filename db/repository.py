@@ -8,7 +8,19 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from sqlalchemy import Delete, Result, Select, Text, Update, bindparam, delete, func, select, update
+from sqlalchemy import (
+    BindParameter,
+    Delete,
+    Result,
+    Select,
+    Text,
+    Update,
+    bindparam,
+    delete,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Mapped, declarative_mixin, mapped_column
 
@@ -29,7 +41,12 @@ def select_owned(model: type[Owned], *columns: Any) -> Select[Any]:
     """SELECT rows of `model` of whichever tenant runs it, by `TenantRepository.execute_own`: for a statement
     that is made once, since putting one together can cost more than PostgreSQL takes.
     """
-    return select(*(columns or (model,))).select_from(model).where(model.tenant_id == bindparam(_OWNER))
+    return select(*(columns or (model,))).select_from(model).where(model.tenant_id == owner())
+
+
+def owner() -> BindParameter[str]:
+    """In such a statement, the id of its tenant."""
+    return bindparam(_OWNER, type_=Text)
 
 
 _OWNER = "owner_tenant_id"

@@ -8,6 +8,7 @@ is `tenants.quotas`' to hold.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -16,7 +17,7 @@ import redis.asyncio
 
 from billing.invoices.errors import CreditNotAllowed
 from billing.invoices.ledger import MonthLedger
-from billing.invoices.models import CreditEntry
+from billing.invoices.models import CreditEntry, PrepaidPeriod
 from billing.invoices.repository import AccountRepository, MonthRepository
 from billing.months import minute_of
 from db.base import new_id
@@ -50,11 +51,13 @@ class Balance:
 async def balance_of(session: ReadSession | WriteSession, tenant_id: str) -> Balance:
     """As this transaction sees it. Hold the account first to decide by it."""
     accounts = AccountRepository(session, tenant_id)
-    ledger = MonthLedger(session, tenant_id)
-    used = 0
-    for period in await accounts.periods():
-        used += await ledger.total(period.since, period.until)
+    used = await drawn_in(MonthLedger(session, tenant_id), await accounts.periods())
     return Balance(await accounts.credits_sum(), used)
+
+
+async def drawn_in(ledger: MonthLedger, periods: Sequence[PrepaidPeriod]) -> int:
+    """Micro-USD that usage in these periods draws."""
+    return sum([await ledger.total(period.since, period.until) for period in periods])
 
 
 async def record_credit(

@@ -11,21 +11,14 @@ from datetime import date
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.errors import InvalidBillingMonth
-from billing.invoices.credits import balance_of
+from billing.invoices.credits import drawn_in
 from billing.invoices.errors import MonthSettled
 from billing.invoices.ledger import MonthLedger
 from billing.invoices.lines import Bill, MonthBooks, bill, ledger_line
-from billing.invoices.models import Invoice, InvoiceLine
-from billing.invoices.repository import (
-    LEDGER_KINDS,
-    AccountRepository,
-    InvoiceRepository,
-    MonthRepository,
-)
+from billing.invoices.models import InvoiceLine, PrepaidPeriod
+from billing.invoices.repository import LEDGER_KINDS, AccountRepository, InvoiceRepository, Standing
 from billing.months import begin, between, following
 from db.session import ReadSession, WriteSession
-from tenants.models import Tenant
-from tenants.repository import TenantDirectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +30,7 @@ class Draft:
 
 
 async def draft(
-    session: ReadSession | WriteSession, tenant: Tenant, month: date, *, in_thought: bool
+    session: ReadSession | WriteSession, standing: Standing, month: date, *, in_thought: bool
 ) -> Draft:
     """The bill of a month there is no invoice of yet, by the books as they are now.
 
@@ -46,14 +39,13 @@ async def draft(
 
     Raises MonthSettled; unless `in_thought`, InvalidBillingMonth when an earlier month waits for its own.
     """
+    tenant, plan, latest = standing.tenant, standing.plan, standing.latest
     books = Books(session, tenant.id)
-    plan = await TenantDirectory(session).plan_of(tenant.id)
-    latest = await InvoiceRepository(session, tenant.id).latest()
-    settled = await _settled(session, latest)
+    settled = _settled(standing)
     if settled is not None and settled >= month:
         raise MonthSettled(month)
     carried = latest.carried_out if latest is not None else 0
-    balance = (await balance_of(session, tenant.id)).amount
+    balance = standing.credits - await books.drawn()
     unsettled = await books.unsettled(month)
     waiting = [one for one in (*unsettled, month) if settled is None or one > settled]
     if settled is not None and plan is not None and plan.monthly_fee:
@@ -78,22 +70,32 @@ async def draft(
         if one < month and not made.owed_nothing:
             carried, late = made.carried_out, []
             balance += made.of("kept") + made.of("credit")
-    return Draft(made, await customer_of(session, tenant))
+    return Draft(made, customer_of(standing))
 
 
-async def _settled(session: ReadSession | WriteSession, latest: Invoice | None) -> date | None:
+def _settled(standing: Standing) -> date | None:
     """The last month up to which the tenant gets no invoice any more: it has, or there was nothing."""
-    months = [await MonthRepository(session).last_closed(), latest.month if latest is not None else None]
+    months = (standing.last_closed, standing.latest.month if standing.latest is not None else None)
     return max((month for month in months if month is not None), default=None)
 
 
 class Books:
-    """What a tenant's months come to, and what was invoiced of them."""
+    """What a tenant's months come to, and what was invoiced of them, as one transaction sees it."""
 
     def __init__(self, session: AsyncSession, tenant_id: str) -> None:
         self._ledger = MonthLedger(session, tenant_id)
         self._accounts = AccountRepository(session, tenant_id)
         self._invoices = InvoiceRepository(session, tenant_id)
+        self._known_periods: list[PrepaidPeriod] | None = None
+
+    async def _periods(self) -> list[PrepaidPeriod]:
+        if self._known_periods is None:
+            self._known_periods = await self._accounts.periods()
+        return self._known_periods
+
+    async def drawn(self) -> int:
+        """Micro-USD that the balance paid in all prepaid periods."""
+        return await drawn_in(self._ledger, await self._periods())
 
     async def of(self, month: date) -> MonthBooks:
         invoiced = await self._invoices.lines_for(month)
@@ -109,7 +111,7 @@ class Books:
         """Micro-USD of a month that the balance paid, as it was used."""
         start, end = begin(month), begin(following(month))
         covered = 0
-        for period in await self._accounts.periods():
+        for period in await self._periods():
             since, until = max(start, period.since), min(end, period.until or end)
             if since < until:
                 covered += await self._ledger.total(since, until)
@@ -117,18 +119,16 @@ class Books:
 
     async def unsettled(self, before: date) -> list[date]:
         """Months before that whose ledger is not what was invoiced of it."""
-        ledger, invoiced = await self._ledger.by_month(), await self._invoices.invoiced_by_month()
-        months = sorted(ledger.keys() | invoiced.keys())
-        return [one for one in months if one < before and ledger.get(one, 0) != invoiced.get(one, 0)]
+        return await self._invoices.unsettled(before)
 
 
 def _of_ledger(line: InvoiceLine) -> bool:
     return line.kind in LEDGER_KINDS
 
 
-async def customer_of(session: ReadSession | WriteSession, tenant: Tenant) -> dict[str, str]:
+def customer_of(standing: Standing) -> dict[str, str]:
     """Who a bill made now names."""
-    row = await AccountRepository(session, tenant.id).find()
+    tenant, row = standing.tenant, standing.account
     if row is None:
         return {"tenant_id": tenant.id, "name": tenant.name}
     details = {name: getattr(row, name) for name in ("email", "address", "country", "tax_id")}

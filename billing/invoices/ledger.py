@@ -14,7 +14,6 @@ from billing.invoices.lines import LedgerLine, LineKind
 from billing.months import begin, following
 from billing.totals import LedgerTotals
 
-_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
 _LATEST = datetime(2100, 1, 1, tzinfo=UTC)
 _CHARGES: dict[str, tuple[LineKind, str]] = {
     "adapter_storage": ("storage", "byte_days"),
@@ -44,11 +43,3 @@ class MonthLedger:
             )
             for line in await self._totals.costs(begin(month), begin(following(month)))
         ]
-
-    async def by_month(self) -> dict[date, int]:
-        """Micro-USD of every month there is anything of."""
-        months: dict[date, int] = {}
-        for line in await self._totals.costs(_EARLIEST, _LATEST, unit="day", group_by=()):
-            month = line.bucket.date().replace(day=1)
-            months[month] = months.get(month, 0) + line.cost
-        return months

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Row, cast, func, select, text, union_all
+from sqlalchemy import BigInteger, ColumnElement, Date, Row, bindparam, cast, func, select, text, union_all
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -21,8 +22,10 @@ from billing.invoices.models import (
     PrepaidPeriod,
 )
 from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay
-from db.repository import TenantRepository
-from tenants.models import Tenant
+from billing.months import begin
+from billing.repository import INSTANT
+from db.repository import TenantRepository, owner, select_owned
+from tenants.models import Plan, Tenant
 from tenants.repository import is_id, keyset
 
 LEDGER_KINDS = ("usage", "storage", "calibration")
@@ -31,8 +34,74 @@ LEDGER_KINDS = ("usage", "storage", "calibration")
 _NEXT_NUMBER = text("UPDATE document_numbers SET last = last + 1 WHERE kind = :kind RETURNING last")
 
 
+_CREDITS = func.coalesce(func.sum(CreditEntry.amount), 0)
+_LATEST = select_owned(Invoice, Invoice.id).order_by(Invoice.month.desc()).limit(1).scalar_subquery()
+_STANDING = (
+    select(
+        Tenant,
+        Plan,
+        BillingAccount,
+        Invoice,
+        select_owned(CreditEntry, _CREDITS).scalar_subquery(),
+        select(func.max(ClosedMonth.month)).scalar_subquery(),
+    )
+    .outerjoin(Plan, Plan.id == Tenant.plan_id)
+    .outerjoin(BillingAccount, BillingAccount.tenant_id == Tenant.id)
+    .outerjoin(Invoice, Invoice.id == _LATEST)
+    .where(Tenant.id == owner())
+)
+
+
+def _month(at: Any) -> ColumnElement[date]:
+    return cast(func.date_trunc("month", func.timezone("UTC", at)), Date).label("month")
+
+
+def _unsettled() -> Any:
+    end = bindparam("end", type_=INSTANT)
+    ledger = (
+        select_owned(UsageRollupDay, _month(UsageRollupDay.day), UsageRollupDay.cost.label("amount")).where(
+            UsageRollupDay.day < end
+        ),
+        select_owned(Charge, _month(Charge.at), Charge.cost).where(Charge.at < end),
+        select_owned(Reversal, _month(Reversal.at), -Reversal.cost).where(
+            Reversal.at < end, Reversal.charge_id.is_not(None)
+        ),
+    )
+    invoiced = select_owned(InvoiceLine, InvoiceLine.month, -InvoiceLine.amount).where(
+        InvoiceLine.kind.in_(LEDGER_KINDS), InvoiceLine.month < bindparam("before", type_=Date)
+    )
+    rows = union_all(*ledger, invoiced).subquery()
+    query = select(rows.c.month).group_by(rows.c.month).having(func.sum(rows.c.amount) != 0)
+    return query.order_by(rows.c.month)
+
+
+_UNSETTLED = _unsettled()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a tenant before its bill is made."""
+
+    tenant: Tenant
+    plan: Plan | None
+    account: BillingAccount | None
+    latest: Invoice | None
+    """That of the last month."""
+    credits: int
+    """See `AccountRepository.credits_sum`."""
+    last_closed: date | None
+
+
 class AccountRepository(TenantRepository):
     """One tenant's account and its money. Who decides by the balance holds the account first."""
+
+    async def standing(self) -> Standing | None:
+        """None where there is no such tenant."""
+        found: Any = (await self.execute_own(_STANDING)).one_or_none()
+        if found is None:
+            return None
+        tenant, plan, account, latest, credits_sum, last_closed = found
+        return Standing(tenant, plan, account, latest, int(credits_sum), last_closed)
 
     async def find(self) -> BillingAccount | None:
         return (await self.session.execute(self.select_own(BillingAccount))).scalar_one_or_none()
@@ -58,7 +127,7 @@ class AccountRepository(TenantRepository):
 
     async def credits_sum(self) -> int:
         """Micro-USD put into the balance less what was taken out; what prepaid usage draws not counted."""
-        query = self.select_own(CreditEntry, func.coalesce(func.sum(CreditEntry.amount), 0))
+        query = self.select_own(CreditEntry, _CREDITS)
         return int((await self.session.execute(query)).scalar_one())
 
     async def credits(
@@ -118,14 +187,10 @@ class InvoiceRepository(TenantRepository):
         )
         return list((await self.session.execute(query)).scalars())
 
-    async def invoiced_by_month(self) -> dict[date, int]:
-        """Micro-USD of the ledger that invoices have, by the month it is of."""
-        query = (
-            self.select_own(InvoiceLine, InvoiceLine.month, func.sum(InvoiceLine.amount))
-            .where(InvoiceLine.kind.in_(LEDGER_KINDS))
-            .group_by(InvoiceLine.month)
-        )
-        return {month: int(amount) for month, amount in (await self.session.execute(query)).tuples()}
+    async def unsettled(self, before: date) -> list[date]:
+        """Months before that whose ledger is not what was invoiced of it, the earliest first."""
+        found = await self.execute_own(_UNSETTLED, end=begin(before), before=before)
+        return list(found.scalars())
 
     async def priced_anew(self, start: datetime, end: datetime) -> list[Row[*tuple[Any, ...]]]:
         """Rows (model, service_tier, prompt_tokens, cached_tokens, completion_tokens, cost, cached_cost,

@@ -19,7 +19,7 @@ from billing.invoices.credits import CreditKind, record_credit
 from billing.invoices.drafting import Draft, draft
 from billing.invoices.errors import InvoiceNotFound, MonthSettled
 from billing.invoices.models import Invoice, InvoiceLine, InvoicePayment
-from billing.invoices.repository import AccountRepository, InvoiceRepository, MonthRepository
+from billing.invoices.repository import AccountRepository, InvoiceRepository, MonthRepository, Standing
 from billing.invoices.settings import InvoiceSettings
 from billing.invoices.views import InvoiceView, invoice_view
 from billing.months import begin, following, month_of
@@ -29,8 +29,6 @@ from db.session import EVERY_TENANT, Database, ReadSession, WriteSession
 from tenants.actors import SYSTEM
 from tenants.audit.service import AuditLog
 from tenants.errors import TenantNotFound
-from tenants.models import Tenant
-from tenants.repository import TenantDirectory
 
 OnFinal = Callable[[WriteSession, Invoice], Awaitable[None]]
 """Told of a new invoice within its transaction."""
@@ -85,11 +83,18 @@ class InvoiceService:
         if begin(month) > now:
             raise InvalidBillingMonth(f"month must have begun, {month:%Y-%m} has not")
         async with self._database.read(tenant_id) as session:
+            return await self._preview(session, await _standing(session, tenant_id), month, now)
+
+    async def _preview(
+        self, session: ReadSession, standing: Standing, month: date, now: datetime
+    ) -> InvoiceView:
+        tenant_id, latest = standing.tenant.id, standing.latest
+        if latest is not None and latest.month >= month:
             repository = InvoiceRepository(session, tenant_id)
-            row = await repository.of_month(month)
+            row = latest if latest.month == month else await repository.of_month(month)
             if row is not None:
                 return (await _views(repository, [row]))[0]
-            made = await draft(session, await _tenant(session, tenant_id), month, in_thought=True)
+        made = await draft(session, standing, month, in_thought=True)
         bill = made.bill
         issued = max(now, begin(following(month)))
         return InvoiceView(
@@ -110,9 +115,9 @@ class InvoiceService:
             if known is not None:
                 return known
             await hold_ledger(session)  # all queries below see one state of it
-            tenant = await _tenant(session, tenant_id)
+            standing = await _standing(session, tenant_id)
             try:
-                made = await draft(session, tenant, month, in_thought=False)
+                made = await draft(session, standing, month, in_thought=False)
             except MonthSettled:
                 return None
             if made.bill.owed_nothing:
@@ -211,8 +216,8 @@ async def record_payment(
     return payment
 
 
-async def _tenant(session: ReadSession | WriteSession, tenant_id: str) -> Tenant:
-    found = await TenantDirectory(session).tenant(tenant_id)
+async def _standing(session: ReadSession | WriteSession, tenant_id: str) -> Standing:
+    found = await AccountRepository(session, tenant_id).standing()
     if found is None:
         raise TenantNotFound(tenant_id)
     return found
