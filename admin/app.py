@@ -29,6 +29,7 @@ from admin.project_routes import ProjectRoutes
 from admin.record_routes import RecordRoutes
 from admin.recovery_routes import RecoveryRoutes
 from admin.second_factor_routes import SecondFactorRoutes
+from admin.service_account_routes import ServiceAccountRoutes
 from admin.services import AdapterServices, BillingServices, ConsoleServices, Explanations
 from admin.sign_in_routes import SignInRoutes
 from admin.upload_routes import UploadRoutes
@@ -51,6 +52,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *KeyRoutes(frame, services).routes(),
             *MemberRoutes(frame, services).routes(),
             *ProjectRoutes(frame, services).routes(),
+            *ServiceAccountRoutes(frame, services).routes(),
             *PlaygroundRoutes(frame, services).routes(),
             *UsageRoutes(frame, services).routes(),
             *BillingRoutes(frame, services).routes(),

@@ -19,6 +19,7 @@ from admin.asking import after_of
 from admin.frame import Frame, Visitor
 from admin.pages import projects as page
 from admin.pages.projects import ProjectsPage
+from admin.pages.service_accounts import ServiceAccountsPage
 from admin.services import ConsoleServices
 from tenants.errors import NameTaken
 from tenants.roles import ProjectRole, checked_project_role
@@ -34,7 +35,13 @@ class ProjectRoutes:
         self._frame = frame
         account = services.account
         self._projects, self._members = account.projects, account.members
-        self._pages = ProjectsPage(account.projects, account.members, account.keys, account.limits)
+        self._pages = ProjectsPage(
+            account.projects,
+            account.members,
+            account.keys,
+            account.limits,
+            ServiceAccountsPage(account.projects, account.service_accounts, account.keys),
+        )
         self._explanations = services.explanations
         self._refusals = problems.refusals(services.explanations)
 

@@ -13,6 +13,7 @@ from datetime import datetime
 from admin.pages.adapters import State
 from admin.pages.keys import KeyRow, row_of
 from admin.pages.limits import amount_words, title_of
+from admin.pages.service_accounts import AccountList, ServiceAccountsPage
 from tenants.key_service import KeyService
 from tenants.limits.kinds import Limit, Scope
 from tenants.members.service import MemberService
@@ -24,6 +25,7 @@ from tenants.roles import Right
 PAGE = 50
 MAX_MEMBERS = 100
 MAX_KEYS = 50
+MAX_ACCOUNTS = 10
 FIELDS = ("name", "user", "role")
 ROLES = [("member", "Member: works in it"), ("owner", "Owner: runs it")]
 
@@ -77,6 +79,8 @@ class ProjectView:
     """(id, email) of members of the organisation who are not in it."""
     keys: list[KeyRow] | None
     has_more_keys: bool
+    accounts: AccountList
+    """The newest."""
     limits: list[LimitRow] | None
 
 
@@ -84,12 +88,18 @@ class ProjectsPage:
     """Gathers the pages."""
 
     def __init__(
-        self, projects: ProjectService, members: MemberService, keys: KeyService, limits: LimitService
+        self,
+        projects: ProjectService,
+        members: MemberService,
+        keys: KeyService,
+        limits: LimitService,
+        accounts: ServiceAccountsPage,
     ) -> None:
         self._projects = projects
         self._members = members
         self._keys = keys
         self._limits = limits
+        self._accounts = accounts
 
     async def shown(self, tenant_id: str, after: str | None, *, with_archived: bool) -> ProjectList:
         """Raises DatabaseUnavailable."""
@@ -115,9 +125,10 @@ class ProjectsPage:
     async def one(self, tenant_id: str, project_id: str, may: Callable[[Right], bool]) -> ProjectView:
         """As far as whoever looks may see. Raises ProjectNotFound, DatabaseUnavailable."""
         project = await self._projects.get(tenant_id, project_id)
-        (members, others), (keys, has_more), limits = await asyncio.gather(
+        (members, others), (keys, has_more), accounts, limits = await asyncio.gather(
             self._people(tenant_id, project_id, may),
             self._its_keys(tenant_id, project, may),
+            self._accounts.shown(tenant_id, project_id, limit=MAX_ACCOUNTS),
             self._its_limits(tenant_id, project_id, may),
         )
         return ProjectView(
@@ -133,6 +144,7 @@ class ProjectsPage:
             others=others,
             keys=keys,
             has_more_keys=has_more,
+            accounts=accounts,
             limits=limits,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 
 from sqlalchemy import Row, func
 
@@ -103,6 +104,15 @@ class ProjectRepository(TenantRepository):
         )
         page = keyset(query, ServiceAccount.id, after=after, limit=limit, newest_first=newest_first)
         return (await self.session.execute(page)).scalars().all()
+
+    async def account_uses(self, account_ids: Collection[str]) -> Sequence[Row[str, int, datetime | None]]:
+        """Of each of these that has keys: how many are not revoked, and when one of them was used last."""
+        query = (
+            self.select_own(ApiKey, ApiKey.service_account_id, func.count(), func.max(ApiKey.last_used_at))
+            .where(ApiKey.service_account_id.in_(account_ids), ApiKey.revoked_at.is_(None))
+            .group_by(ApiKey.service_account_id)
+        )
+        return (await self.session.execute(query)).all()
 
     async def delete_accounts(self, project_id: str) -> None:
         """All of the project's."""

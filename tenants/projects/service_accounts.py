@@ -4,6 +4,8 @@ after its commit.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import redis.asyncio
@@ -19,6 +21,16 @@ from tenants.projects.repository import ProjectRepository
 from tenants.projects.service import live_project
 from tenants.resolver import revoke_keys
 from tenants.roles import ProjectRole, checked_project_role
+
+
+@dataclass(frozen=True, slots=True)
+class AccountUse:
+    """Of a service account's keys."""
+
+    num_keys: int = 0
+    """That are not revoked."""
+    last_used_at: datetime | None = None
+    """Of them the one that was used last."""
 
 
 class ServiceAccountService:
@@ -46,6 +58,13 @@ class ServiceAccountService:
                 project_id, after=after, limit=limit, newest_first=newest_first
             )
         return [*page]
+
+    async def uses(self, tenant_id: str, account_ids: Collection[str]) -> dict[str, AccountUse]:
+        """Of each of these accounts."""
+        async with self._database.read(tenant_id) as session:
+            rows = await ProjectRepository(session, tenant_id).account_uses(account_ids)
+        found = {account_id: AccountUse(count, used) for account_id, count, used in rows}
+        return {account_id: found.get(account_id, AccountUse()) for account_id in account_ids}
 
     async def get(self, tenant_id: str, project_id: str, account_id: str) -> ServiceAccount:
         """Raises ServiceAccountNotFound, whatever of the two is not there."""

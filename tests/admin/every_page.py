@@ -100,6 +100,8 @@ async def _organisation(site: Site, named: Naming, made: Furnished) -> None:
     (user, *_) = await account.members.list(tenant, newest_first=False)
     await account.members.update(tenant, user.id, OPERATOR, name=named("user"))
     key = await site.keys.create(tenant, named("key"), OPERATOR, project_id=project.id)
+    robot = await account.service_accounts.create(tenant, project.id, named("service account"), OPERATOR)
+    made.things["account"] = robot.id
     email = f"{named('invited')[:40]}@x".replace(" ", "/")
     await account.invites.create(tenant, email, "developer", OPERATOR)
     made.things |= {"project": project.id, "user": user.id, "key": key.id, "tenant": tenant}
@@ -181,7 +183,8 @@ async def _service(site: Site, named: Naming, made: Furnished) -> None:
     long_ago = datetime(2025, 1, 1, tzinfo=UTC)  # of a day without a request
     books = ReconciliationService(site.place.database, site.redis)
     report = await books.reconcile(long_ago, long_ago + timedelta(days=1))
-    made.things |= {"incident": incident.id, "reconciliation": report.id}
+    plan = await site.account.plans.create("another")
+    made.things |= {"incident": incident.id, "reconciliation": report.id, "plan": plan.id}
 
 
 async def _execute(site: Site, statement: str, **values: Any) -> None:

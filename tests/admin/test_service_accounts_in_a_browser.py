@@ -1,0 +1,93 @@
+"""A service account's life in a real browser, and a member shut out: in either theme and on a telephone."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+from playwright.async_api import expect
+
+from tenants.resolver import KeyResolver
+from tests.admin.browsing import Visit, chromium, visit
+from tests.admin.conftest import EMAIL, PASSWORD, SECRET, Site
+from tests.support.serving import served
+
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+
+
+async def test_a_program_gets_its_account_and_a_member_is_shut_out(site: Site) -> None:
+    project = await site.account.projects.default(site.tenant_id)
+    her = await site.accounts.create(site.tenant_id, "grace@acme.example", PASSWORD, role="developer")
+    async with chromium() as browser, served(site.whole) as origin:
+        context = await browser.new_context(viewport=WIDE)  # type: ignore[arg-type]
+        seen = await visit(context, origin)
+        await seen.sign_in(EMAIL, PASSWORD)
+        here = await _made_with_a_key(site, seen, project.id)
+        found = await _looked_at(seen, f"/projects/{project.id}", here)
+        await _key_revoked_and_account_deleted(seen, here)
+        member = f"/members/{her.user_id}"
+        await _shut_out_and_let_in(seen, member)
+        await seen.page.get_by_role("button", name="Shut out", exact=True).first.click()
+        await seen.page.get_by_role("dialog").get_by_role("button", name="Shut out").click()
+        found += await _looked_at(seen, member)
+        assert not found
+        assert not seen.complaints
+
+
+async def _made_with_a_key(site: Site, seen: Visit, project_id: str) -> str:
+    page = seen.page
+    await seen.go(f"/projects/{project_id}")
+    await page.get_by_role("link", name="New service account").click()
+    found = await _looked_at(seen, urlsplit(page.url).path.removeprefix("/console"))
+    assert not found
+    await page.get_by_label("Name").fill("nightly summaries")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="The key of nightly summaries")).to_be_visible()
+    assert not await seen.serious()
+    key = await page.get_by_label("The key").input_value()
+    caller = await KeyResolver(site.place.database, site.redis, SECRET).resolve(key)
+    await page.get_by_role("link", name="I have it: on to the account").click()
+    await expect(page.get_by_role("heading", name="nightly summaries", exact=True)).to_be_visible()
+    assert page.url.endswith(caller.user_id or "")
+    assert key not in await page.content()
+    return urlsplit(page.url).path.removeprefix("/console")
+
+
+async def _key_revoked_and_account_deleted(seen: Visit, here: str) -> None:
+    page = seen.page
+    await seen.go(here)
+    await page.get_by_role("button", name="Revoke Secret key").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    await page.wait_for_url(re.compile("/keys$"))
+    await seen.go(here)
+    await expect(page.get_by_text("It has no key that works")).to_be_visible()
+    await page.get_by_role("button", name="Delete").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Delete for good").click()
+    await expect(page.get_by_text("nightly summaries is deleted")).to_be_visible()
+
+
+async def _shut_out_and_let_in(seen: Visit, member: str) -> None:
+    page = seen.page
+    await seen.go(member)
+    await page.get_by_role("button", name="Shut out", exact=True).first.click()
+    await page.get_by_role("dialog").get_by_role("button", name="Shut out").click()
+    await expect(page.get_by_role("heading", name="Shut out since")).to_be_visible()
+    await page.get_by_role("button", name="Let in again").click()
+    await expect(page.get_by_text("can sign in again")).to_be_visible()
+
+
+async def _looked_at(seen: Visit, *paths: str) -> list[str]:
+    """What is wrong with these pages in either theme, and on a narrow screen; back as it was."""
+    found = []
+    for scheme, size in (("light", WIDE), ("dark", NARROW)):
+        await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        await seen.page.set_viewport_size(size)  # type: ignore[arg-type]
+        for path in paths:
+            await seen.go(path)
+            found += [f"{path} {scheme}: {one}" for one in await seen.serious()]
+            beyond = await seen.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            if beyond > 0:
+                found.append(f"{path} is {beyond} px wider than the screen")
+    await seen.page.emulate_media(color_scheme="light")
+    await seen.page.set_viewport_size(WIDE)  # type: ignore[arg-type]
+    return found
