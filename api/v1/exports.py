@@ -14,11 +14,13 @@ from api.deps import READ_USAGE, authenticate, services_of
 from api.downloads import attachment, beginning_with
 from api.openapi import ERROR_RESPONSES
 from api.v1.report_query import Repeated, ReportQuery
+from billing.reports.grouping import slice_of
 
 router = APIRouter(prefix="/v1/organization/usage", responses=ERROR_RESPONSES, tags=["Usage"])
 
 _SINGLE = ("format", "start_time", "end_time", "bucket_width")
-_REPEATED = ("group_by",)
+_FILTERS = ("api_key_ids", "models", "project_ids", "user_ids", "adapter_ids", "service_tiers")
+_REPEATED = ("group_by", *_FILTERS)
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _FILES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/csv": _BINARY, "application/vnd.apache.parquet": _BINARY}}
@@ -33,9 +35,16 @@ async def export(
     format: str = "csv",
     bucket_width: str | None = None,
     group_by: Annotated[Repeated, Query(alias="group_by[]")] = None,
+    api_key_ids: Annotated[Repeated, Query(alias="api_key_ids[]")] = None,
+    models: Annotated[Repeated, Query(alias="models[]")] = None,
+    project_ids: Annotated[Repeated, Query(alias="project_ids[]")] = None,
+    user_ids: Annotated[Repeated, Query(alias="user_ids[]")] = None,
+    adapter_ids: Annotated[Repeated, Query(alias="adapter_ids[]")] = None,
+    service_tiers: Annotated[Repeated, Query(alias="service_tiers[]")] = None,
 ) -> Response:
-    """Every row of the ledger, or with `group_by` or `bucket_width` their sums. What fails in the middle
-    breaks the connection off before the file's end.
+    """Every row of the ledger, or with `group_by` or `bucket_width` their sums; with filters those of what is
+    meant, and no charges. An empty value is what has none of it. What fails in the middle breaks the
+    connection off before the file's end.
     """
     caller = await authenticate(request, READ_USAGE)
     query = ReportQuery(request, _SINGLE, _REPEATED)
@@ -46,6 +55,14 @@ async def export(
         end_time=end_time,
         bucket_width=bucket_width,
         group_by=query.values("group_by", group_by) or (),
+        slice=slice_of(
+            api_key_ids=query.values("api_key_ids", api_key_ids),
+            models=query.values("models", models),
+            project_ids=query.values("project_ids", project_ids),
+            user_ids=query.values("user_ids", user_ids),
+            adapter_ids=query.values("adapter_ids", adapter_ids),
+            service_tiers=query.values("service_tiers", service_tiers),
+        ),
     )
     first = await anext(export.pieces)  # a database that is away is told before the 200
     return StreamingResponse(

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from billing.reports.buckets import check_filters
+from billing.reports.filtering import Slice
 
 COLUMNS = {
     "project_id": "project_id",
@@ -36,3 +37,8 @@ def filters(**asked: Sequence[str] | None) -> dict[str, Sequence[str] | None]:
     """As `UsageRepository.sums` takes them, by OpenAI's names. Raises InvalidReportQuery."""
     check_filters(**asked)
     return {("key_ids" if name == "api_key_ids" else name): values or None for name, values in asked.items()}
+
+
+def slice_of(**asked: Sequence[str] | None) -> Slice:
+    """What is meant by these filters, by OpenAI's names. Raises InvalidReportQuery."""
+    return Slice(**{name: tuple(values or ()) for name, values in filters(**asked).items()})
