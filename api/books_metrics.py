@@ -36,13 +36,21 @@ class BooksCollector(AskedCollector):
             "1 where the last reconciliation could not compare what there is.",
             labels=["check"],
         )
+        waiting = GaugeMetricFamily(
+            "rootstock_reconciliation_on_its_way",
+            "Requests whose usage was on engines' disks, and not yet late, at the last reconciliation.",
+            labels=["check"],
+        )
         for check, outcome in report.outcomes.items():
             if outcome.why_not.startswith(NOT_THERE):
                 continue
             failed.add_metric([check], float(bool(outcome.why_not)))
             if not outcome.why_not:
                 differences.add_metric([check], outcome.differences)
+            if check == "spools":
+                waiting.add_metric([check], outcome.on_its_way)
         yield differences
+        yield waiting
         yield failed
         yield GaugeMetricFamily(
             "rootstock_reconciliation_timestamp_seconds",

@@ -6,6 +6,7 @@ imported by the command.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -89,13 +90,25 @@ async def _compared(services: Services, start: datetime, end: datetime) -> Repor
     variables = {name: f"ROOTSTOCK_STRIPE_{name.upper()}" for name in StripeSettings.model_fields}
     told = {name: services.environment.get(variable) for name, variable in variables.items()}
     settings = StripeSettings.model_validate({name: value for name, value in told.items() if value})
-    if not settings.enabled:
-        return await ReconciliationService(services.database, services.redis).reconcile(start, end)
-    gateway = StripeGateway(settings)
+    gateway = StripeGateway(settings) if settings.enabled else None
+    engines = _engines(services.environment)
     try:
-        return await ReconciliationService(services.database, services.redis, gateway).reconcile(start, end)
+        service = ReconciliationService(services.database, services.redis, gateway, engines=engines)
+        return await service.reconcile(start, end)
     finally:
-        await gateway.close()
+        if gateway is not None:
+            await gateway.close()
+
+
+def _engines(environment: Mapping[str, str]) -> list[str]:
+    """Endpoints of all, by the setting of workers; else the one that is known here."""
+    names = (
+        "ROOTSTOCK_WORKER_ENGINE_ENDPOINTS",
+        "ROOTSTOCK_JOBS_ENGINE_ENDPOINT",
+        "ROOTSTOCK_ENGINE_ENDPOINT",
+    )
+    known = next((environment[name] for name in names if environment.get(name)), "")
+    return [one.strip() for one in known.split(",") if one.strip()]
 
 
 def _rendered(report: Report, form: Form) -> str:

@@ -22,6 +22,7 @@ from engine.generation import EngineError, EngineGone, Generation, ReaderStalled
 from engine.protocol import (
     Abort,
     AdapterRef,
+    AskSpooled,
     ClientMessage,
     EngineInfo,
     EngineMessage,
@@ -32,6 +33,7 @@ from engine.protocol import (
     Inspect,
     Outputs,
     Prefetch,
+    Spooled,
     Submit,
 )
 
@@ -77,6 +79,7 @@ class EngineClient:
         self.stats: EngineStats | None = None
         """Its latest gauges and counters."""
         self._view: asyncio.Future[EngineView] | None = None
+        self._spooled: asyncio.Queue[Spooled] = asyncio.Queue()
         self._name = name
         self._max_unread_tokens = max_unread_tokens
         self._max_unread_in_all = max_unread_in_all
@@ -172,6 +175,29 @@ class EngineClient:
             if self._view is view:
                 self._view = None  # the next one asks again
             return None
+
+    async def spooled(self, within: float) -> list[bytes]:
+        """The usage events that wait on the engine's disk. One caller at a time.
+
+        Raises EngineGone when it does not say within so many seconds, or is another one meanwhile.
+        """
+        found: list[bytes] = []
+        position: int | None = 0
+        try:
+            async with asyncio.timeout(within):
+                incarnation = (await self.wait_ready()).incarnation
+                while position is not None:
+                    if not self.ready:
+                        raise EngineGone(f"engine at {self.endpoint} is gone")
+                    self._send(AskSpooled(position))
+                    page = await self._spooled.get()
+                    found += page.events
+                    position = page.position
+        except TimeoutError:
+            raise EngineGone(f"engine at {self.endpoint} does not say what waits on its disk") from None
+        if self.info is None or self.info.incarnation != incarnation:
+            raise EngineGone(f"engine at {self.endpoint} was restarted")
+        return found
 
     def _abort(self, request_id: str) -> None:
         if self.ready and request_id in self._generations:
@@ -275,6 +301,8 @@ class EngineClient:
             self._on_info(message)
         elif isinstance(message, EngineView):
             self._on_view(message)
+        elif isinstance(message, Spooled):
+            self._spooled.put_nowait(message)
         else:
             self._on_stats(message)
         return True

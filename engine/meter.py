@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from engine.inflight import InflightTable
-from engine.protocol import Submit, Usage, UsageEvent
+from engine.protocol import Spooled, Submit, Usage, UsageEvent
 from engine.spool import Spool
 from engine.usage import JournalEntry, JournalError, UsageJournal
 
@@ -64,6 +64,10 @@ class Meter:
     def num_spooled(self) -> int:
         """Events on local disk, waiting for Redis."""
         return self._journal.num_spooled
+
+    def spooled(self, position: int) -> Spooled:
+        """A page of them."""
+        return self._journal.spooled(position)
 
     def admit(self, request: Submit) -> int:
         """The row of a request about to be accepted. Raises ValueError when its labels do not fit one."""

@@ -106,6 +106,13 @@ class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
     """Asks for one EngineView. Who wants to go on looking asks again."""
 
 
+class AskSpooled(msgspec.Struct, frozen=True, tag="ask_spooled"):
+    """Asks for a page of the usage events that wait on the engine's disk."""
+
+    position: int = 0
+    """Where an answer said to go on; 0: from the first."""
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """A client's first message; answered by EngineInfo once the model is loaded."""
 
@@ -116,7 +123,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="goodbye"):
     """The client leaves in good order: its requests are aborted, nothing more is sent to it."""
 
 
-ClientMessage = Submit | Abort | Prefetch | Hello | Goodbye | Inspect
+ClientMessage = Submit | Abort | Prefetch | Hello | Goodbye | Inspect | AskSpooled
 
 
 class TopLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -231,7 +238,16 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="info"):
     build: str
 
 
-EngineMessage = Outputs | EngineInfo | EngineStats | EngineView
+class Spooled(msgspec.Struct, frozen=True, tag="spooled"):
+    """Usage events on the engine's disk that the journal has not been seen to have."""
+
+    events: list[bytes] = []
+    """In order, each as the journal will have it: a MessagePack UsageEvent."""
+    position: int | None = None
+    """Where to go on; None: there are no more."""
+
+
+EngineMessage = Outputs | EngineInfo | EngineStats | EngineView | Spooled
 
 
 class UsageEvent(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from engine.meter import Meter
 from engine.outputs import HeldChunks, StepOutputs
 from engine.protocol import (
     Abort,
+    AskSpooled,
     EngineInfo,
     EngineStats,
     EngineView,
@@ -292,6 +293,8 @@ class EngineServer:
                 self._core.prefetch(adapter, pinned)
             case FromClient(client, Inspect()):
                 self._lookers.add(client)
+            case FromClient(client, AskSpooled(position)):
+                self._transport.send(client, self._meter.spooled(position))
             case _AdapterLoaded(slot, digest, error):
                 self._core.adapter_loaded(slot, digest, error)
             case ClientGone(client):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,10 @@ MAX_RECORD_LEN = 1 << 20
 
 
 class Spool:
-    """Records in order, appended durably, read from the front, emptied at once."""
+    """Records in order, appended durably, read from the front, emptied at once.
+
+    One thread writes; `page` may be called by another.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open or create the file. A torn tail is cut off, so that what is appended later can be read.
@@ -34,9 +38,13 @@ class Spool:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         _sync_folder(path.parent)
+        self._lock = threading.Lock()
+        """Held while it is said where records are, not while the disk is waited for."""
         self._end = 0
         self._front = 0
         """Where reading begins: records before it have been handed on."""
+        self._emptied = 0
+        """Bytes that were in it when it was emptied, all times together: no position means two records."""
         self._num_records = 0
         for _, end in self._records(0):
             self._num_records += 1
@@ -65,8 +73,26 @@ class Spool:
         except OSError:
             os.ftruncate(self._fd, self._end)
             raise
-        self._end = at
-        self._num_records += count
+        with self._lock:
+            self._end = at
+            self._num_records += count
+
+    def page(self, position: int, limit: int) -> tuple[list[bytes], int | None]:
+        """At most `limit` records from a position on, and the position to go on from; None at the end.
+
+        0 is the front, and so is whatever has been consumed since. Positions are of this opening.
+        """
+        with self._lock:
+            at = max(position - self._emptied, self._front)
+            payloads: list[bytes] = []
+            for payload, after in self._records(at):
+                if after > self._end:
+                    break  # on its way to the disk
+                payloads.append(payload)
+                at = after
+                if len(payloads) == limit:
+                    break
+            return payloads, self._emptied + at if at < self._end else None
 
     def peek(self, limit: int) -> list[bytes]:
         """The first records not yet consumed, at most `limit`."""
@@ -78,13 +104,19 @@ class Spool:
         A crash before that brings them back: readers of the journal must not mind seeing an event again.
         """
         assert count <= self._num_records
+        front = self._front
         for _, end in self._some(count):
-            self._front = end
-        self._num_records -= count
-        if self._num_records == 0:
-            os.ftruncate(self._fd, 0)
+            front = end
+        with self._lock:
+            self._front = front
+            self._num_records -= count
+            is_empty = self._num_records == 0
+            if is_empty:
+                os.ftruncate(self._fd, 0)
+                self._emptied += self._end
+                self._end = self._front = 0
+        if is_empty:
             os.fsync(self._fd)
-            self._end = self._front = 0
 
     def close(self) -> None:
         os.close(self._fd)

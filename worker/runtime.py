@@ -77,6 +77,12 @@ class Runtime:
         self._worker_id = f"{socket.gethostname()}:{token_hex(4)}"
         """The same in all children of a worker, and no other's."""
 
+    @property
+    def engine_endpoints(self) -> tuple[str, ...]:
+        """Every engine's: those that are set, else the one that jobs measure on."""
+        own = (self.jobs.engine_endpoint,) if self.jobs is not None else ()
+        return self.settings.engines or own
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` on this process's loop and return what it returns."""
         self._open()

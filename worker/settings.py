@@ -41,6 +41,10 @@ class WorkerSettings(BaseSettings):
     """Seconds between two looks for jobs whose worker is gone."""
     spend_interval: float = Field(default=20.0, ge=0.1, le=60)
     """Seconds between two looks at what was spent, for alerts and for costs that no request reserved."""
+    engine_endpoints: str = ""
+    """Of every engine, with commas between: who is asked at night what waits on its disk. Empty: the one that
+    jobs measure on.
+    """
     log_level: str = "INFO"
 
     @field_validator("queues")
@@ -54,6 +58,10 @@ class WorkerSettings(BaseSettings):
     @property
     def queue_names(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.queues.split(","))
+
+    @property
+    def engines(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.engine_endpoints.split(",") if name.strip())
 
 
 class JobsSettings(BaseSettings):

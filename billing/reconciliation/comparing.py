@@ -7,6 +7,7 @@ One at a time: whoever asks meanwhile watches that one. Refuses to know what is 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from secrets import token_hex
 
@@ -96,6 +97,7 @@ async def compare(
     ticket: str,
     start: datetime,
     end: datetime,
+    engines: Sequence[str] = (),
 ) -> Report | None:
     """From the worker's side; None when somebody asked for another one meanwhile, or it was made."""
     asked = await _read(client)
@@ -109,7 +111,8 @@ async def compare(
         done += 1
 
     try:
-        report = await ReconciliationService(database, client, gateway, heard=heard).reconcile(start, end)
+        service = ReconciliationService(database, client, gateway, engines=engines, heard=heard)
+        report = await service.reconcile(start, end)
     except Exception as error:
         await _tell(client, asked, state="failed", num_done=done, why=str(error)[:300])
         raise

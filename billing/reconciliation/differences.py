@@ -9,6 +9,7 @@ from datetime import datetime
 
 CHECKS = {
     "journal": "entries that should long be in the ledger are",
+    "spools": "what waits on engines' disks is on its way, and says what the ledger does",
     "dead_letters": "every entry of the journal made a row",
     "prices": "records carry the prices of the version they name, and name one",
     "charges": "storage and calibrations are charged once, by what was stored and done",
@@ -37,12 +38,23 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class OnItsWay:
+    """What a book has yet to be told, and will be: no difference."""
+
+    tenant_id: str
+    what: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a check came to."""
 
     differences: int
     why_not: str = ""
-    """Why it was not made; empty: it was."""
+    """Why it was not made, or not with all; empty: it was."""
+    on_its_way: int = 0
+    """What was merely not there yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,8 @@ class Report:
     outcomes: Mapping[str, Outcome]
     num_differences: int
     differences: Sequence[Difference]
+    on_their_way: Sequence[OnItsWay] = ()
+    """The oldest, first; outcomes have how many there are."""
 
     @property
     def balanced(self) -> bool:
@@ -71,6 +85,10 @@ NOT_THERE = "there is no "
 """What a reason begins with that is no failure: what would be compared does not exist here."""
 
 
-def outcomes_of(differences: Sequence[Difference], why_not: Mapping[str, str]) -> dict[str, Outcome]:
+def outcomes_of(
+    differences: Sequence[Difference], why_not: Mapping[str, str], on_their_way: int = 0
+) -> dict[str, Outcome]:
+    """`on_their_way`: from engines' disks."""
     counts = Counter(difference.check for difference in differences)
-    return {check: Outcome(counts[check], why_not.get(check, "")) for check in CHECKS}
+    waiting = {"spools": on_their_way}
+    return {check: Outcome(counts[check], why_not.get(check, ""), waiting.get(check, 0)) for check in CHECKS}

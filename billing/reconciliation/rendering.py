@@ -7,7 +7,7 @@ import io
 import json
 from datetime import datetime
 
-from billing.reconciliation.differences import CHECKS, Report
+from billing.reconciliation.differences import CHECKS, OnItsWay, Report
 
 COLUMNS = ("check", "tenant_id", "what", "at", "expected", "found", "difference")
 _RISKY = ("=", "+", "-", "@", "\t", "\r")
@@ -23,7 +23,11 @@ def as_json(report: Report) -> str:
         "balanced": report.balanced,
         "num_differences": report.num_differences,
         "checks": {
-            check: {"differences": outcome.differences, "why_not": outcome.why_not or None}
+            check: {
+                "differences": outcome.differences,
+                "why_not": outcome.why_not or None,
+                "on_its_way": outcome.on_its_way,
+            }
             for check, outcome in report.outcomes.items()
         },
         "differences": [
@@ -36,6 +40,15 @@ def as_json(report: Report) -> str:
                 "found": one.found,
             }
             for one in report.differences
+        ],
+        "on_their_way": [
+            {
+                "tenant_id": one.tenant_id,
+                "what": one.what,
+                "since": one.since.isoformat(),
+                "age_seconds": _age(report, one),
+            }
+            for one in report.on_their_way
         ],
     }
     return json.dumps(document, indent=2)
@@ -64,6 +77,8 @@ def as_text(report: Report) -> str:
             state = f"{outcome.differences} differences"
         else:
             state = f"equal: {CHECKS.get(check, '')}"
+        if outcome.on_its_way:
+            state += f"; {outcome.on_its_way} on their way"
         lines.append(f"{check:<{width}}  {state}")
     if report.differences:
         lines.append("")
@@ -72,8 +87,18 @@ def as_text(report: Report) -> str:
         f"expected {one.expected}, found {one.found}"
         for one in report.differences
     ]
+    if report.on_their_way:
+        lines.append("")
+    lines += [
+        f"on its way for {_age(report, one)} s: {one.tenant_id} {one.what}" for one in report.on_their_way
+    ]
     lines += ["", "The books balance." if report.balanced else "The books do not balance."]
     return "\n".join(lines)
+
+
+def _age(report: Report, one: OnItsWay) -> int:
+    """Seconds for which it had waited when it was found."""
+    return max(0, round((report.started_at - one.since).total_seconds()))
 
 
 def _moment(at: datetime | None) -> str:

@@ -14,7 +14,7 @@ from sqlalchemy import insert, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.folding import Measured
-from billing.reconciliation.differences import Difference, Outcome, Report
+from billing.reconciliation.differences import Difference, OnItsWay, Outcome, Report
 from billing.reconciliation.models import Reconciliation, ReconciliationDifference
 
 DAY_SUMS = ("num_requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost")
@@ -33,6 +33,19 @@ _BEHIND = text(
         ('completion tokens', x.completion_tokens, coalesce(r.completion_tokens, 0))
     ) AS f(name, expected, found)
     WHERE f.found < f.expected ORDER BY 3, 2, 4
+    """
+)
+_FIXED = (
+    "tenant_id", "key_id", "model", "adapter_id", "adapter_version", "service_tier", "project_id", "user_id",
+    "price_id", "input_price", "cached_input_price", "output_price", "price_percent",
+)  # fmt: skip
+_STANDING = text(
+    f"""
+    SELECT r.request_id, {", ".join(f"r.{name}" for name in _FIXED)},
+           r.prompt_tokens, r.cached_tokens, r.completion_tokens
+    FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS x(request_id text, submitted double precision)
+    JOIN usage_records r ON r.submitted_at = to_timestamp(x.submitted) AND r.request_id = x.request_id
+        AND r.submitted_at BETWEEN to_timestamp(:earliest) AND to_timestamp(:latest)
     """
 )
 _MISPRICED = text(
@@ -150,6 +163,9 @@ _DOCUMENTS = text(
 class BooksRepository:
     """All that is written down anywhere, side by side."""
 
+    FIXED = _FIXED
+    """What every word on a request says alike, of what it is billed by."""
+
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
@@ -177,6 +193,19 @@ class BooksRepository:
             "latest": max(times) + 1e-3,
         }
         return list((await self.session.execute(_BEHIND, values)).all())
+
+    async def standing(self, rows: Sequence[Measured]) -> dict[str, Any]:
+        """What the ledger has of requests, by their ids: FIXED and counts of tokens."""
+        if not rows:
+            return {}
+        documents = [{"request_id": row.request_id, "submitted": row.submitted_at} for row in rows]
+        times = [row.submitted_at for row in rows]
+        values = {
+            "rows": msgspec.json.encode(documents).decode(),
+            "earliest": min(times) - 1e-3,
+            "latest": max(times) + 1e-3,
+        }
+        return {row.request_id: row for row in await self.session.execute(_STANDING, values)}
 
     async def mispriced(self, start: datetime, end: datetime, most: int) -> list[Any]:
         """Records whose prices are not those of the version they name, or that name none although there was
@@ -249,10 +278,7 @@ class ReconciliationRepository:
                 ended_at=report.ended_at,
                 span_start=report.start,
                 span_end=report.end,
-                outcomes={
-                    check: {"differences": outcome.differences, "why_not": outcome.why_not}
-                    for check, outcome in report.outcomes.items()
-                },
+                outcomes={check: _kept(check, report) for check in report.outcomes},
                 num_differences=report.num_differences,
             )
         )
@@ -316,6 +342,15 @@ class ReconciliationRepository:
         return (await self.session.execute(query.limit(1))).scalar_one_or_none() is not None
 
 
+def _kept(check: str, report: Report) -> dict[str, Any]:
+    outcome = report.outcomes[check]
+    kept: dict[str, Any] = {"differences": outcome.differences, "why_not": outcome.why_not}
+    if outcome.on_its_way:
+        kept["on_its_way"] = outcome.on_its_way
+        kept["oldest"] = msgspec.to_builtins(report.on_their_way)
+    return kept
+
+
 def _report(row: Reconciliation, differences: Sequence[Difference]) -> Report:
     return Report(
         row.id,
@@ -323,7 +358,15 @@ def _report(row: Reconciliation, differences: Sequence[Difference]) -> Report:
         row.ended_at,
         row.span_start,
         row.span_end,
-        {check: Outcome(found["differences"], found["why_not"]) for check, found in row.outcomes.items()},
+        {
+            check: Outcome(found["differences"], found["why_not"], found.get("on_its_way", 0))
+            for check, found in row.outcomes.items()
+        },
         row.num_differences,
         differences,
+        [
+            msgspec.convert(one, OnItsWay)
+            for found in row.outcomes.values()
+            for one in found.get("oldest", ())
+        ],
     )

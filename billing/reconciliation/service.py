@@ -1,6 +1,7 @@
 """Do the books balance? Every book that is kept of usage and money, compared with the one before it.
 
-    journal = ledger = its sums = usage and costs API = invoices; ledger = meter events = payment provider;
+    engines' disks <= journal = ledger = its sums = usage and costs API = invoices;
+    ledger = meter events = payment provider;
     invoices = those it asks to be paid
 
 Owns which checks are made over which time, that one which cannot be made does not hide the others, and that
@@ -11,7 +12,7 @@ person, or for `rederive`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 import redis.asyncio
@@ -30,6 +31,7 @@ from billing.reconciliation.ledger import (
 )
 from billing.reconciliation.provider import compare_documents, compare_planning, compare_provider
 from billing.reconciliation.repository import ReconciliationRepository
+from billing.reconciliation.spools import SpoolComparison
 from db.base import new_id
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
@@ -42,13 +44,15 @@ NIGHTLY_HOUR = 1
 """UTC, from which the day before can be compared."""
 MOST_KEPT = 10_000
 """Differences of one comparison that are kept row by row; all are counted."""
+MOST_NAMED = 200
+"""Of what waits on engines' disks, the oldest are named; all is counted."""
 Check = Callable[[], Awaitable[list[Difference]]]
 Heard = Callable[[str], Awaitable[None]]
 
 
 class ReconciliationService:
     """For a worker at night, and for the operator. `client` answers bytes; without a `gateway` there is no
-    payment provider.
+    payment provider, without `engines` (their endpoints) nobody is asked what waits on a disk.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class ReconciliationService:
         gateway: PaymentGateway | None = None,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         *,
+        engines: Sequence[str] = (),
         heard: Heard | None = None,
     ) -> None:
         """`heard`: is told which check is made next."""
@@ -65,6 +70,7 @@ class ReconciliationService:
         self._redis = client
         self._gateway = gateway
         self._clock = clock
+        self._engines = tuple(engines)
         self._heard = heard
 
     async def reconcile(self, start: datetime, end: datetime) -> Report:
@@ -78,16 +84,20 @@ class ReconciliationService:
         if start >= end:
             raise ValueError("end must be after start")
         began = self._clock()
-        differences, why_not = await self._compare(self._checks(start, end, began))
+        spools = SpoolComparison(self._database, self._engines, began)
+        differences, why_not = await self._compare(self._checks(start, end, began, spools))
+        if spools.why_not:
+            why_not["spools"] = spools.why_not
         report = Report(
             new_id("rcn"),
             began,
             self._clock(),
             start,
             end,
-            outcomes_of(differences, why_not),
+            outcomes_of(differences, why_not, len(spools.on_their_way)),
             len(differences),
             differences,
+            spools.on_their_way[:MOST_NAMED],
         )
         async with self._database.write(EVERY_TENANT) as session:
             await ReconciliationRepository(session).add(report, MOST_KEPT)
@@ -127,10 +137,13 @@ class ReconciliationService:
         async with self._database.read(EVERY_TENANT) as session:
             return await ReconciliationRepository(session).find(reconciliation_id)
 
-    def _checks(self, start: datetime, end: datetime, now: datetime) -> dict[str, Check]:
+    def _checks(
+        self, start: datetime, end: datetime, now: datetime, spools: SpoolComparison
+    ) -> dict[str, Check]:
         database, gateway = self._database, self._gateway
         checks: dict[str, Check] = {
             "journal": lambda: compare_journal(database, self._redis, now),
+            "spools": spools.compare,
             "dead_letters": lambda: dead_letters(self._redis),
             "prices": lambda: compare_prices(database, start, end),
             "charges": lambda: compare_charges(database, start, end, now),
@@ -139,6 +152,8 @@ class ReconciliationService:
             "invoices": self._compare_invoices,
             "meter_events": lambda: compare_planning(database, now),
         }
+        if not self._engines:
+            del checks["spools"]
         if gateway is not None:
             checks["stripe"] = lambda: compare_provider(database, gateway, start, end, now)
             checks["stripe_invoices"] = lambda: compare_documents(database, gateway, start, end, now)
@@ -147,8 +162,12 @@ class ReconciliationService:
     async def _compare(self, checks: Mapping[str, Check]) -> tuple[list[Difference], dict[str, str]]:
         """What was found, and why which checks were not made."""
         found: list[Difference] = []
-        provider = ("stripe", "stripe_invoices")
-        why_not = {name: f"{NOT_THERE}payment provider" for name in provider if name not in checks}
+        absent = {
+            "stripe": "payment provider",
+            "stripe_invoices": "payment provider",
+            "spools": "engine to ask",
+        }
+        why_not = {name: NOT_THERE + what for name, what in absent.items() if name not in checks}
         for name, check in checks.items():
             if self._heard is not None:
                 await self._heard(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -12,12 +13,16 @@ import redis.asyncio
 from celery import Celery
 
 from billing.errors import BooksBusy
+from billing.reconciliation import spools
 from billing.reconciliation.comparing import Comparing
 from billing.reconciliation.service import ReconciliationService
 from db.outbox import Outbox
 from db.session import Database
+from db.settings import DatabaseSettings
 from db.tasks import RECONCILE_NOW, TaskSender
 from tenants.actors import OPERATOR
+from worker.runtime import Runtime
+from worker.settings import JobsSettings, WorkerSettings
 from worker.tasks import books
 
 T = TypeVar("T")
@@ -29,6 +34,7 @@ class Worker:
 
     database: Database
     redis: redis.asyncio.Redis
+    engine_endpoints = ("ipc:///nowhere/engine.sock",)
 
     def begin(self, database_url: str, redis_url: str) -> None:
         self.database = Database(database_url)
@@ -65,8 +71,13 @@ async def comparing(database: Database, redis_client: redis.asyncio.Redis, redis
 
 
 async def test_it_is_made_once_and_watched(
-    comparing: Comparing, database: Database, database_url: str, redis_url: str
+    comparing: Comparing,
+    database: Database,
+    database_url: str,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(spools, "ANSWERED_WITHIN", 0.2)
     asked = await comparing.start(TODAY - timedelta(days=1), TODAY, OPERATOR)
     with pytest.raises(BooksBusy):
         await comparing.start(TODAY - timedelta(days=1), TODAY, OPERATOR)
@@ -77,6 +88,9 @@ async def test_it_is_made_once_and_watched(
     assert (done.state, done.num_done) == ("done", done.num_checks)
     kept = await ReconciliationService(database, None).page()  # type: ignore[arg-type]
     assert [report.id for report in kept] == [done.reconciliation_id]
+    assert "ipc:///nowhere" in kept[0].outcomes["spools"].why_not, (
+        "engines are asked, and this one is not there"
+    )
     again = await comparing.start(TODAY - timedelta(days=1), TODAY, OPERATOR)
     assert again.ticket != asked.ticket
 
@@ -95,3 +109,17 @@ async def test_whoever_watches_is_told_that_it_failed(
     assert failed is not None
     assert (failed.state, failed.why) == ("failed", "the books are on fire")
     assert (await comparing.start(TODAY - timedelta(days=1), TODAY, OPERATOR)).state == "waiting"
+
+
+def test_engines_are_those_that_are_listed_or_the_one_that_jobs_measure_on(tmp_path: Path) -> None:
+    def endpoints(**listed: str) -> tuple[str, ...]:
+        settings = WorkerSettings(redis_url="redis://nowhere", **listed)  # type: ignore[arg-type]
+        jobs = JobsSettings(
+            base_path=tmp_path, base_name="sapling", engine_endpoint="ipc:///one", artifacts_dir=tmp_path
+        )
+        return Runtime(
+            settings, DatabaseSettings(url="postgresql+psycopg://nowhere/n"), jobs
+        ).engine_endpoints
+
+    assert endpoints() == ("ipc:///one",)
+    assert endpoints(engine_endpoints="tcp://a:1, tcp://b:1") == ("tcp://a:1", "tcp://b:1")

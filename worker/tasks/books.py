@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import datetime
 
 from celery import Celery
@@ -42,22 +44,28 @@ def register(app: Celery, runtime: Runtime) -> None:
 
 
 async def _compare(runtime: Runtime, ticket: str, start: datetime, end: datetime) -> Report | None:
-    settings = StripeSettings()
-    if not settings.enabled:
-        return await compare(runtime.database, runtime.redis, None, ticket, start, end)
-    gateway = StripeGateway(settings)
-    try:
-        return await compare(runtime.database, runtime.redis, gateway, ticket, start, end)
-    finally:
-        await gateway.close()
+    async with _provider() as gateway:
+        return await compare(
+            runtime.database, runtime.redis, gateway, ticket, start, end, runtime.engine_endpoints
+        )
 
 
 async def _reconcile(runtime: Runtime) -> Report | None:
+    async with _provider() as gateway:
+        service = ReconciliationService(
+            runtime.database, runtime.redis, gateway, engines=runtime.engine_endpoints
+        )
+        return await service.reconcile_if_due()
+
+
+@asynccontextmanager
+async def _provider() -> AsyncIterator[StripeGateway | None]:
     settings = StripeSettings()
     if not settings.enabled:
-        return await ReconciliationService(runtime.database, runtime.redis).reconcile_if_due()
+        yield None
+        return
     gateway = StripeGateway(settings)
     try:
-        return await ReconciliationService(runtime.database, runtime.redis, gateway).reconcile_if_due()
+        yield gateway
     finally:
         await gateway.close()

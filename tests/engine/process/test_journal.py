@@ -205,6 +205,28 @@ def test_a_full_queue_makes_the_giver_wait_instead_of_losing_events(
 # The spool
 
 
+def test_a_spool_is_looked_through_page_by_page_while_it_is_written_and_emptied(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "s")
+    assert spool.page(0, 10) == ([], None)
+    spool.append([b"a", b"b", b"c", b"d"])
+    seen, onward = spool.page(0, 2)
+    assert seen == [b"a", b"b"]
+    assert onward is not None
+    spool.append([b"e"])
+    assert spool.page(onward, 10) == ([b"c", b"d", b"e"], None)
+    spool.consume(3)
+    assert spool.page(onward, 10) == ([b"d", b"e"], None), "what is gone is not shown again"
+    spool.consume(2)
+    assert spool.page(onward, 10) == ([], None)
+    spool.append([b"f", b"g"])
+    assert spool.page(onward, 10) == ([b"f", b"g"], None), "a position from before means the front"
+    first, onward = spool.page(0, 1)
+    assert first == [b"f"]
+    assert onward is not None
+    assert spool.page(onward, 1) == ([b"g"], None)
+    spool.close()
+
+
 def test_a_spool_gives_back_what_was_appended_across_openings(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s")
     spool.append([b"a", b"", b"c" * 10_000])

@@ -9,10 +9,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cli.local.redis import start_redis
 from cli.local.server import LocalServer
+from engine.protocol import UsageEvent
 from tests.engine.process.conftest import Connect
 from tests.engine.process.engines import (
     EngineProcess,
@@ -52,6 +54,10 @@ async def test_requests_run_and_end_while_redis_is_dead_and_are_billed_when_it_i
     for chunks in await asyncio.gather(*map(read, generations)):
         assert len(tokens_of(chunks)) == 30
     await until(lambda: client.stats is not None and client.stats.journal_spooled == 20)
+    held = [msgspec.msgpack.decode(one, type=UsageEvent) for one in await client.spooled(20)]
+    assert {event.request_id: event.usage.completion_tokens for event in held} == {
+        f"r{i}": 30 for i in range(20)
+    }
 
     with start_redis(own_redis.directory, ephemeral=True) as back:
         await read(client.submit(submission("after", 5)))
@@ -59,6 +65,7 @@ async def test_requests_run_and_end_while_redis_is_dead_and_are_billed_when_it_i
         bills = billed(journal_events(back.url))
         assert [bills[f"r{i}"].usage.completion_tokens for i in range(20)] == [30] * 20
         await until(lambda: client.stats is not None and client.stats.journal_spooled == 0)
+        assert await client.spooled(20) == []
 
 
 async def test_an_engine_that_dies_without_redis_is_billed_by_the_next(

@@ -1,0 +1,161 @@
+"""What waits on engines' disks, beside the ledger.
+
+An engine keeps on its disk what the journal's Redis has not been seen to have, and answers what that is. What
+the ledger lacks of it is on its way, and named, for so long as an outage may last; after that, or when the
+two say different things of one request, it is a difference. Of an engine that does not answer nobody knows,
+so it counts as not compared. Refuses to know files: whoever compares has not the engines' disks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from billing.errors import MalformedEvent
+from billing.folding import Measured, decode, measure, merge
+from billing.reconciliation.differences import Difference, OnItsWay
+from billing.reconciliation.repository import BooksRepository
+from db.session import EVERY_TENANT, Database
+from engine.client import EngineClient, EngineError
+
+LATE_AFTER = timedelta(hours=1)
+"""Since an engine wrote it to its disk. Redis that is started anew is back in a minute."""
+ANSWERED_WITHIN = 5.0
+"""Seconds for an engine to say all that waits on its disk, beginning with the connection."""
+_BATCH = 1000
+COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+CUT_OFF = "error"
+"""How a request ended whose engine died: what is billed then is what was counted, not what it was asked."""
+
+
+class SpoolComparison:
+    """One look at every engine's disk. Afterwards it has what is on its way, and who did not answer."""
+
+    def __init__(self, database: Database, endpoints: Sequence[str], now: datetime) -> None:
+        self._database = database
+        self._endpoints = endpoints
+        self._now = now
+        self.on_their_way: list[OnItsWay] = []
+        """The oldest first."""
+        self.why_not = ""
+        """Engines that did not answer; empty when all did."""
+
+    async def compare(self) -> list[Difference]:
+        """Raises DatabaseUnavailable."""
+        answers = await asyncio.gather(*(_held(endpoint) for endpoint in self._endpoints))
+        self.why_not = "; ".join(answer for answer in answers if isinstance(answer, str))
+        found: list[Difference] = []
+        held: dict[tuple[float, str], _Held] = {}
+        for payload in (one for answer in answers if not isinstance(answer, str) for one in answer):
+            try:
+                _keep(held, payload)
+            except MalformedEvent as error:
+                found.append(Difference("spools", "", f"an event on an engine's disk: {error}", None, 1, 0))
+        waiting = [held[key] for key in sorted(held)]
+        for first in range(0, len(waiting), _BATCH):
+            found += await self._beside_the_ledger(waiting[first : first + _BATCH])
+        self.on_their_way.sort(key=lambda one: (one.since, one.what))
+        return found
+
+    async def _beside_the_ledger(self, batch: Sequence[_Held]) -> list[Difference]:
+        async with self._database.read(EVERY_TENANT) as session:
+            rows = await BooksRepository(session).standing([one.row for one in batch])
+        found: list[Difference] = []
+        for one in batch:
+            record = rows.get(one.row.request_id)
+            contradictions = [] if record is None else _contradictions(one.row, record)
+            found += contradictions
+            missing = _missing(one.row, record)
+            if not missing or contradictions:
+                continue
+            if self._now - one.since <= LATE_AFTER:
+                self.on_their_way.append(_on_its_way(one, missing))
+            else:
+                found += [
+                    _difference(
+                        one.row, f"{name.replace('_', ' ')}, since {one.since:%Y-%m-%d %H:%M}", *counts
+                    )
+                    for name, counts in missing.items()
+                ]
+        return found
+
+
+class _Held:
+    """What engines' disks have of one request, put together."""
+
+    __slots__ = ("row", "since")
+
+    def __init__(self, row: Measured) -> None:
+        self.row = row
+        self.since = datetime.fromtimestamp(row.recorded_at, UTC)
+        """When the oldest of it was recorded."""
+
+
+async def _held(endpoint: str) -> list[bytes] | str:
+    """What waits on one engine's disk, or why that is not known."""
+    client = EngineClient(endpoint, "books")
+    await client.start()
+    try:
+        return await client.spooled(ANSWERED_WITHIN)
+    except EngineError as error:
+        return str(error)
+    finally:
+        await client.close()
+
+
+def _keep(held: dict[tuple[float, str], _Held], payload: bytes) -> None:
+    one = _Held(measure(decode(payload)))
+    known = held.setdefault(one.row.key, one)
+    if known is not one:
+        known.row = merge(known.row, one.row)
+        known.since = min(known.since, one.since)
+
+
+def _contradictions(row: Measured, record: Any) -> list[Difference]:
+    """Where both say something, and not the same."""
+    found = [
+        _difference(row, f"{name}: {on_disk!r} there, {in_ledger!r} in the ledger", 1, 0)
+        for name, on_disk, in_ledger in _fixed(row, record)
+        if on_disk != in_ledger
+    ]
+    if row.finish_reason not in (None, CUT_OFF):
+        found += [
+            _difference(row, name.replace("_", " "), getattr(row, name), getattr(record, name))
+            for name in COUNTS
+            if getattr(record, name) > getattr(row, name)
+        ]
+    return found
+
+
+def _fixed(row: Measured, record: Any) -> Iterable[tuple[str, Any, Any]]:
+    names = BooksRepository.FIXED
+    return ((name, getattr(row, name), getattr(record, name)) for name in names)
+
+
+def _missing(row: Measured, record: Any) -> dict[str, tuple[int, int]]:
+    """What the ledger has less of: on the disk, and in the ledger."""
+    if record is None:
+        return {"requests": (1, 0)} | {name: (getattr(row, name), 0) for name in COUNTS if getattr(row, name)}
+    return {
+        name: (getattr(row, name), getattr(record, name))
+        for name in COUNTS
+        if getattr(record, name) < getattr(row, name)
+    }
+
+
+def _difference(row: Measured, what: str, expected: int, found: int) -> Difference:
+    at = datetime.fromtimestamp(row.submitted_at, UTC)
+    what = f"{row.request_id} on the disk of {row.engine_id}: {what}"
+    return Difference("spools", row.tenant_id, what, at, expected, found)
+
+
+def _on_its_way(one: _Held, missing: dict[str, tuple[int, int]]) -> OnItsWay:
+    counts = ", ".join(
+        f"{there - here} {name.replace('_', ' ')}"
+        for name, (there, here) in missing.items()
+        if name in COUNTS
+    )
+    what = f"{one.row.request_id} on the disk of {one.row.engine_id}" + (f": {counts}" if counts else "")
+    return OnItsWay(one.row.tenant_id, what, one.since)
