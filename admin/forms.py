@@ -13,8 +13,10 @@ MAX_FORM_BYTES = 8192
 MAX_FIELDS = 40
 
 
-async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form; of repeated ones the last. Raises `HTTPException` 413, 415 or 400."""
+async def read_form(request: Request, max_fields: int = MAX_FIELDS) -> dict[str, str]:
+    """The fields of a form, so many at most; of repeated ones the last. Raises `HTTPException` 413, 415 or
+    400.
+    """
     if (
         request.headers.get("content-type", "").partition(";")[0].strip()
         != "application/x-www-form-urlencoded"
@@ -24,7 +26,7 @@ async def read_form(request: Request) -> dict[str, str]:
     try:
         return dict(
             parse_qsl(
-                body.decode("utf-8"), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict"
+                body.decode("utf-8"), keep_blank_values=True, max_num_fields=max_fields, errors="strict"
             )
         )
     except ValueError:

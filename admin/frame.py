@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from admin import security, words
-from admin.forms import read_form
+from admin.forms import MAX_FIELDS, read_form
 from admin.navigation import OPERATOR_SECTIONS, grouped, sections_for
 from admin.services import ConsoleServices, Explanations
 from admin.sessions import Opened, Session, SessionStore
@@ -186,12 +186,14 @@ class Frame:
 
         return self._answering(answer)
 
-    def changing_service(self, change: ChangingService, *, always: bool = False) -> Endpoint:
+    def changing_service(
+        self, change: ChangingService, *, always: bool = False, max_fields: int = MAX_FIELDS
+    ) -> Endpoint:
         """A route for a form of an operator; unless `always`, of one who does not only look on."""
 
         async def serve(request: Request, operator: Operator) -> Response:
             self.require_same_origin(request)
-            form = await read_form(request)
+            form = await read_form(request, max_fields)
             self.require_token(operator, form.get("csrf_token", ""))
             if not (always or operator.may_change):
                 raise HTTPException(403, "You look on: another operator has to change this.")

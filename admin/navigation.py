@@ -55,14 +55,15 @@ SECTIONS = (
 
 TENANTS = Section("tenants", "/operator/tenants", "Tenants", "Operator")
 ENGINES = Section("engines", "/operator/engines", "Engines", "Operator")
-PRICES = Section("prices", "/operator/prices", "Plans and prices", "Money")
+PLANS = Section("plans", "/operator/plans", "Plans", "Money")
+PRICES = Section("prices", "/operator/prices", "Prices", "Money")
 MARGIN = Section("margin", "/operator/margin", "Margin", "Money")
 BOOKS = Section("books", "/operator/reconciliation", "Reconciliation", "Money")
 JOBS = Section("jobs", "/operator/jobs", "Jobs", "Operator")
 INCIDENTS = Section("incidents", "/operator/incidents", "Incidents", "Operator")
 EVERY_AUDIT = Section("audit", "/operator/audit", "Audit log", "Records")
 
-OPERATOR_SECTIONS = (TENANTS, ENGINES, JOBS, INCIDENTS, PRICES, MARGIN, BOOKS, EVERY_AUDIT)
+OPERATOR_SECTIONS = (TENANTS, ENGINES, JOBS, INCIDENTS, PLANS, PRICES, MARGIN, BOOKS, EVERY_AUDIT)
 """Of whoever runs the service; each is served by `Frame.operating`."""
 
 

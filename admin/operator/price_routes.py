@@ -1,4 +1,4 @@
-"""Plans and prices over HTTP. A draft is its form's fields and nothing more: previewing one keeps nothing.
+"""Prices over HTTP. A draft is its form's fields and nothing more: previewing one keeps nothing.
 
 Owns the paths. What a version is, and that none is ever changed, is `billing.pricing`'s.
 """
@@ -31,7 +31,7 @@ class PriceRoutes:
     def __init__(self, frame: Frame, services: ConsoleServices) -> None:
         self._frame = frame
         self._prices = services.operation.prices
-        self._pages = PricePages(self._prices, services.account.plans, services.operation.previews)
+        self._pages = PricePages(self._prices, services.operation.previews)
         self._explanations = services.explanations
         self._refusals = problems.refusals(services.explanations)
 

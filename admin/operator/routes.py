@@ -13,6 +13,7 @@ from admin.operator.impersonation_routes import ImpersonationRoutes
 from admin.operator.incident_routes import IncidentRoutes
 from admin.operator.job_routes import JobRoutes
 from admin.operator.margin_routes import MarginRoutes
+from admin.operator.plan_routes import PlanRoutes
 from admin.operator.price_routes import PriceRoutes
 from admin.operator.tenant_routes import TenantRoutes
 from admin.services import ConsoleServices
@@ -23,6 +24,7 @@ def operator_routes(frame: Frame, services: ConsoleServices) -> list[Route]:
         *HomeRoutes(frame).routes(),
         *EngineRoutes(frame, services).routes(),
         *TenantRoutes(frame, services).routes(),
+        *PlanRoutes(frame, services).routes(),
         *PriceRoutes(frame, services).routes(),
         *IncidentRoutes(frame, services).routes(),
         *JobRoutes(frame, services).routes(),

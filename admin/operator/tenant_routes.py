@@ -1,5 +1,6 @@
-"""Tenants over HTTP, for the operator: finding them, looking at one, and changing its plan, standing and
-balance. Owns the paths and forms.
+"""Tenants over HTTP, for the operator: finding them, looking at one, and changing its standing and balance.
+
+Owns the paths and forms. Which plan a tenant is on is changed by `plan_routes`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,6 @@ class TenantRoutes:
         return [
             Route(HERE, operating(self.show), methods=["GET"]),
             Route(f"{HERE}/{{tenant}}", operating(self.show_one), methods=["GET"]),
-            Route(f"{HERE}/{{tenant}}/plan", changing(self.change_plan), methods=["POST"]),
             Route(f"{HERE}/{{tenant}}/shut-out", changing(self.shut_out), methods=["POST"]),
             Route(f"{HERE}/{{tenant}}/let-in", changing(self.let_in), methods=["POST"]),
             Route(f"{HERE}/{{tenant}}/credit", changing(self.credit), methods=["POST"]),
@@ -76,13 +76,6 @@ class TenantRoutes:
 
     async def show_one(self, request: Request, operator: Operator) -> Response:
         return await self._one(request, operator, request.path_params["tenant"])
-
-    async def change_plan(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
-        tenant = await self._account.tenants.find_tenant(request.path_params["tenant"])
-        plan = form.get("plan", "")
-        await self._account.plans.set_tenant_plan(tenant.id, plan, operator.acting(request))
-        said = f"{tenant.name} is on the plan {plan} now."
-        return await self._frame.done(request, operator, f"{HERE}/{tenant.id}", said)
 
     async def shut_out(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         said = "is shut out: every key and user of theirs is refused within a second."

@@ -49,7 +49,7 @@ async def test_an_operators_day(site: Site) -> None:
         await page.click(f".list >> text={tenant.name}")
         await expect(page.locator("h1")).to_contain_text(tenant.name)
 
-        await page.click("nav >> text=Plans and prices")
+        await page.click("nav >> text=Prices")
         await page.click("text=Draft the first prices")
         for field, amount in (("input", "0.40"), ("cached_input", "0.10"), ("output", "1.60")):
             await page.fill(f"#{field}", amount)

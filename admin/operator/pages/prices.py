@@ -1,4 +1,4 @@
-"""The pages of plans and prices: the versions of the list, the plans, and a draft with what it would change.
+"""The pages of prices: the versions of the list, and a draft with what it would change.
 
 Owns reading amounts and moments of forms. Refuses to know HTTP and how a preview is computed.
 """
@@ -14,8 +14,6 @@ from admin.pages.adapters import State
 from admin.problems import Refused
 from billing.previews.service import Preview, PricePreviews
 from billing.pricing import AMOUNTS, PriceService, PriceVersion
-from tenants.plans import PlanService
-from tenants.views import PlanView
 
 LABELS = {
     "input": "Input",
@@ -42,20 +40,18 @@ class VersionRow:
 class PriceList:
     versions: list[VersionRow]
     """The latest first."""
-    plans: list[PlanView]
 
 
 class PricePages:
     """Gathers the pages."""
 
-    def __init__(self, prices: PriceService, plans: PlanService, previews: PricePreviews) -> None:
+    def __init__(self, prices: PriceService, previews: PricePreviews) -> None:
         self._prices = prices
-        self._plans = plans
         self._previews = previews
 
     async def list(self, now: datetime) -> PriceList:
         """Raises DatabaseUnavailable."""
-        return PriceList(_rows(await self._prices.list(), now), await self._plans.list())
+        return PriceList(_rows(await self._prices.list(), now))
 
     async def in_effect(self, now: datetime) -> PriceVersion | None:
         begun = [one for one in await self._prices.list() if one.effective_from <= now]

@@ -1,0 +1,106 @@
+"""A plan in a real browser: made, put on a tenant, and changed after a look at what it would be."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from playwright.async_api import expect
+
+from engine.protocol import PriorityClass
+from tenants.operators.service import OperatorAccounts
+from tenants.plans import PlanChanges
+from tests.admin.browsing import Visit, chromium, visit
+from tests.admin.conftest import PASSWORD, Site
+from tests.admin.operators import OPERATOR_EMAIL
+from tests.support.serving import served
+
+LIGHT, DARK = ("light", 1280, ()), ("dark", 390, ("color-contrast", "link-in-text-block"))
+SHOTS = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
+"""A directory for pictures of the pages, for whoever wants to look at them."""
+
+
+async def test_a_plan_is_made_and_changed(site: Site) -> None:
+    await OperatorAccounts(site.place.database, site.redis).add(OPERATOR_EMAIL, PASSWORD)
+    tenant = await site.tenants.find_tenant(site.tenant_id)
+    async with chromium() as browser, served(site.whole) as origin:
+        seen = await visit(await browser.new_context(viewport={"width": 1280, "height": 900}), origin)
+        page = seen.page
+        await seen.go("/sign-in")
+        await page.fill("#email", OPERATOR_EMAIL)
+        await page.fill("#password", PASSWORD)
+        await page.click("button[type=submit]")
+        await page.wait_for_url(f"{seen.console}/operator/tenants")
+
+        await page.click("nav >> text=Plans")
+        await page.click("text=New plan")
+        found = await seen.serious()
+        await page.fill("#name", "gold")
+        await page.fill("#monthly_fee", "25")
+        await page.check("input[name=priority_allowed]")
+        await page.fill("#priority_credits", "99.9: 10\n99: 30")
+        await page.click("text=Make plan")
+        await expect(page.locator(".told")).to_contain_text("The plan gold is made")
+        plan = await site.account.plans.find("gold")
+        assert plan.terms[PriorityClass.PRIORITY].credits == ((999_000, 10), (990_000, 30))
+
+        await seen.go(f"/operator/tenants/{site.tenant_id}")
+        await page.select_option("#plan", "gold")
+        await page.click("text=Look at another plan")
+        await expect(page.locator("h1")).to_have_text("From standard to gold")
+        await expect(page.locator("#differences")).to_contain_text("$25.00")
+        await page.click("text=Put on gold")
+        await expect(page.locator(".told")).to_contain_text(f"{tenant.name} is on the plan gold now.")
+
+        await page.click(".pairs >> text=gold")
+        await page.click("a:text-is('Change')")
+        await page.fill("#limits_requests_per_minute", "600")
+        await page.uncheck("input[name=flex_allowed]")
+        await page.click("button:text-is('Look at what would change')")
+        await expect(page.locator("#differences tbody tr")).to_have_count(2)
+        await page.click("text=Change the plan for 1 tenant")
+        await expect(page.locator(".told")).to_contain_text("The plan gold is changed, for 1 tenant.")
+        changed = await site.account.plans.find("gold")
+        assert changed.limits == {"requests_per_minute": 600}
+        assert not changed.terms[PriorityClass.FLEX].allowed
+        found += await _each_page(site, seen, plan.id)
+        assert not found
+        assert not seen.complaints
+
+
+async def _each_page(site: Site, seen: Visit, plan_id: str) -> list[str]:
+    """What axe finds on them, in both themes; none scrolls sideways."""
+    terms = {"flex": {"credits": [[999_000, 10], [990_000, 25], [950_000, 100]], "max_wait_ms": 60_000}}
+    await site.account.plans.set("standard", PlanChanges(limits={"storage_bytes": 20 * 10**9}, terms=terms))
+    here = f"/operator/plans/{plan_id}"
+    pages = {
+        "plans": "/operator/plans",
+        "plan": here,
+        "move": f"/operator/tenants/{site.tenant_id}/plan?plan=standard",
+    }
+    found = []
+    for scheme, width, rules in (LIGHT, DARK):
+        await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        await seen.page.set_viewport_size({"width": width, "height": 844})
+        for name in (*pages, "edit", "wrong"):
+            if name in pages:
+                await seen.go(pages[name])
+            elif name == "edit":
+                await seen.go(f"{here}/edit")
+                await seen.page.fill("#priority_credits", "99.9: 5\n99: 20\n95: 100")
+                await seen.page.fill("#monthly_fee", "30")
+                await seen.page.click("button:text-is('Look at what would change')")
+                await expect(seen.page.locator("#differences")).to_be_visible()
+            else:
+                await seen.page.fill("#max_adapters", "many")
+                await seen.page.click("button:text-is('Look at what would change')")
+                await expect(seen.page.locator("#problem-max_adapters")).to_be_visible()
+                # Chromium says of every page that was answered with 422 that it was.
+                seen.complaints = [one for one in seen.complaints if "status of 422" not in one]
+            found += [f"{name} {scheme}: {one}" for one in await seen.serious(*rules)]
+            beyond = await seen.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert beyond <= 0, f"{name} is {beyond} px wider than a screen of {width}"
+            if SHOTS:
+                path = Path(SHOTS) / f"plans-{name}-{scheme}.png"
+                await seen.page.screenshot(path=path, full_page=True)
+    return found
