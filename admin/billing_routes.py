@@ -42,7 +42,7 @@ class BillingRoutes:
         self._frame = frame
         billing = services.billing
         self._accounts, self._payments = billing.accounts, billing.payments
-        self._billing = BillingPage(billing.invoices, billing.credits, billing.costs, billing.payments)
+        self._billing = BillingPage(billing.statements, billing.credits, billing.payments)
         self._invoices = InvoicesPage(billing.invoices, billing.verification)
         self._explanations = services.explanations
         self._refusals = problems.refusals(services.explanations)

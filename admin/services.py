@@ -33,6 +33,7 @@ from billing.payments.service import PaymentService
 from billing.reports.costs import CostReports
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
+from billing.statements import Statements
 from sla.service import SlaReports
 from tenants.accounts import UserAccounts
 from tenants.context import KeyKind
@@ -86,6 +87,7 @@ class BillingServices:
     verification: InvoiceVerification
     credits: CreditService
     costs: CostReports
+    statements: Statements
     payments: PaymentService
     alerts: SpendAlertService
     webhooks: WebhookService

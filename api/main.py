@@ -58,6 +58,7 @@ from billing.reconciliation.service import ReconciliationService
 from billing.reports.costs import CostReports
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
+from billing.statements import Statements
 from billing.window_usage import WindowUsage
 from billing.windows.begun import BegunWindows
 from db.schema import assert_fit_to_serve
@@ -245,12 +246,14 @@ def _billing(
     rows: Database, cache: redis.asyncio.Redis, payments: PaymentService, quotas: Quotas
 ) -> BillingServices:
     notifications = NotificationSettings()
+    invoices = InvoiceService(rows, cache, InvoiceSettings())
     return BillingServices(
         accounts=BillingAccounts(rows, cache),
-        invoices=InvoiceService(rows, cache, InvoiceSettings()),
+        invoices=invoices,
         verification=InvoiceVerification(rows),
         credits=CreditService(rows, cache),
         costs=CostReports(rows),
+        statements=Statements(rows, invoices),
         payments=payments,
         alerts=SpendAlertService(rows),
         webhooks=WebhookService(rows, _webhook_sender(notifications)),

@@ -96,13 +96,13 @@ class UserAccounts:
     async def find(self, user_id: str, tenant_id: str) -> Account | None:
         """The account as it is now; None when the user or the tenant is gone or disabled."""
         async with self._database.read(tenant_id) as session:
-            tenant = await TenantDirectory(session).tenant(tenant_id)
-            plan = await TenantDirectory(session).plan_of(tenant_id)
-            found = await MemberRepository(session, tenant_id).find_with_factor(user_id)
-        if tenant is None or found is None or tenant.disabled_at is not None:
+            found = await MemberRepository(session, tenant_id).signed_in(user_id)
+        if found is None:
             return None
-        user, has_second_factor = found
+        user, tenant, plan, factor_since = found
+        if tenant.disabled_at is not None:
+            return None
         if user.disabled_at is not None:
             return None
         view = STANDARD if plan is None else plan_view(plan)
-        return account_of(user, tenant, view, has_second_factor=has_second_factor)
+        return account_of(user, tenant, view, has_second_factor=factor_since is not None)

@@ -7,7 +7,6 @@ is `billing.payments`'.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -21,13 +20,12 @@ from admin.problems import Refused
 from billing.invoices.accounts import DETAILS, Account
 from billing.invoices.credits import Balance, CreditService
 from billing.invoices.models import CreditEntry
-from billing.invoices.service import InvoiceService
 from billing.invoices.views import InvoiceView
 from billing.months import begin, following, month_of
 from billing.payments.models import ProviderInvoice
-from billing.payments.service import LEAST_TOP_UP, MOST_TOP_UP, AccountView, PaymentService
+from billing.payments.service import LEAST_TOP_UP, MOST_TOP_UP, PaymentService
 from billing.rates import MICRO_USD_PER_CENT
-from billing.reports.costs import CostReports
+from billing.statements import Statements
 from tenants.terms import MILLION, Terms
 from tenants.views import PlanView
 
@@ -126,30 +124,25 @@ class Billing:
 class BillingPage:
     """Gathers the pages."""
 
-    def __init__(
-        self, invoices: InvoiceService, credits: CreditService, costs: CostReports, payments: PaymentService
-    ) -> None:
-        self._invoices = invoices
+    def __init__(self, statements: Statements, credits: CreditService, payments: PaymentService) -> None:
+        self._statements = statements
         self._credits = credits
-        self._costs = costs
         self._payments = payments
 
     async def gather(self, tenant_id: str, tenant_name: str, plan: PlanView, root: str) -> Billing:
         """`root`: what links of charts begin with. Raises DatabaseUnavailable."""
         now = datetime.now(UTC)
         month = month_of(now)
-        preview, days, view, balance, credits = await asyncio.gather(
-            self._invoices.preview(tenant_id, month, now=now),
-            self._days(tenant_id, now),
-            self._payments.view(tenant_id),
-            self._credits.balance(tenant_id),
-            self._credits.list(tenant_id, limit=LATEST),
-        )
+        today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        since = min(today - timedelta(days=PACE_DAYS), begin(month))
+        found = await self._statements.of(tenant_id, now=now, since=since, num_credits=LATEST)
+        preview, days, account, balance = found.preview, found.days, found.account, found.balance
+        live = self._payments.live
         own = days[-now.day :]
         used = sum(cost for _, cost in own)
         rest = rest_of_month(days, now)
         expected = None if rest is None else _expected(preview, used, rest, plan)
-        is_prepaid = view.account.mode == "prepaid"
+        is_prepaid = account.mode == "prepaid"
         return Billing(
             month=month_words(month),
             month_id=f"{month:%Y-%m}",
@@ -165,12 +158,12 @@ class BillingPage:
             balance=words.usd(balance.amount),
             is_balance_low=is_prepaid and balance.amount <= 0,
             balance_note=_balance_note(balance, days, is_prepaid),
-            credits=[_credit(entry) for entry in credits],
-            state=_STATES.get(view.account.state, State(view.account.state, "off")),
-            owed=[_owed(one) for one in view.owed],
-            provider=None if view.live is None else "Stripe",
-            is_sandbox=view.live is False,
-            details=_details(view, tenant_name),
+            credits=[_credit(entry) for entry in found.credits],
+            state=_STATES.get(account.state, State(account.state, "off")),
+            owed=[_owed(one) for one in found.owed],
+            provider=None if live is None else "Stripe",
+            is_sandbox=live is False,
+            details=_details(account, tenant_name),
             fee=words.usd(plan.monthly_fee),
             included=words.usd(plan.included_usage) if plan.included_usage else None,
             classes=_classes(plan),
@@ -185,25 +178,6 @@ class BillingPage:
     async def balance(self, tenant_id: str) -> Balance:
         """Raises DatabaseUnavailable."""
         return await self._credits.balance(tenant_id)
-
-    async def _days(self, tenant_id: str, now: datetime) -> list[tuple[date, int]]:
-        """(day, micro-USD) of this month, and of the days before it whose pace counts; today the last."""
-        today = now.replace(hour=0, minute=0, second=0, microsecond=0)
-        since = min(today - timedelta(days=PACE_DAYS), begin(month_of(now)))
-        number = (today - since).days + 1
-        report = await self._costs.page(
-            tenant_id,
-            start_time=int(since.timestamp()),
-            end_time=int(since.timestamp()) + number * _DAY,
-            limit=number,
-        )
-        return [
-            (
-                datetime.fromtimestamp(bucket["start_time"], UTC).date(),
-                sum(result["amount_micro_usd"] for result in bucket["results"]),
-            )
-            for bucket in report["data"]
-        ]
 
 
 def read_details(form: Mapping[str, str]) -> dict[str, str]:
@@ -304,8 +278,7 @@ def _owed(invoice: ProviderInvoice) -> Owed:
     )
 
 
-def _details(view: AccountView, tenant_name: str) -> list[tuple[str, str]]:
-    account = view.account
+def _details(account: Account, tenant_name: str) -> list[tuple[str, str]]:
     return [
         ("Name", account.name or tenant_name),
         ("Address", account.address or words.NOTHING),

@@ -18,7 +18,6 @@ from billing.invoices.lines import Bill, MonthBooks, bill, ledger_line
 from billing.invoices.models import InvoiceLine, PrepaidPeriod
 from billing.invoices.repository import LEDGER_KINDS, AccountRepository, InvoiceRepository, Standing
 from billing.months import begin, between, following
-from db.session import ReadSession, WriteSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +28,7 @@ class Draft:
     customer: dict[str, str]
 
 
-async def draft(
-    session: ReadSession | WriteSession, standing: Standing, month: date, *, in_thought: bool
-) -> Draft:
+async def draft(books: Books, standing: Standing, month: date, *, in_thought: bool) -> Draft:
     """The bill of a month there is no invoice of yet, by the books as they are now.
 
     Months before it that wait for their own invoices are billed first, `in_thought`: what they leave to be
@@ -40,7 +37,6 @@ async def draft(
     Raises MonthSettled; unless `in_thought`, InvalidBillingMonth when an earlier month waits for its own.
     """
     tenant, plan, latest = standing.tenant, standing.plan, standing.latest
-    books = Books(session, tenant.id)
     settled = _settled(standing)
     if settled is not None and settled >= month:
         raise MonthSettled(month)
@@ -83,10 +79,11 @@ class Books:
     """What a tenant's months come to, and what was invoiced of them, as one transaction sees it."""
 
     def __init__(self, session: AsyncSession, tenant_id: str) -> None:
+        self.invoices = InvoiceRepository(session, tenant_id)
         self._ledger = MonthLedger(session, tenant_id)
         self._accounts = AccountRepository(session, tenant_id)
-        self._invoices = InvoiceRepository(session, tenant_id)
         self._known_periods: list[PrepaidPeriod] | None = None
+        self._known_drawn: int | None = None
 
     async def _periods(self) -> list[PrepaidPeriod]:
         if self._known_periods is None:
@@ -95,10 +92,12 @@ class Books:
 
     async def drawn(self) -> int:
         """Micro-USD that the balance paid in all prepaid periods."""
-        return await drawn_in(self._ledger, await self._periods())
+        if self._known_drawn is None:
+            self._known_drawn = await drawn_in(self._ledger, await self._periods())
+        return self._known_drawn
 
     async def of(self, month: date) -> MonthBooks:
-        invoiced = await self._invoices.lines_for(month)
+        invoiced = await self.invoices.lines_for(month)
         return MonthBooks(
             month,
             await self._ledger.lines(month),
@@ -119,7 +118,7 @@ class Books:
 
     async def unsettled(self, before: date) -> list[date]:
         """Months before that whose ledger is not what was invoiced of it."""
-        return await self._invoices.unsettled(before)
+        return await self.invoices.unsettled(before)
 
 
 def _of_ledger(line: InvoiceLine) -> bool:

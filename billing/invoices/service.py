@@ -16,7 +16,7 @@ import redis.asyncio
 
 from billing.errors import InvalidBillingMonth
 from billing.invoices.credits import CreditKind, record_credit
-from billing.invoices.drafting import Draft, draft
+from billing.invoices.drafting import Books, Draft, draft
 from billing.invoices.errors import InvoiceNotFound, MonthSettled
 from billing.invoices.models import Invoice, InvoiceLine, InvoicePayment
 from billing.invoices.repository import AccountRepository, InvoiceRepository, MonthRepository, Standing
@@ -51,12 +51,19 @@ class InvoiceService:
         self._on_final = tuple(on_final)
 
     async def list(
-        self, tenant_id: str, *, after: str | None = None, limit: int = 100, newest_first: bool = True
+        self,
+        tenant_id: str,
+        *,
+        after: str | None = None,
+        limit: int = 100,
+        newest_first: bool = True,
+        with_lines: bool = True,
     ) -> list[InvoiceView]:
+        """`with_lines`: not where only sums are shown, as lines are many."""
         async with self._database.read(tenant_id) as session:
             repository = InvoiceRepository(session, tenant_id)
             rows = await repository.page(after=after, limit=limit, newest_first=newest_first)
-            return await _views(repository, rows)
+            return await invoice_views(repository, rows, with_lines=with_lines)
 
     async def find(self, tenant_id: str, invoice_id: str) -> InvoiceView:
         """Raises InvoiceNotFound."""
@@ -65,7 +72,7 @@ class InvoiceService:
             row = await repository.find(invoice_id)
             if row is None:
                 raise InvoiceNotFound(invoice_id)
-            return (await _views(repository, [row]))[0]
+            return (await invoice_views(repository, [row]))[0]
 
     async def owner(self, invoice_id: str) -> str:
         """Whose it is, for the operator. Raises InvoiceNotFound."""
@@ -83,18 +90,17 @@ class InvoiceService:
         if begin(month) > now:
             raise InvalidBillingMonth(f"month must have begun, {month:%Y-%m} has not")
         async with self._database.read(tenant_id) as session:
-            return await self._preview(session, await _standing(session, tenant_id), month, now)
+            standing = await standing_of(session, tenant_id)
+            return await self.previewed(Books(session, tenant_id), standing, month, now)
 
-    async def _preview(
-        self, session: ReadSession, standing: Standing, month: date, now: datetime
-    ) -> InvoiceView:
+    async def previewed(self, books: Books, standing: Standing, month: date, now: datetime) -> InvoiceView:
+        """The same within a transaction that is open: of a month that has begun."""
         tenant_id, latest = standing.tenant.id, standing.latest
         if latest is not None and latest.month >= month:
-            repository = InvoiceRepository(session, tenant_id)
-            row = latest if latest.month == month else await repository.of_month(month)
+            row = latest if latest.month == month else await books.invoices.of_month(month)
             if row is not None:
-                return (await _views(repository, [row]))[0]
-        made = await draft(session, standing, month, in_thought=True)
+                return (await invoice_views(books.invoices, [row]))[0]
+        made = await draft(books, standing, month, in_thought=True)
         bill = made.bill
         issued = max(now, begin(following(month)))
         return InvoiceView(
@@ -115,9 +121,9 @@ class InvoiceService:
             if known is not None:
                 return known
             await hold_ledger(session)  # all queries below see one state of it
-            standing = await _standing(session, tenant_id)
+            standing = await standing_of(session, tenant_id)
             try:
-                made = await draft(session, standing, month, in_thought=False)
+                made = await draft(Books(session, tenant_id), standing, month, in_thought=False)
             except MonthSettled:
                 return None
             if made.bill.owed_nothing:
@@ -216,17 +222,21 @@ async def record_payment(
     return payment
 
 
-async def _standing(session: ReadSession | WriteSession, tenant_id: str) -> Standing:
+async def standing_of(session: ReadSession | WriteSession, tenant_id: str) -> Standing:
+    """Raises TenantNotFound."""
     found = await AccountRepository(session, tenant_id).standing()
     if found is None:
         raise TenantNotFound(tenant_id)
     return found
 
 
-async def _views(repository: InvoiceRepository, rows: Sequence[Invoice]) -> list[InvoiceView]:
+async def invoice_views(
+    repository: InvoiceRepository, rows: Sequence[Invoice], *, with_lines: bool = True
+) -> list[InvoiceView]:
+    """Of rows within a transaction that is open."""
     ids = [row.id for row in rows]
     if not ids:
         return []
-    lines = await repository.lines(ids)
+    lines = await repository.lines(ids) if with_lines else []
     notes, payments = await repository.notes(ids), await repository.payments(ids)
     return [invoice_view(row, lines, notes, payments) for row in rows]

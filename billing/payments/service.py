@@ -65,6 +65,11 @@ class PaymentService:
         self.webhooks = webhooks
         """None: none are taken."""
 
+    @property
+    def live(self) -> bool | None:
+        """Whether money moves; None: nothing is paid through here."""
+        return None if self._gateway is None else self._gateway.live
+
     async def view(self, tenant_id: str) -> AccountView:
         """Raises DatabaseUnavailable."""
         async with self._database.read(tenant_id) as session:
@@ -72,7 +77,7 @@ class PaymentService:
             records = PaymentRecords(session)
             subscription = await records.subscription(tenant_id)
             owed = await records.owed_invoices(tenant_id)
-        return AccountView(account, subscription, owed, None if self._gateway is None else self._gateway.live)
+        return AccountView(account, subscription, owed, self.live)
 
     async def change(
         self,

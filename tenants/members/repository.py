@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, Select
+from sqlalchemy import Row, Select, bindparam
 
-from db.repository import TenantRepository
-from tenants.models import Identity, Invite, PasswordReset, Project, ProjectMember, SecondFactor, User
+from db.repository import TenantRepository, select_owned
+from tenants.models import (
+    Identity,
+    Invite,
+    PasswordReset,
+    Plan,
+    Project,
+    ProjectMember,
+    SecondFactor,
+    Tenant,
+    User,
+)
 from tenants.repository import is_id, keyset
 
 Member = Row[ProjectMember, User]
 Membership = Row[ProjectMember, Project]
+# Asked with every page of the console.
+_SIGNED_IN = (
+    select_owned(User, User, Tenant, Plan, SecondFactor.confirmed_at)
+    .join(Tenant, Tenant.id == User.tenant_id)
+    .outerjoin(Plan, Plan.id == Tenant.plan_id)
+    .outerjoin(SecondFactor, SecondFactor.user_id == User.id)
+    .where(User.removed_at.is_(None), User.id == bindparam("user_id"))
+)
 
 
 class MemberRepository(TenantRepository):
@@ -60,18 +79,14 @@ class MemberRepository(TenantRepository):
         page = keyset(query, User.id, after=after, limit=limit, newest_first=newest_first)
         return (await self.session.execute(page)).scalars().all()
 
-    async def find_with_factor(self, user_id: str) -> tuple[User, bool] | None:
-        """The user, and whether a second factor is asked of them."""
+    async def signed_in(self, user_id: str) -> Row[User, Tenant, Plan | None, datetime | None] | None:
+        """The user with all that pages need of them: their tenant, its plan, and since when a second factor
+        is asked of them.
+        """
         if not is_id(user_id):
             return None
-        confirmed = self.select_own(SecondFactor, SecondFactor.confirmed_at).where(
-            SecondFactor.user_id == User.id
-        )
-        query = self.select_own(User, User, confirmed.correlate(User).scalar_subquery())
-        found = (
-            await self.session.execute(query.where(User.removed_at.is_(None), User.id == user_id))
-        ).one_or_none()
-        return None if found is None else (found[0], found[1] is not None)
+        found: Any = (await self.execute_own(_SIGNED_IN, user_id=user_id)).one_or_none()
+        return found
 
     async def set_password_hash(self, user_id: str, password_hash: str) -> None:
         query = self.update_own(User).where(User.id == user_id).values(password_hash=password_hash)

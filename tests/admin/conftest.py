@@ -38,6 +38,7 @@ from billing.payments.service import PaymentService
 from billing.reports.costs import CostReports
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
+from billing.statements import Statements
 from billing.window_usage import WindowUsage
 from db.session import Database
 from sla.recorder import SlaRecorder
@@ -159,12 +160,14 @@ def billing_services(
     gateway: PaymentGateway | None = None,
 ) -> BillingServices:
     """Without a payment provider, unless one is given."""
+    invoices = InvoiceService(database, redis_client, InvoiceSettings(seller_name="Acorn Serving Ltd"))
     return BillingServices(
         accounts=BillingAccounts(database, redis_client),
-        invoices=InvoiceService(database, redis_client, InvoiceSettings(seller_name="Acorn Serving Ltd")),
+        invoices=invoices,
         verification=InvoiceVerification(database),
         credits=CreditService(database, redis_client),
         costs=CostReports(database),
+        statements=Statements(database, invoices),
         payments=PaymentService(database, gateway, return_url="http://127.0.0.1/console/billing"),
         alerts=SpendAlertService(database),
         webhooks=WebhookService(database, SENDER),
