@@ -246,7 +246,8 @@ def _billing(
     rows: Database, cache: redis.asyncio.Redis, payments: PaymentService, quotas: Quotas
 ) -> BillingServices:
     notifications = NotificationSettings()
-    invoices = InvoiceService(rows, cache, InvoiceSettings())
+    smallest = StripeSettings().smallest_charge
+    invoices = InvoiceService(rows, cache, InvoiceSettings(), minimum_cents=smallest)
     return BillingServices(
         accounts=BillingAccounts(rows, cache),
         invoices=invoices,

@@ -278,8 +278,14 @@ def _invoices(services: Services) -> InvoiceService:
     from billing.payments.documents import queue_invoice
     from cli.stripe import stripe_settings
 
-    told = [announce, queue_invoice] if stripe_settings(services).enabled else [announce]
-    return InvoiceService(services.database, services.redis, _settings(services), on_final=told)
+    stripe = stripe_settings(services)
+    return InvoiceService(
+        services.database,
+        services.redis,
+        _settings(services),
+        on_final=[announce, queue_invoice] if stripe.enabled else [announce],
+        minimum_cents=stripe.smallest_charge,
+    )
 
 
 def _settings(services: Services) -> InvoiceSettings:

@@ -28,7 +28,9 @@ class Draft:
     customer: dict[str, str]
 
 
-async def draft(books: Books, standing: Standing, month: date, *, in_thought: bool) -> Draft:
+async def draft(
+    books: Books, standing: Standing, month: date, *, in_thought: bool, minimum_cents: int
+) -> Draft:
     """The bill of a month there is no invoice of yet, by the books as they are now.
 
     Months before it that wait for their own invoices are billed first, `in_thought`: what they leave to be
@@ -62,6 +64,7 @@ async def draft(books: Books, standing: Standing, month: date, *, in_thought: bo
             included=plan.included_usage if plan is not None else 0,
             balance=balance,
             plan=plan.name if plan is not None else "",
+            minimum_cents=minimum_cents,
         )
         if one < month and not made.owed_nothing:
             carried, late = made.carried_out, []

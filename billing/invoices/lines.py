@@ -3,7 +3,8 @@
 Every micro-USD of the ledger comes on exactly one line of one invoice, and what was invoiced stays as it is:
 an invoice has the month's usage, and of each month before the difference between the ledger now and all that
 was invoiced of it. Asked for are whole cents: the sum is rounded once, half a cent up, and what that added or
-left out is the first thing on the next invoice. Knows neither tables nor time.
+left out is the first thing on the next invoice; so is all of it where it is less than can be charged. Knows
+neither tables nor time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ LineKind = Literal[
     "kept",
 ]
 Key = tuple[str, str, str, str]
+HALF_A_CENT = MICRO_USD_PER_CENT // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +86,19 @@ class Bill:
         return sum(line.amount for line in self.lines if line.kind == kind)
 
 
-def in_cents(total: int) -> tuple[int, int]:
-    """Cents, half a cent up, and the micro-USD they fall short of the total by."""
-    cents = (total + MICRO_USD_PER_CENT // 2) // MICRO_USD_PER_CENT
+def in_cents(total: int, minimum_cents: int = 0) -> tuple[int, int]:
+    """Cents, half a cent up, none where there are less than can be charged; and the micro-USD they fall short
+    of the total by.
+    """
+    cents = (total + HALF_A_CENT) // MICRO_USD_PER_CENT
+    if cents < minimum_cents:
+        cents = 0
     return cents, total - cents * MICRO_USD_PER_CENT
+
+
+def was_too_little(carried: int) -> bool:
+    """Whether what one invoice carries to the next is all it came to, and not what rounding left."""
+    return carried >= HALF_A_CENT
 
 
 def bill(
@@ -99,6 +110,7 @@ def bill(
     included: int = 0,
     balance: int = 0,
     plan: str = "",
+    minimum_cents: int = 0,
 ) -> Bill:
     """The bill of a month.
 
@@ -106,10 +118,13 @@ def bill(
         earlier: months before it whose ledger differs from what was invoiced, or may.
         included: what of the month's own usage the fee covers.
         balance: what there is to take from, once prepaid usage has drawn its part.
+        minimum_cents: less is not asked for.
     """
     month = current.month
+    too_little = was_too_little(carried_in)
+    before = f"{'Too little to be charged, from' if too_little else 'Rounding of'} the invoice before"
     lines = [
-        *([Line("carried", month, "Rounding of the invoice before", carried_in)] if carried_in else []),
+        *([Line("carried", month, before, carried_in)] if carried_in else []),
         *([Line("fee", month, f"Plan {plan}".strip() + ", monthly fee", fee)] if fee else []),
         *_differences(current),
     ]
@@ -133,7 +148,7 @@ def bill(
     if taken:
         lines.append(Line("credit", month, "Taken from your balance", -taken))
     total = owed - taken
-    return Bill(tuple(lines), total, *in_cents(total))
+    return Bill(tuple(lines), total, *in_cents(total, minimum_cents))
 
 
 def _differences(books: MonthBooks) -> list[Line]:

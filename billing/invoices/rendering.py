@@ -13,7 +13,7 @@ from fpdf import FPDF
 from fpdf.enums import TableBordersLayout, XPos, YPos
 from fpdf.fonts import FontFace
 
-from billing.invoices.lines import Line
+from billing.invoices.lines import Line, was_too_little
 from billing.invoices.views import InvoiceView, cents, dollars, note_name
 from billing.months import following
 
@@ -123,8 +123,12 @@ class _Page(FPDF):
         invoice = self.invoice
         self._sum("Sum of all lines", dollars(invoice.total))
         if invoice.carried_out:
-            carried = dollars(-invoice.carried_out)
-            self._sum("Rounded to the cent; the rest is on the next invoice", carried)
+            why = (
+                "Less than can be charged; it is on the next invoice"
+                if was_too_little(invoice.carried_out)
+                else "Rounded to the cent; the rest is on the next invoice"
+            )
+            self._sum(why, dollars(-invoice.carried_out))
         self._sum("Total", f"USD {cents(invoice.total_cents)}", strong=True)
 
     def corrections(self) -> None:

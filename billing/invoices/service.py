@@ -44,11 +44,14 @@ class InvoiceService:
         settings: InvoiceSettings,
         *,
         on_final: Sequence[OnFinal] = (),
+        minimum_cents: int = 0,
     ) -> None:
+        """`minimum_cents`: the least that whoever collects can charge; less is carried on."""
         self._database = database
         self._redis = redis_client
         self.settings = settings
         self._on_final = tuple(on_final)
+        self._minimum_cents = minimum_cents
 
     async def list(
         self,
@@ -100,7 +103,7 @@ class InvoiceService:
             row = latest if latest.month == month else await books.invoices.of_month(month)
             if row is not None:
                 return (await invoice_views(books.invoices, [row]))[0]
-        made = await draft(books, standing, month, in_thought=True)
+        made = await draft(books, standing, month, in_thought=True, minimum_cents=self._minimum_cents)
         bill = made.bill
         issued = max(now, begin(following(month)))
         return InvoiceView(
@@ -123,7 +126,10 @@ class InvoiceService:
             await hold_ledger(session)  # all queries below see one state of it
             standing = await standing_of(session, tenant_id)
             try:
-                made = await draft(Books(session, tenant_id), standing, month, in_thought=False)
+                books = Books(session, tenant_id)
+                made = await draft(
+                    books, standing, month, in_thought=False, minimum_cents=self._minimum_cents
+                )
             except MonthSettled:
                 return None
             if made.bill.owed_nothing:
@@ -164,6 +170,7 @@ class InvoiceService:
             total=made.bill.total,
             total_cents=made.bill.total_cents,
             carried_out=made.bill.carried_out,
+            minimum_cents=self._minimum_cents,
             seller=self.settings.seller,
             customer=made.customer,
         )

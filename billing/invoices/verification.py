@@ -114,13 +114,13 @@ def _sums(invoices: Sequence[Invoice], lines: Sequence[InvoiceLine]) -> list[Fin
     for invoice in sorted(invoices, key=lambda one: one.month):
         own = [line for line in lines if line.invoice_id == invoice.id]
         total = sum(line.amount for line in own)
-        cents, rest = in_cents(total)
+        cents, rest = in_cents(total, invoice.minimum_cents)
         brought = sum(line.amount for line in own if line.kind == "carried")
         for what, expected, found in (
             ("total", total, invoice.total),
             ("total in cents", cents, invoice.total_cents),
-            ("what rounding leaves", rest, invoice.carried_out),
-            ("what rounding left before", carried, brought),
+            ("what is left for the next", rest, invoice.carried_out),
+            ("what was left before", carried, brought),
         ):
             if expected != found:
                 findings.append(

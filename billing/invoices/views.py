@@ -30,6 +30,8 @@ class InvoiceView:
     lines: tuple[Line, ...]
     notes: tuple[CreditNote, ...] = ()
     payments: tuple[InvoicePayment, ...] = ()
+    minimum_cents: int = 0
+    """The least that could be charged when it was made."""
 
     @property
     def name(self) -> str:
@@ -100,6 +102,7 @@ def invoice_view(
         tuple(line_view(line) for line in lines if line.invoice_id == row.id),
         tuple(note for note in notes if note.invoice_id == row.id),
         tuple(payment for payment in payments if payment.invoice_id == row.id),
+        row.minimum_cents,
     )
 
 

@@ -161,8 +161,10 @@ class DocumentSending:
         """What to ask for: what was not paid otherwise already. None: nothing."""
         async with self._database.write(EVERY_TENANT) as session:
             row = await SendingQueue(session).lock(Document, document.id)
-            if bill.due_cents <= 0:
-                row.state, row.settled_at, row.error = "waived", self._clock(), "paid otherwise"
+            if bill.due_cents < max(1, bill.minimum_cents):
+                rest = "paid otherwise, but for less than can be charged"
+                row.error = rest if bill.due_cents > 0 else "paid otherwise"
+                row.state, row.settled_at = "waived", self._clock()
                 return None
             row.cents = document.cents = bill.due_cents
         return document.cents

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
+LEAST_CHARGE = 50
+"""Cents that a card can be charged at least."""
 InvoiceStatus = Literal["draft", "open", "uncollectible", "void", "paid"]
 
 
@@ -53,9 +55,11 @@ class InvoiceView:
 
     @property
     def failed(self) -> bool:
-        """Its payment was tried in vain, and it is still owed."""
+        """Its payment was tried in vain, and more is still owed than is too little to be paid."""
         return (
-            self.status in ("open", "uncollectible") and self.attempt_count > 0 and self.amount_remaining > 0
+            self.status in ("open", "uncollectible")
+            and self.attempt_count > 0
+            and self.amount_remaining >= LEAST_CHARGE
         )
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from billing.invoices.models import BillingAccount, CreditNote, Invoice, InvoicePayment
-from billing.payments.gateway import CustomerDetails, InvoiceView
+from billing.payments.gateway import LEAST_CHARGE, CustomerDetails, InvoiceView
 from billing.payments.models import (
     Document,
     MeterEvent,
@@ -293,7 +293,7 @@ class PaymentRecords:
         query = select(func.min(ProviderInvoice.failing_since)).where(
             ProviderInvoice.tenant_id == tenant_id,
             ProviderInvoice.status.in_(("open", "uncollectible")),
-            ProviderInvoice.amount_remaining > 0,
+            ProviderInvoice.amount_remaining >= LEAST_CHARGE,
         )
         return (await self.session.execute(query)).scalar_one()
 

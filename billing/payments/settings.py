@@ -5,6 +5,8 @@ from __future__ import annotations
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from billing.payments.gateway import LEAST_CHARGE
+
 
 class StripeSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_STRIPE_")
@@ -26,9 +28,16 @@ class StripeSettings(BaseSettings):
     """From a payment that failed to the suspension of the account."""
     events_per_second: float = Field(default=20.0, gt=0, le=1000)
     """Meter events sent. Stripe takes 1 000 a second of a live account, and 25 requests of a sandbox."""
+    minimum_cents: int = Field(default=LEAST_CHARGE, ge=0, le=10_000)
+    """The least that Stripe charges in dollars. An invoice of less is carried to the next."""
     return_url: str = "http://127.0.0.1:8000/console/"
     """Where Stripe's pages send people back to."""
 
     @property
     def enabled(self) -> bool:
         return self.api_key is not None and bool(self.api_key.get_secret_value())
+
+    @property
+    def smallest_charge(self) -> int:
+        """Cents. None where nobody charges: then every amount can be paid."""
+        return self.minimum_cents if self.enabled else 0

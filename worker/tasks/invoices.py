@@ -34,8 +34,14 @@ def register(app: Celery, runtime: Runtime) -> None:
 
 async def _close(runtime: Runtime) -> None:
     now = datetime.now(UTC)
-    told = [announce, queue_invoice] if StripeSettings().enabled else [announce]
-    invoices = InvoiceService(runtime.database, runtime.redis, InvoiceSettings(), on_final=told)
+    stripe = StripeSettings()
+    invoices = InvoiceService(
+        runtime.database,
+        runtime.redis,
+        InvoiceSettings(),
+        on_final=[announce, queue_invoice] if stripe.enabled else [announce],
+        minimum_cents=stripe.smallest_charge,
+    )
     await CreditService(runtime.database, runtime.redis).expire(now)
     closed = await MonthClose(runtime.database, invoices, JournalAge(runtime.redis)).close_due(now)
     if closed.waiting_for is not None:

@@ -45,12 +45,17 @@ class Business:
     ) -> None:
         self.database = database
         self.redis = redis_client
-        self.invoices = InvoiceService(database, redis_client, settings)
+        self._settings = settings
         self.credits = CreditService(database, redis_client)
         self.accounts = BillingAccounts(database, redis_client)
-        self.months = MonthClose(database, self.invoices, self.oldest_entry)
         self.oldest: datetime | None = None
         self._serial = itertools.count()
+        self.charge_at_least(0)
+
+    def charge_at_least(self, cents: int) -> None:
+        """From now on nobody is asked for less."""
+        self.invoices = InvoiceService(self.database, self.redis, self._settings, minimum_cents=cents)
+        self.months = MonthClose(self.database, self.invoices, self.oldest_entry)
 
     async def oldest_entry(self) -> datetime | None:
         return self.oldest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import date, timedelta
 
 import pytest
 from sqlalchemy import text
@@ -11,8 +11,12 @@ from sqlalchemy.exc import DBAPIError
 
 from billing.errors import InvalidBillingMonth
 from billing.invoices.errors import InvoiceNotFound
+from billing.invoices.rendering import render
+from billing.invoices.service import InvoiceService
+from billing.invoices.settings import InvoiceSettings
+from billing.invoices.verification import InvoiceVerification
 from billing.months import begin
-from db.session import EVERY_TENANT
+from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR as ACTOR
 from tenants.audit.service import AuditLog
 from tests.billing.invoices.conftest import (
@@ -24,6 +28,7 @@ from tests.billing.invoices.conftest import (
     Business,
     at,
 )
+from tests.billing.invoices.test_rendering import text_of
 
 CLOSE_OCTOBER, CLOSE_NOVEMBER = at(NOVEMBER, 2, 0), at(DECEMBER, 2, 0)
 
@@ -55,6 +60,44 @@ async def test_a_month_waits_for_its_day_and_for_the_journal(business: Business)
     business.oldest = begin(NOVEMBER)  # what was written since is of no month that is over
     assert (await business.close(CLOSE_OCTOBER)).months == (OCTOBER,)
     assert (await business.close(CLOSE_OCTOBER)).months == ()
+
+
+async def test_invoices_of_less_than_can_be_charged_are_made_and_carried_to_one_that_can(
+    business: Business, owner_database: Database
+) -> None:
+    acme, other = await business.tenant(), await business.tenant("other")
+    charging = InvoiceService(business.database, business.redis, InvoiceSettings(), minimum_cents=50)
+    for month, amount in ((SEPTEMBER, 494_999), (OCTOBER, 100_000), (NOVEMBER, 4_999)):
+        await business.use(acme.id, at(month), amount)
+    await business.use(other.id, at(SEPTEMBER), 495_000)
+    preview = await charging.preview(acme.id, OCTOBER, now=CLOSE_OCTOBER)
+    for month, now in ((SEPTEMBER, CLOSE_OCTOBER), (OCTOBER, CLOSE_OCTOBER), (NOVEMBER, CLOSE_NOVEMBER)):
+        for tenant in (acme, other):
+            await charging.finalize(tenant.id, month, now=now)
+    made = list(reversed(await charging.list(acme.id)))
+    assert [(one.number, one.total_cents, one.carried_out) for one in made] == [
+        (1, 0, 494_999),
+        (3, 59, 4_999),
+        (4, 0, 9_998),
+    ]
+    assert preview.lines == made[1].lines, "the preview of a month that is over is its invoice"
+    assert [line.description for line in made[1].lines if line.kind == "carried"] == [
+        "Too little to be charged, from the invoice before"
+    ]
+    assert any("Less than can be charged" in line for line in text_of(render(made[0])))
+    assert made[0].status == "paid", "nobody is asked for it"
+    assert (await business.invoice(other.id, SEPTEMBER)).total_cents == 50
+    # Whoever collects without a minimum later asks for all that was carried; what was made before stays.
+    await business.use(acme.id, at(DECEMBER), 2)
+    await business.invoices.finalize(acme.id, DECEMBER, now=at(date(2027, 1, 1), 2))
+    last = await business.invoice(acme.id, DECEMBER)
+    assert (last.total_cents, last.carried_out) == (1, 0)
+    verification = InvoiceVerification(business.database)
+    assert await verification.verify() == []
+    async with owner_database.write(EVERY_TENANT) as session:
+        await session.execute(text("SET LOCAL session_replication_role = replica"))
+        with pytest.raises(DBAPIError, match="rounded_half_up"):  # carried without having been too little
+            await session.execute(text("UPDATE invoices SET minimum_cents = 0 WHERE number = 1"))
 
 
 async def test_lines_tell_models_classes_and_kinds_of_token_apart(business: Business) -> None:

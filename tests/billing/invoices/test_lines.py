@@ -24,6 +24,22 @@ def test_a_total_is_rounded_half_a_cent_up_and_the_rest_is_known(total: int) -> 
     assert -5_000 <= rest < 5_000
 
 
+@given(st.lists(st.integers(5_000, 2 * 10**6), min_size=1, max_size=12), st.integers(0, 100))
+def test_what_is_too_little_to_be_charged_is_carried_until_it_is_enough(used: list[int], least: int) -> None:
+    carried, asked = 0, 0
+    for month, amount in enumerate(used, 1):
+        books = MonthBooks(date(2026, month, 1), [usage(amount)])
+        made = bill(books, carried_in=carried, minimum_cents=least)
+        assert made.total_cents == 0 or made.total_cents >= least
+        assert made.total == amount + carried == made.total_cents * 10_000 + made.carried_out
+        assert (made.lines[0].description == "Too little to be charged, from the invoice before") == (
+            carried >= 5_000
+        )
+        carried, asked = made.carried_out, asked + made.total_cents
+    assert asked * 10_000 + carried == sum(used), "whatever is asked for when, it is what was used"
+    assert carried < max(5_000, least * 10_000 - 5_000)
+
+
 def test_half_a_cent_is_asked_for() -> None:
     assert in_cents(15_000) == (2, -5_000)
     assert in_cents(14_999) == (1, 4_999)

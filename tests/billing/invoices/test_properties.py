@@ -66,11 +66,12 @@ YEAR = st.lists(
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(events=YEAR, fee=st.sampled_from([0, 0, 1_999_999]))
+@given(events=YEAR, fee=st.sampled_from([0, 0, 1_999_999]), least=st.sampled_from([0, 50, 200]))
 async def test_invoices_are_the_ledger(
-    business: Business, owner_database: Database, events: list[Use | Credit | Mode], fee: int
+    business: Business, owner_database: Database, events: list[Use | Credit | Mode], fee: int, least: int
 ) -> None:
     await forget_bills(owner_database)
+    business.charge_at_least(least)
     made = await business.tenant(f"tenant-{next(business._serial)}", since=begin(OCTOBER))
     if fee:
         await business.set_plan(made.id, fee, included=fee // 3)
@@ -98,7 +99,8 @@ async def test_invoices_are_the_ledger(
     left = invoices_made[-1].carried_out if invoices_made else 0
     owed = of_kind["usage"] + of_kind["fee"] + of_kind["allowance"] + of_kind["prepaid"]
     assert asked + left == owed + of_kind["credit"] + of_kind["kept"]
-    assert abs(left) <= 5_000
+    assert -5_000 <= left < max(5_000, 10_000 * least)
+    assert all(one.total_cents == 0 or one.total_cents >= least for one in invoices_made)
     # The balance is what was put in, less what is on invoices as paid from it.
     put_in = sum(event.amount for event in events if isinstance(event, Credit))
     drawn = -of_kind["prepaid"] - of_kind["credit"] - of_kind["kept"]

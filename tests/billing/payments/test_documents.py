@@ -46,10 +46,18 @@ CLOSING = datetime(2027, 2, 2, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
-async def invoiced(site: Site, month: date = JANUARY, now: datetime = CLOSING) -> Invoice:
+async def invoiced(
+    site: Site, month: date = JANUARY, now: datetime = CLOSING, minimum_cents: int = 50
+) -> Invoice:
     """The month's invoice, made as the worker does; the double is there by then."""
     site.travel(now)
-    service = InvoiceService(site.database, _redis(site), InvoiceSettings(), on_final=[queue_invoice])
+    service = InvoiceService(
+        site.database,
+        _redis(site),
+        InvoiceSettings(),
+        on_final=[queue_invoice],
+        minimum_cents=minimum_cents,
+    )
     made = await service.finalize(TENANT, month, now=now)
     assert made is not None
     return made
@@ -208,15 +216,69 @@ async def test_a_note_on_what_was_paid_meanwhile_is_sent_back(site: Site) -> Non
 async def test_what_was_paid_otherwise_is_not_asked_for(site: Site) -> None:
     await use(site.database, site.now + HOUR, 5_000_000)
     first = await invoiced(site)
-    await paid_by_wire(site, first, 499)
+    await paid_by_wire(site, first, 450)
     await site.documents.send()
-    assert asked(site) == [(1, 1, "paid")]
+    assert asked(site) == [(50, 50, "paid")]
     await use(site.database, CLOSING + HOUR, 3_000_000)
     second = await invoiced(site, date(2027, 2, 1), datetime(2027, 3, 2, 1, tzinfo=UTC))
     await paid_by_wire(site, second, 300)
     await site.documents.send()
     assert len(asked(site)) == 1
     assert [state for *_, state in await documents(site)] == ["sent", "waived"]
+    assert await differences(site) == []
+
+
+async def test_what_is_less_than_can_be_charged_is_asked_for_with_the_next(site: Site) -> None:
+    await use(site.database, site.now + HOUR, 494_999)
+    first = await invoiced(site)
+    await site.documents.send()
+    assert (first.total_cents, asked(site), await documents(site)) == (0, [], [])
+    await use(site.database, CLOSING + HOUR, 3_000_000)
+    await invoiced(site, date(2027, 2, 1), datetime(2027, 3, 2, 1, tzinfo=UTC))
+    await site.documents.send()
+    assert asked(site) == [(349, 349, "paid")]
+    [line, *_] = site.double.books.all("invoice", status="paid")[0]["lines"]["data"]
+    assert (line["description"], line["amount"]) == ("Too little to be charged, from the invoice before", 49)
+    assert site.double.books.get(site.customer, "customer")["balance"] == 0
+    assert await differences(site) == []
+
+
+async def test_what_stripe_carries_by_itself_is_charged_once(site: Site) -> None:
+    """An invoice that was made before invoices knew of a smallest charge, and is asked for now."""
+    await use(site.database, site.now + HOUR, 300_000)
+    await invoiced(site, minimum_cents=0)
+    await site.documents.send()
+    assert asked(site) == [(30, 0, "paid")]
+    assert site.double.books.get(site.customer, "customer")["balance"] == 30
+    assert await site.state() == ("active", "active")
+    await use(site.database, CLOSING + HOUR, 3_000_000)
+    await invoiced(site, date(2027, 2, 1), datetime(2027, 3, 2, 1, tzinfo=UTC))
+    await site.documents.send()
+    assert asked(site) == [(30, 0, "paid"), (300, 330, "paid")]
+    assert site.double.books.get(site.customer, "customer")["balance"] == 0
+    assert await differences(site) == []
+
+
+async def test_nobody_is_asked_or_suspended_for_less_than_can_be_charged(site: Site) -> None:
+    await use(site.database, site.now + HOUR, 5_000_000)
+    first = await invoiced(site)
+    await paid_by_wire(site, first, 451)
+    await site.documents.send()
+    assert asked(site) == []
+    assert [state for *_, state in await documents(site)] == ["waived"]
+    await use(site.database, CLOSING + HOUR, 3_000_000)
+    second = await invoiced(site, date(2027, 2, 1), datetime(2027, 3, 2, 1, tzinfo=UTC))
+    site.double.card(site.customer, works=False)
+    await site.documents.send()
+    assert await site.state() == ("grace", "grace")
+    notes = CreditNotes(site.database, _redis(site))
+    await notes.issue(TENANT, second.id, 251, "due", "all but 49 cents", OPERATOR, now=site.now)
+    await site.documents.send()
+    assert await site.state() == ("active", "active")
+    site.wait(days=30)
+    await site.standings.look_again(site.now)
+    await site.standings.look_at_customers(site.now)
+    assert await site.state() == ("active", "active")
     assert await differences(site) == []
 
 

@@ -12,6 +12,8 @@ from tests.support.stripe_double.metering import DAY, Meters
 
 DRAFT_SECONDS = 3600
 """From the end of a period to its invoice being final: usage of the period is taken until then."""
+MINIMUM_CENTS = 50
+"""The least that is charged, in dollars."""
 RETRY_DAYS = (3, 5, 7)
 """After a payment that failed, when it is tried again."""
 
@@ -146,15 +148,20 @@ class Invoicing:
 
     def _open(self, invoice: Object) -> None:
         customer = self._books.get(invoice["customer"], "customer")
-        # A negative balance is the customer's credit.
-        applied = min(invoice["total"], max(0, -customer["balance"]))
-        customer["balance"] += applied
-        due = invoice["total"] - applied
+        # A negative balance is the customer's credit; a positive one is what was too little to be charged.
+        starting = customer["balance"]
+        applied = starting if starting >= 0 else -min(invoice["total"], -starting)
+        customer["balance"] -= applied
+        due = invoice["total"] + applied
+        if 0 < due < MINIMUM_CENTS:
+            customer["balance"] += due
+            due = 0
         invoice |= {
             "status": "open",
             "amount_due": due,
             "amount_remaining": due,
-            "starting_balance": -applied,
+            "starting_balance": starting,
+            "ending_balance": customer["balance"],
             "hosted_invoice_url": f"https://invoice.stripe.test/{invoice['id']}",
         }
         invoice["status_transitions"]["finalized_at"] = self._books.now()
@@ -253,6 +260,8 @@ class Invoicing:
         invoice = self._books.get(one, "invoice")
         if invoice["status"] != "open":
             raise Refused(f"Invoice is {invoice['status']}.", code="invoice_not_open")
+        if invoice["amount_remaining"] < MINIMUM_CENTS:
+            raise Refused("Amount must be at least $0.50 usd.", code="amount_too_small")
         subscription = None
         if invoice["parent"] is not None:
             of = invoice["parent"]["subscription_details"]["subscription"]
@@ -274,7 +283,8 @@ class Invoicing:
         customer = self._books.get(invoice["customer"], "customer")
         if invoice["amount_due"]:
             invoice |= {"attempt_count": invoice["attempt_count"] + 1, "attempted": True}
-        if invoice["amount_due"] == 0 or customer["card"] == "ok":
+        chargeable = customer["card"] == "ok" and invoice["amount_due"] >= MINIMUM_CENTS
+        if invoice["amount_due"] == 0 or chargeable:
             invoice |= {"status": "paid", "amount_paid": invoice["amount_due"], "amount_remaining": 0}
             if invoice["amount_paid"]:
                 invoice["payment_intent"] = self._books.make(
