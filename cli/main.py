@@ -25,6 +25,7 @@ from cli.ledger import ledger_app
 from cli.operators import operator_app
 from cli.prices import price_app
 from cli.printing import Data, print_rows
+from cli.sla import sla_app
 from cli.stripe import stripe_app
 
 app = typer.Typer(
@@ -51,6 +52,7 @@ app.add_typer(credit_app, name="credit")
 app.add_typer(user_app, name="user")
 app.add_typer(operator_app, name="operator")
 app.add_typer(audit_app, name="audit")
+app.add_typer(sla_app, name="sla")
 
 
 class Quantization(StrEnum):

@@ -27,6 +27,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository
 from engine.protocol import PriorityClass
+from sla.grains import GRAINS, add_shares, begin_of, pieces, share_queries
 from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts
 from sla.models import PlanTerms, SlaBatch, SlaMinute, TenantPlan
 
@@ -37,31 +38,35 @@ HISTOGRAMS = {
 }
 """And how many buckets they have."""
 
-_COLUMNS = ", ".join(("tenant_id", "service_tier", "minute", *SUMS, *HISTOGRAMS))
+_WRITTEN = ", ".join((*SUMS, *HISTOGRAMS))
 _ADDED = ", ".join(
-    [f"{name} = m.{name} + excluded.{name}" for name in SUMS]
+    [f"{name} = stored.{name} + excluded.{name}" for name in SUMS]
     + [
-        f"{name} = ARRAY(SELECT a + b FROM unnest(m.{name}, excluded.{name}) "
+        f"{name} = ARRAY(SELECT a + b FROM unnest(stored.{name}, excluded.{name}) "
         "WITH ORDINALITY AS t(a, b, place) ORDER BY place)"
         for name in HISTOGRAMS
     ]
 )
-_MERGE = text(f"""
-INSERT INTO sla_minutes AS m ({_COLUMNS})
-SELECT {_COLUMNS} FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS given(
-    tenant_id text, service_tier text, minute timestamptz,
+_MERGES = {
+    row: text(f"""
+INSERT INTO {row.__tablename__} AS stored (tenant_id, service_tier, {begin_of(row).key}, {_WRITTEN})
+SELECT tenant_id, service_tier, at, {_WRITTEN} FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS given(
+    tenant_id text, service_tier text, at timestamptz,
     {", ".join(f"{name} bigint" for name in SUMS)}, {", ".join(f"{name} bigint[]" for name in HISTOGRAMS)})
-ORDER BY tenant_id, service_tier, minute
-ON CONFLICT (tenant_id, service_tier, minute) DO UPDATE SET {_ADDED}
+ORDER BY tenant_id, service_tier, at
+ON CONFLICT (tenant_id, service_tier, {begin_of(row).key}) DO UPDATE SET {_ADDED}
 """)
+    for row in GRAINS
+}
 
+SUMMED = {
+    name: f"ARRAY[{', '.join(f'sum({name}[{place}])' for place in range(1, length + 1))}]::bigint[]"
+    for name, length in HISTOGRAMS.items()
+}
+"""What adds histograms up, of each: a sum for every bucket."""
 # Text, made once: as expressions they would cost more than the database takes.
 _SUMMED: list[ColumnElement[Any]] = [
-    literal_column(
-        f"ARRAY[{', '.join(f'sum({name}[{place}])' for place in range(1, length + 1))}]::bigint[]",
-        ARRAY(BigInteger),
-    ).label(name)
-    for name, length in HISTOGRAMS.items()
+    literal_column(expression, ARRAY(BigInteger)).label(name) for name, expression in SUMMED.items()
 ]
 
 Place = tuple[str, str, datetime]
@@ -69,7 +74,7 @@ Place = tuple[str, str, datetime]
 
 
 class SlaWriter:
-    """Every tenant's minutes, and the batches they are made of."""
+    """Every tenant's minutes and hours, and the batches they are made of."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
@@ -84,15 +89,22 @@ class SlaWriter:
         return {(row.source, row.number) for row in claimed}
 
     async def add(self, counts: dict[Place, Counts]) -> None:
-        """Add to the minutes. In their order, so that two writers never wait for each other in a ring."""
+        """Add to the minutes, and as much to their hours. All in their order, and minutes before hours, so
+        that two writers never wait for each other in a ring.
+        """
         if not counts:
             return
-        rows = [
-            {"tenant_id": tenant_id, "service_tier": tier, "minute": minute.isoformat()}
-            | {name: getattr(found, name) for name in (*SUMS, *HISTOGRAMS)}
-            for (tenant_id, tier, minute), found in counts.items()
-        ]
-        await self.session.execute(_MERGE, {"rows": msgspec.json.encode(rows).decode()})
+        hours: dict[Place, Counts] = {}
+        for (tenant_id, tier, minute), found in counts.items():
+            hour = minute.replace(minute=0, second=0, microsecond=0)
+            hours.setdefault((tenant_id, tier, hour), Counts()).add(found)
+        for row, places in zip(GRAINS, (counts, hours), strict=True):
+            given = [
+                {"tenant_id": tenant_id, "service_tier": tier, "at": at.isoformat()}
+                | {name: getattr(found, name) for name in (*SUMS, *HISTOGRAMS)}
+                for (tenant_id, tier, at), found in places.items()
+            ]
+            await self.session.execute(_MERGES[row], {"rows": msgspec.json.encode(given).decode()})
 
     async def forget_batches(self, age: timedelta) -> int:
         """Forget batches that nobody will send again; how many."""
@@ -154,9 +166,19 @@ class SlaRepository(TenantRepository):
         return found
 
     async def totals(self, start: datetime, end: datetime) -> dict[str, Counts]:
-        """Sums over [start, end) by class, for classes with any."""
-        minutes = self.select_own(SlaMinute).where(SlaMinute.minute >= start, SlaMinute.minute < end)
-        return await self._added(minutes.subquery())
+        """Sums over [start, end) by class, for classes with any: of hours, and of minutes at the edges."""
+        found = pieces(start, end)
+        if not found:
+            return {}
+        parts = [
+            self.select_own(
+                piece.row,
+                piece.row.service_tier,
+                *(getattr(piece.row, name) for name in (*SUMS, *HISTOGRAMS)),
+            ).where(piece.covers)
+            for piece in found
+        ]
+        return await self._added((parts[0] if len(parts) == 1 else union_all(*parts)).subquery())
 
     async def latest(self, since: datetime, num_minutes: int) -> dict[str, Counts]:
         """By class, for classes with any, sums over the last so many minutes that had any requests of it,
@@ -174,12 +196,12 @@ class SlaRepository(TenantRepository):
         ]
         return await self._added(union_all(*parts).subquery())
 
-    async def _added(self, minutes: Subquery) -> dict[str, Counts]:
+    async def _added(self, rows: Subquery) -> dict[str, Counts]:
         """By class. Each bucket is a sum of its own: taking the arrays apart into rows and putting them
         together again takes twelve times as long.
         """
-        columns = [func.sum(minutes.c[name]) for name in SUMS]
-        query = select(minutes.c.service_tier, *columns, *_SUMMED).group_by(minutes.c.service_tier)
+        columns = [func.sum(rows.c[name]) for name in SUMS]
+        query = select(rows.c.service_tier, *columns, *_SUMMED).group_by(rows.c.service_tier)
         found: dict[str, Counts] = {}
         for tier, *sums in await self.session.execute(query):
             counts = found[tier] = Counts()
@@ -191,18 +213,5 @@ class SlaRepository(TenantRepository):
         """For each beginning, by class: (requests, failed) up to `until`."""
         if not since:
             return []
-        columns = [
-            func.coalesce(func.sum(getattr(SlaMinute, name)).filter(SlaMinute.minute >= start), 0)
-            for start in since
-            for name in ("requests", "failed")
-        ]
-        query = (
-            self.select_own(SlaMinute, SlaMinute.service_tier, *columns)
-            .where(SlaMinute.minute >= min(since), SlaMinute.minute < until)
-            .group_by(SlaMinute.service_tier)
-        )
-        rows = (await self.session.execute(query)).all()
-        return [
-            {tier: (int(numbers[2 * k]), int(numbers[2 * k + 1])) for tier, *numbers in rows}
-            for k in range(len(since))
-        ]
+        queries = share_queries(since, until, self.select_own)
+        return add_shares([(await self.session.execute(query)).all() for query in queries], len(since))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from sla.grains import Row, add_shares, share_queries
 from sla.incidents.models import Incident, IncidentNote
-from sla.models import SlaMinute
 
 
 class IncidentRepository:
@@ -44,25 +45,16 @@ class IncidentRepository:
 
 
 class ServedToAll:
-    """Every tenant's minutes together. The session's scope is every tenant."""
+    """Every tenant's rows together. The session's scope is every tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def shares(self, since: Sequence[datetime], until: datetime) -> list[dict[str, tuple[int, int]]]:
         """For each beginning, by class: (requests, failed) up to `until`."""
-        columns = [
-            func.coalesce(func.sum(getattr(SlaMinute, name)).filter(SlaMinute.minute >= start), 0)
-            for start in since
-            for name in ("requests", "failed")
-        ]
-        query = (
-            select(SlaMinute.service_tier, *columns)
-            .where(SlaMinute.minute >= min(since), SlaMinute.minute < until)
-            .group_by(SlaMinute.service_tier)
-        )
-        rows = (await self.session.execute(query)).all()
-        return [
-            {tier: (int(numbers[2 * k]), int(numbers[2 * k + 1])) for tier, *numbers in rows}
-            for k in range(len(since))
-        ]
+        queries = share_queries(since, until, _of_everybody)
+        return add_shares([(await self.session.execute(query)).all() for query in queries], len(since))
+
+
+def _of_everybody(row: Row, *columns: Any) -> Select[Any]:
+    return select(*columns).select_from(row)

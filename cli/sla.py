@@ -1,0 +1,76 @@
+"""`rootstock sla`: service levels from the command line.
+
+Owns names, options and help of these commands, and one call to the service per command. Everything heavy is
+imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.printing import Data, print_rows
+
+if TYPE_CHECKING:
+    from sla.hours import HourDifference
+
+sla_app = typer.Typer(help="What tenants were served like.", no_args_is_help=True)
+
+HEADER = ("TENANT", "CLASS", "HOUR", "WHAT", "EXPECTED", "FOUND")
+
+
+@sla_app.callback()
+def callback() -> None:
+    """A command's name is said even while there is one."""
+
+
+@sla_app.command("rederive")
+def rederive(
+    month: Annotated[str, typer.Option(help="Which, as YYYY-MM in UTC.")],
+    fix: Annotated[bool, typer.Option("--fix", help="Make the hours what their minutes say.")] = False,
+    data: Data = None,
+) -> None:
+    """Sum a month's minutes up again and print every hour that differs; exit 1 when one is left so."""
+    from cli.errors import UsageError
+    from cli.operator import Services, call
+    from sla.hours import rederive as sum_up
+
+    try:
+        start = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC)
+    except ValueError:
+        raise UsageError(f"--month takes a month such as 2027-01, not {month}") from None
+    year, number = divmod(start.year * 12 + start.month, 12)
+    end = start.replace(year=year, month=number + 1)
+
+    async def work(services: Services) -> list[HourDifference]:
+        return await sum_up(services.database, start, end, fix=fix)
+
+    found = call(data, work)
+    if not found:
+        print(f"{month}: every hour is its minutes'")
+        return
+    print_rows(HEADER, [difference_row(one) for one in found])
+    print(f"{len(found)} hours {'made right' if fix else 'differ'}")
+    if not fix:
+        raise typer.Exit(1)
+
+
+def difference_row(difference: HourDifference) -> tuple[str, ...]:
+    """What differs, of the sums and histograms that do."""
+    sides = zip(*difference.differing.values(), strict=True)
+    return (
+        difference.tenant_id,
+        difference.service_tier,
+        difference.hour.astimezone(UTC).strftime("%Y-%m-%d %H:%M"),
+        " ".join(difference.differing),
+        *(" ".join(_figure(one) for one in side) for side in sides),
+    )
+
+
+def _figure(value: Any) -> str:
+    """Of a histogram, how many are in it."""
+    if value is None:
+        return "-"
+    return str(sum(value) if isinstance(value, list) else value)

@@ -1,0 +1,32 @@
+"""Summing the minutes up again: whether the hours are what their minutes come to, and making them so."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from db.session import EVERY_TENANT, Database
+from sla.hours.repository import HourBooks, HourDifference
+
+_DAY = timedelta(days=1)
+
+
+async def rederive(
+    database: Database, start: datetime, end: datetime, *, fix: bool = False
+) -> list[HourDifference]:
+    """Sum the minutes of [start, end), whole hours, up again, a day at a time, and name every hour that
+    differs; with `fix`, make it right, with no other writer meanwhile. Raises DatabaseUnavailable.
+    """
+    found = []
+    while start < end:
+        following = min(end, start + _DAY)
+        session_of = database.write if fix else database.read
+        async with session_of(EVERY_TENANT) as session:
+            books = HourBooks(session)
+            if fix:
+                await books.hold()
+            differences = await books.differences(start, following)
+            if fix and differences:
+                await books.derive(start, following)
+        found += differences
+        start = following
+    return found
