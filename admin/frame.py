@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Re
 from admin import security, words
 from admin.forms import MAX_FIELDS, read_form
 from admin.navigation import OPERATOR_SECTIONS, grouped, sections_for
+from admin.posted import FOREIGN
 from admin.services import ConsoleServices, Explanations
 from admin.sessions import Opened, Session, SessionStore
 from admin.visitors import Operator, Person, Visitor
@@ -37,7 +39,6 @@ OPERATOR_HOME = "/operator"
 ENROL = "/account/second-factor"
 CSRF_HEADER = "x-csrf-token"
 EXPIRED = "This form had expired. Please try again."
-FOREIGN = "This form was sent from another site."
 _NEEDS_HTTPS = (
     "The console signs people in over HTTPS only, or over plain HTTP on this machine (http://127.0.0.1 or "
     "http://localhost). Put a TLS proxy that sets X-Forwarded-Proto in front of the service."
@@ -71,6 +72,7 @@ class Frame:
         self._impersonations = services.operation.impersonations
         self._incidents = services.operation.incidents
         self._bills = services.billing.accounts
+        self._operators_need_factor = services.sign_in.operators_second_factor
         self._explanations: Explanations = services.explanations
         self._refusals: tuple[type[Exception], ...] = (HTTPException, *services.explanations.known)
         self._templates = Environment(
@@ -337,6 +339,8 @@ class Frame:
         opened = await self.sessions.with_role(opened, account.role)
         if not account.is_operator:
             return Visitor(account, opened, owing=await self._owing(account))
+        if self._operators_need_factor:
+            account = replace(account, needs_second_factor=True)
         taken = session.impersonation
         if taken is None or taken.ends_at <= time.time():
             return Operator(account, opened)

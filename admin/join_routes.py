@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,8 +15,8 @@ from starlette.routing import Route
 from admin import problems, security
 from admin.asking import address_of, request_id_of
 from admin.entrance import Entrance
-from admin.forms import read_form
-from admin.frame import EXPIRED, FOREIGN, Frame
+from admin.frame import EXPIRED, Frame
+from admin.posted import read_posted
 from admin.services import ConsoleServices
 from admin.sessions import Opened
 from tenants.errors import InviteInvalid
@@ -54,12 +53,10 @@ class JoinRoutes:
 
     async def join(self, request: Request) -> Response:
         began_at = time.time()
-        form = await read_form(request)
-        opened = await self._frame.sessions.find(security.session_id(request))
-        if not security.is_same_origin(request):
-            raise HTTPException(403, FOREIGN)
-        if opened is None or not opened.session.accepts(form.get("csrf_token", "")):
-            return await self._form(request, None, form, problems.Problems(form=EXPIRED), 403)
+        posted = await read_posted(request, self._frame.sessions)
+        form, opened = posted.fields, posted.accepted
+        if opened is None:
+            return await self._form(request, posted.opened, form, problems.Problems(form=EXPIRED), 403)
         try:
             if form.get("password") != form.get("again"):
                 raise problems.Refused("password", "The two passwords are not the same.")

@@ -21,11 +21,11 @@ from admin import problems, security
 from admin.account_routes import Confirming, renewed
 from admin.asking import address_of, request_id_of
 from admin.entrance import Entrance
-from admin.forms import read_form
-from admin.frame import EXPIRED, FOREIGN, Frame, Person, Visitor, origin_of
+from admin.frame import EXPIRED, Frame, Person, Visitor, origin_of
 from admin.oidc.errors import NotVouched, ProviderAway
 from admin.oidc.flows import Flow, Flows, Purpose
 from admin.oidc.provider import Provider
+from admin.posted import read_posted
 from admin.services import ConsoleServices
 from admin.sessions import Opened
 from tenants.errors import IdentityTaken, InviteInvalid, InviteNotTheirs, NameTaken
@@ -172,13 +172,10 @@ class OidcRoutes:
 
     async def _asked(self, request: Request) -> tuple[Opened, dict[str, str]]:
         """A form of somebody who is not signed in."""
-        form = await read_form(request)
-        opened = await self._frame.sessions.find(security.session_id(request))
-        if not security.is_same_origin(request):
-            raise HTTPException(403, FOREIGN)
-        if opened is None or not opened.session.accepts(form.get("csrf_token", "")):
+        posted = await read_posted(request, self._frame.sessions)
+        if posted.accepted is None:
             raise HTTPException(403, EXPIRED)
-        return opened, form
+        return posted.accepted, posted.fields
 
     async def _lead(
         self,

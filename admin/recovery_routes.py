@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from admin import problems, security, words
 from admin.asking import address_of, request_id_of
-from admin.forms import read_form
-from admin.frame import EXPIRED, FOREIGN, Frame
+from admin.frame import EXPIRED, Frame
 from admin.lockout import Lockout, waiting_words
 from admin.mail import ConsoleMail
+from admin.posted import read_posted
 from admin.services import ConsoleServices
 from admin.sessions import Opened
 from billing.notifications.errors import MailNotSent
@@ -58,9 +58,10 @@ class RecoveryRoutes:
         return await self._page(request, await self._found(request), "forgot.html", problem="", asked="")
 
     async def ask(self, request: Request) -> Response:
-        form, opened = await self._posted(request)
+        posted = await read_posted(request, self._sessions)
+        form, opened = posted.fields, posted.accepted
         if opened is None:
-            return await self._page(request, None, "forgot.html", 403, problem=EXPIRED, asked="")
+            return await self._page(request, posted.opened, "forgot.html", 403, problem=EXPIRED, asked="")
         if self._mail is None:
             raise HTTPException(404, "No mail is sent here. Ask an admin of your organisation for a link.")
         email = form.get("email", "").strip()[:254]
@@ -80,10 +81,11 @@ class RecoveryRoutes:
         return await self._form(request, await self._found(request), "", problems.NONE)
 
     async def reset(self, request: Request) -> Response:
-        form, opened = await self._posted(request)
+        posted = await read_posted(request, self._sessions)
+        form, opened = posted.fields, posted.accepted
         token = form.get("token", "").strip().rpartition("#")[2]  # the link itself will do
         if opened is None:
-            return await self._form(request, None, token, problems.Problems(form=EXPIRED), 403)
+            return await self._form(request, posted.opened, token, problems.Problems(form=EXPIRED), 403)
         try:
             if form.get("password") != form.get("again"):
                 raise problems.Refused("password", "The two passwords are not the same.")
@@ -116,15 +118,6 @@ class RecoveryRoutes:
 
     async def _found(self, request: Request) -> Opened | None:
         return await self._sessions.find(security.session_id(request))
-
-    async def _posted(self, request: Request) -> tuple[dict[str, str], Opened | None]:
-        """The form, and the session whose page it is of."""
-        form, opened = await read_form(request), await self._found(request)
-        if not security.is_same_origin(request):
-            raise HTTPException(403, FOREIGN)
-        if opened is None or not opened.session.accepts(form.get("csrf_token", "")):
-            return form, None
-        return form, opened
 
     async def _form(
         self,

@@ -173,6 +173,19 @@ class SessionStore:
         await self._redis.expire(_key(session_id), IDLE_S)
         return Opened(session_id, session, fresh=False)
 
+    async def peek(self, session_id: str | None) -> Opened | None:
+        """The session of a request that may yet be refused: nothing of it changes, it lasts no longer."""
+        if not session_id or len(session_id) > 64:
+            return None
+        raw = await self._redis.get(_key(session_id))
+        if raw is None:
+            return None
+        assert isinstance(raw, bytes), "the client must not decode answers"
+        session = msgspec.msgpack.decode(raw, type=Session)
+        if session.user_id is not None and time.time() - session.started_at >= ABSOLUTE_S:
+            return None
+        return Opened(session_id, session, fresh=False)
+
     async def with_role(self, opened: Opened, role: str) -> Opened:
         """The session of a user who has this role now: rotated when it was another one before, whoever
         changed it, and wherever.

@@ -56,6 +56,8 @@ class ConsoleSettings(BaseSettings):
     on pages lead to where the browser says it is."""
     providers: tuple[ProviderSettings, ...] = ()
     """In JSON: `[{"name": "acme", "title": "Acme", "issuer": "https://...", "client_id": "...", ...}]`."""
+    operators_second_factor: bool = True
+    """Whether operators have to have a second factor: who has none sets one up before anything else."""
     provider_timeout: float = Field(default=10.0, gt=0, le=60)
     """Seconds for one answer of a provider."""
 

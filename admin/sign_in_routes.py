@@ -17,9 +17,9 @@ from starlette.routing import Route
 from admin import security
 from admin.asking import address_of
 from admin.entrance import Entrance
-from admin.forms import read_form
-from admin.frame import EXPIRED, FOREIGN, Frame
+from admin.frame import EXPIRED, Frame
 from admin.lockout import Lockout, waiting_words
+from admin.posted import read_posted
 from admin.services import ConsoleServices
 from admin.sessions import HalfWay, Opened
 from tenants.accounts import Account
@@ -65,13 +65,11 @@ class SignInRoutes:
 
     async def sign_in(self, request: Request) -> Response:
         proved_at = time.time()
-        form = await read_form(request)
-        opened = await self._sessions.find(security.session_id(request))
-        if not security.is_same_origin(request):
-            raise HTTPException(403, FOREIGN)
-        email, password = form.get("email", ""), form.get("password", "")
-        if opened is None or not opened.session.accepts(form.get("csrf_token", "")):
-            return await self._form(request, None, email, EXPIRED, 403)
+        posted = await read_posted(request, self._sessions)
+        email, password = posted.fields.get("email", ""), posted.fields.get("password", "")
+        opened = posted.accepted
+        if opened is None:
+            return await self._form(request, posted.opened, email, EXPIRED, 403)
         address = address_of(request)
         wait_s = await self._lockout.attempt(email, address)
         if wait_s:
@@ -91,14 +89,12 @@ class SignInRoutes:
         return self._code_form(request, opened)
 
     async def enter_code(self, request: Request) -> Response:
-        form = await read_form(request)
-        opened = await self._sessions.find(security.session_id(request))
-        if not security.is_same_origin(request):
-            raise HTTPException(403, FOREIGN)
+        posted = await read_posted(request, self._sessions)
+        form, opened = posted.fields, posted.opened
         half_way = None if opened is None else opened.session.half_way
         if opened is None or half_way is None:
             return self._frame.to(request, "/sign-in")
-        if not opened.session.accepts(form.get("csrf_token", "")):
+        if posted.accepted is None:
             return self._code_form(request, opened, EXPIRED, 403)
         # Counted apart from passwords: whoever has the password could otherwise begin anew with each.
         whose, address = f"code:{half_way.user_id}", address_of(request)
@@ -122,16 +118,11 @@ class SignInRoutes:
         return await self._entrance.admit(request, opened, account, by, half_way.proved_at, told=told)
 
     async def sign_out(self, request: Request) -> Response:
-        form = await read_form(request)
-        opened = await self._sessions.find(security.session_id(request))
-        if opened is not None:
-            if not security.is_same_origin(request) or not opened.session.accepts(form.get("csrf_token", "")):
+        posted = await read_posted(request, self._sessions)
+        if posted.opened is not None:
+            if posted.accepted is None:
                 raise HTTPException(403, EXPIRED)
-            for session_id in {
-                opened.id,
-                security.session_id(request) or opened.id,
-            }:  # one rotated just now is two
-                await self._sessions.end(session_id)
+            await self._sessions.end(posted.opened.id)
         response = self._frame.to(request, "/sign-in")
         security.clear_session(request, response)
         response.headers["Clear-Site-Data"] = '"storage"'  # files that the upload page remembers
@@ -153,6 +144,7 @@ class SignInRoutes:
         self, request: Request, opened: Opened | None, email: str = "", problem: str = "", status: int = 200
     ) -> Response:
         opened = opened or await self._sessions.begin()
+        said = opened.session.said if opened.session.user_id is None else ""
         response = self._frame.page(
             request,
             "sign_in.html",
@@ -160,10 +152,10 @@ class SignInRoutes:
             csrf_token=opened.session.csrf_token,
             email=email[:254],
             problem=problem,
-            said=opened.session.said,
+            said=said,
             providers=self._providers,
         )
-        if opened.session.said:
+        if said:
             await self._sessions.say(opened, "")
         if opened.fresh:
             security.set_session(request, response, opened.id)

@@ -1,4 +1,4 @@
-"""What signing in needs beside accounts: whoever else vouches for people, and mail.
+"""What signing in needs beside accounts: whoever else vouches for people, mail, what is asked of operators.
 
 Owns the list and nothing else. Without any of it people sign in with passwords, and links are passed on by
 hand.
@@ -18,3 +18,5 @@ class SignInServices:
     """Where browsers find the service, as `https://rootstock.example`. Empty: wherever they say they do."""
     mail: ConsoleMail | None = None
     providers: tuple[Provider, ...] = ()
+    operators_second_factor: bool = True
+    """Whether operators have to have one."""

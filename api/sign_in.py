@@ -33,4 +33,4 @@ async def open_sign_in(
         providers = [Provider(one, timeout=settings.provider_timeout) for one in settings.providers]
         for provider in providers:
             opened.push_async_callback(provider.close)
-        yield SignInServices(settings.url, mail, tuple(providers))
+        yield SignInServices(settings.url, mail, tuple(providers), settings.operators_second_factor)

@@ -6,6 +6,7 @@ Owns one call to the services per command. Everything heavy is imported by the c
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -69,6 +70,33 @@ def operator_remove(email: Email, data: Data = None) -> None:
 
     call(data, work)
     print(f"{email} is no operator any more")
+
+
+@operator_app.command("reset")
+def operator_reset(
+    email: Email,
+    second_factor: Annotated[
+        bool, typer.Option("--second-factor", help="Take their second factor away, too.")
+    ] = False,
+    data: Data = None,
+) -> None:
+    """Print a token, good once and for a day, by which an operator chooses another password at
+    /console/reset.
+    """
+    from cli.operator import call
+
+    async def work(services: Services) -> str:
+        from tenants.actors import OPERATOR
+        from tenants.errors import NoSecondFactor
+        from tenants.models import OPERATOR_TENANT
+
+        user = await _operators(services).find(email)
+        if second_factor:
+            with suppress(NoSecondFactor):
+                await services.accounts.second_factors.take_away(OPERATOR_TENANT, user.id, OPERATOR)
+        return (await services.accounts.credentials.make_reset(OPERATOR_TENANT, user.id, OPERATOR)).token
+
+    print(call(data, work))
 
 
 def _operators(services: Services) -> OperatorAccounts:

@@ -37,6 +37,7 @@ class Service:
     """Of the role that serves."""
     db_owner_url: str = ""
     """Of the role that migrates."""
+    is_demo: bool = False
 
     @property
     def engine_endpoint(self) -> str:
@@ -68,6 +69,8 @@ class Service:
             "ROOTSTOCK_ENGINE_DATA_DIR": str(self.data.path),
             "ROOTSTOCK_ENGINE_ARTIFACTS_DIR": str(self.data.artifacts),
             "ROOTSTOCK_ENGINE_DRAIN_SECONDS": f"{_ENGINE_DRAIN_S:g}",
+            # To be looked at without a telephone; a service that is more than a demonstration asks for it.
+            "ROOTSTOCK_CONSOLE_OPERATORS_SECOND_FACTOR": "false" if self.is_demo else "",
         }
         return {name: value for name, value in told.items() if value and name not in os.environ} | {
             name: value for name, value in os.environ.items() if name.startswith("ROOTSTOCK_")

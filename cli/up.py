@@ -189,6 +189,7 @@ class _Up:
             base_name=self._base_name,
             quantization=self._quantization,
             redis_url=self._stores.redis.url,
+            is_demo=self._options.demo,
         )
         engine = await self._launch(service.engine())  # loads its model while the database comes up
         with self._display.step("PostgreSQL") as step:

@@ -128,7 +128,7 @@ class SecondFactors:
 
     async def remove(self, account: Account, actor: Actor) -> None:
         """Their own; whoever calls has asked who they are. What was only being set up goes without a word.
-        Raises SecondFactorKept while the tenant asks for one.
+        Raises SecondFactorKept while the tenant, or whoever runs the service of its operators, asks for one.
         """
         async with self._database.write(account.tenant_id) as session:
             factors = IdentityRepository(session, account.tenant_id)
@@ -136,6 +136,8 @@ class SecondFactors:
             if row is None:
                 return
             if row.confirmed_at is not None:
+                if account.is_operator and account.needs_second_factor:
+                    raise SecondFactorKept("every operator has to have a second factor")
                 if tenant is not None and tenant.second_factor_required:
                     raise SecondFactorKept("your organization asks every member for a second factor")
                 await _record(session, account, actor, "second_factor.removed")

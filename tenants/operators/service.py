@@ -40,9 +40,13 @@ class OperatorAccounts:
         """The first one first."""
         return await self._members.list(OPERATOR_TENANT, limit=EVERYTHING, newest_first=False)
 
-    async def remove(self, email: str, actor: Actor = OPERATOR) -> None:
-        """Signed out at once, out of tenants' consoles too. Raises UserNotFound, LastOwner."""
+    async def find(self, email: str) -> User:
+        """Raises UserNotFound."""
         found = await self._members.list(OPERATOR_TENANT, emails=[email])
         if not found:
             raise UserNotFound(email)
-        await self._members.remove(OPERATOR_TENANT, found[0].id, actor)
+        return found[0]
+
+    async def remove(self, email: str, actor: Actor = OPERATOR) -> None:
+        """Signed out at once, out of tenants' consoles too. Raises UserNotFound, LastOwner."""
+        await self._members.remove(OPERATOR_TENANT, (await self.find(email)).id, actor)

@@ -178,8 +178,8 @@ def billing_services(
 
 @pytest.fixture
 def sign_in_services() -> SignInServices:
-    """Passwords alone, and no mail."""
-    return SignInServices()
+    """Passwords alone, of operators too, and no mail."""
+    return SignInServices(operators_second_factor=False)
 
 
 @pytest.fixture

@@ -93,6 +93,36 @@ async def test_forms_of_other_sites_are_refused(visitor: httpx.AsyncClient, head
     assert (await visitor.post("/sign-in", data=fields)).status_code == 303
 
 
+@pytest.mark.parametrize("path", ["/sign-in", "/sign-in/code", "/sign-out", "/forgot", "/reset", "/join"])
+async def test_a_form_that_is_refused_leaves_the_session_alone(
+    visitor: httpx.AsyncClient, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sign_in(visitor)
+    before = visitor.cookies[COOKIE]
+    monkeypatch.setattr(sessions, "ROTATE_S", 0)  # due to get another id
+    foreign = {"sec-fetch-site": "cross-site", "origin": "https://evil.example"}
+    for headers in ({}, foreign):
+        for token in ("", "guess"):
+            fields = {"csrf_token": token, "email": EMAIL, "password": PASSWORD}
+            refused = await visitor.post(path, data=fields, headers=headers)
+            # Who is signed in is not half-way in, whatever their form.
+            assert refused.status_code == (303 if path == "/sign-in/code" and not headers else 403)
+            assert "set-cookie" not in refused.headers
+    monkeypatch.undo()
+    assert visitor.cookies[COOKIE] == before
+    assert (await visitor.get("/")).status_code == 200
+
+
+async def test_a_form_that_had_expired_is_sent_again_as_it_comes_back(visitor: httpx.AsyncClient) -> None:
+    await visitor.get("/sign-in")
+    before = visitor.cookies[COOKIE]
+    refused = await visitor.post("/sign-in", data={"csrf_token": "old", "email": EMAIL, "password": PASSWORD})
+    assert refused.status_code == 403
+    assert visitor.cookies[COOKIE] == before
+    fields = {"csrf_token": csrf_token(refused), "email": EMAIL, "password": PASSWORD}
+    assert (await visitor.post("/sign-in", data=fields)).status_code == 303
+
+
 async def test_guessing_locks_the_account_even_for_the_right_password(
     site: Site, visitor: httpx.AsyncClient
 ) -> None:

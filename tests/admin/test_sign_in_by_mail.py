@@ -15,8 +15,10 @@ from admin.mail import ConsoleMail
 from admin.sign_in_services import SignInServices
 from billing.notifications.mailing import Mailer
 from tenants.actors import OPERATOR
+from tenants.audit.service import OPERATOR_CHAIN, AuditFilter
 from tenants.identities import credentials
 from tests.admin.conftest import EMAIL, PASSWORD, Site, csrf_token, sign_in
+from tests.admin.operators import OPERATOR_EMAIL, operate
 from tests.admin.test_keys import XSS, act, as_role
 from tests.admin.test_sign_in_second_factor import at_step, enrol, enter_code
 from tests.billing.notifications.test_mailing import Mailbox, mail_server
@@ -97,6 +99,36 @@ async def test_a_forgotten_password_is_chosen_anew(
         assert "not valid, or not any more" in used.text
     ((to, subject, _),) = texts(box)
     assert (to, subject) == (EMAIL, "Choose another password")
+
+
+async def test_an_operators_password_too_and_a_second_factor_after_it(
+    site: Site, visitor: httpx.AsyncClient, box: Mailbox
+) -> None:
+    await operate(site, visitor)
+    await enrol(visitor)
+    async with site.visitor() as anew:
+        assert (await forgot(anew, OPERATOR_EMAIL)).status_code == 200
+        await eventually(lambda: bool(box.mail))
+        ((to, _, words),) = texts(box)
+        assert to == OPERATOR_EMAIL
+        assert (await reset(anew, token_in(words, "reset"))).status_code == 303
+        assert (await visitor.get("/operator/tenants")).status_code == 303  # every session is over
+        assert (await sign_in(anew, OPERATOR_EMAIL)).status_code == 401
+        assert (await sign_in(anew, OPERATOR_EMAIL, OTHER)).headers["location"] == "/console/sign-in/code"
+    (entry, *_) = await site.account.audit.list(OPERATOR_CHAIN, AuditFilter(types=["password.changed"]))
+    assert (entry.actor["email"], entry.details) == (OPERATOR_EMAIL, {"by": "token"})
+
+
+async def test_an_operator_who_is_no_more_is_mailed_nothing(
+    site: Site, visitor: httpx.AsyncClient, box: Mailbox
+) -> None:
+    for email in (OPERATOR_EMAIL, "other@service.example"):
+        await site.operation.accounts.add(email, PASSWORD)
+    await site.operation.accounts.remove(OPERATOR_EMAIL)
+    assert (await forgot(visitor, OPERATOR_EMAIL)).status_code == 200
+    assert (await forgot(visitor, EMAIL)).status_code == 200
+    await eventually(lambda: bool(box.mail))
+    assert [to for to, *_ in texts(box)] == [EMAIL]
 
 
 async def test_nobody_learns_which_addresses_are_known(visitor: httpx.AsyncClient, box: Mailbox) -> None:

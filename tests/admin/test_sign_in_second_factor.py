@@ -12,15 +12,29 @@ import httpx
 import pytest
 
 from admin import lockout
+from admin.settings import ConsoleSettings
+from admin.sign_in_services import SignInServices
 from tenants.actors import OPERATOR
 from tenants.errors import WrongCode
 from tenants.identities import codes
 from tenants.identities.sealing import Sealer
+from tenants.models import OPERATOR_TENANT
 from tests.admin.conftest import EMAIL, PASSWORD, SECRET, Site, csrf_token, sign_in
+from tests.admin.operators import OPERATOR_EMAIL, enter, operate
 from tests.admin.test_keys import act, as_role
 
 HERE = "/account/second-factor"
 RFC_SECRET = b"12345678901234567890"
+
+
+@pytest.fixture
+def sign_in_services(request: pytest.FixtureRequest) -> SignInServices:
+    return SignInServices(operators_second_factor="asked_of_operators" in request.fixturenames)
+
+
+@pytest.fixture
+def asked_of_operators() -> None:
+    """As it is unless a setting says otherwise."""
 
 
 def at_step(secret: str, ahead: int = 1) -> str:
@@ -261,6 +275,48 @@ async def test_an_admin_takes_a_lost_one_away_but_not_an_owners(
         hers.cookies.clear()
         assert (await sign_in(hers, "developer@acme.example")).headers["location"] == "/console/"
     assert (await site.account.second_factors.whose(site.tenant_id, [owner.id, her.id])) == {owner.id}
+
+
+async def test_operators_have_one_before_anything_else(
+    asked_of_operators: None, site: Site, visitor: httpx.AsyncClient
+) -> None:
+    assert ConsoleSettings().operators_second_factor
+    assert SignInServices().operators_second_factor
+    await operate(site, visitor)
+    for path in ("/operator/tenants", "/operator/plans", "/"):
+        assert (await visitor.get(path)).headers["location"] == f"/console{HERE}"
+    asked = await visitor.get("/operator/jobs", headers={"accept": "application/json"})
+    assert asked.status_code == 403
+    page = await visitor.get(HERE)
+    assert "asks every operator for a second factor" in page.text
+    made = await visitor.post("/operator/plans", data={"csrf_token": csrf_token(page), "name": "gold"})
+    assert made.headers["location"] == f"/console{HERE}"
+    assert [plan.name for plan in await site.account.plans.list()] == ["standard"]
+
+    secret, _ = await enrol(visitor)
+    assert (await visitor.get("/operator/tenants")).status_code == 200
+    kept = await act(visitor, HERE, f"{HERE}/remove", confirm=PASSWORD)
+    assert kept.status_code == 409
+    assert "rootstock operator reset" in kept.text
+    async with site.visitor() as anew:
+        assert (await sign_in(anew, OPERATOR_EMAIL)).headers["location"] == "/console/sign-in/code"
+        assert (await anew.get("/operator/tenants")).headers["location"] == "/console/sign-in"
+        assert (await enter_code(anew, at_step(secret))).headers["location"] == "/console/"
+        assert (await enter(site, anew)).status_code == 303
+        assert (await anew.get("/keys")).status_code == 200
+        # Taken away meanwhile: nor in a tenant's console does anything go on without.
+        (operator,) = await site.operation.accounts.list()
+        await site.account.second_factors.take_away(OPERATOR_TENANT, operator.id, OPERATOR)
+        assert (await anew.get("/keys")).headers["location"] == f"/console{HERE}"
+
+
+async def test_of_tenants_users_the_operators_setting_asks_nothing(
+    asked_of_operators: None, visitor: httpx.AsyncClient
+) -> None:
+    await sign_in(visitor)
+    assert (await visitor.get("/keys")).status_code == 200
+    await enrol(visitor)
+    assert (await act(visitor, HERE, f"{HERE}/remove", confirm=PASSWORD)).status_code == 303
 
 
 def test_the_drift_is_one_step() -> None:

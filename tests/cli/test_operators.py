@@ -29,6 +29,10 @@ def test_operators_come_and_go(run: Run) -> None:
         code, _, error = run("operator", "add", wrong, typed=typed)
         assert code == 1
         assert said in error, error
+    code, token, _ = run("operator", "reset", "eve@service.example", "--second-factor")
+    assert code == 0
+    assert token.startswith("rs_reset_")
+    assert run("operator", "reset", "nobody@service.example")[0] == 1
     assert run("operator", "remove", "nobody@service.example")[0] == 1
     # Somebody always stays who may change things.
     assert run("operator", "remove", "op@service.example")[0] == 1
