@@ -1,15 +1,14 @@
 """Real servers for tests: a private PostgreSQL and a private Redis per session, both empty for every test.
 
 `redis_url`: emptied before each test. `database_url`: a fresh, migrated database for each test, copied from a
-template in about 0.1 s. Both start at first use, so tests that need neither pay for neither. Where tests run
-in several processes, each has its own.
+template in about 0.1 s. Both start at first use, so tests that need neither pay for neither, and keep their
+data in memory where there is room (`tests.support.scratch`). Where tests run in several processes, each has
+its own.
 """
 
 from __future__ import annotations
 
 import itertools
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from cli.local.redis import start_redis
 from cli.local.server import LocalServer
 from db import schema
 from tests.support.distribution import ByFile, rank
+from tests.support.scratch import scratch_directory
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -57,9 +57,8 @@ def logs_as_before() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def servers_dir() -> Iterator[Path]:
     """Short, unlike pytest's own: a socket's path has 108 bytes."""
-    directory = Path(tempfile.mkdtemp(prefix="rs-test-"))
-    yield directory
-    shutil.rmtree(directory)
+    with scratch_directory() as directory:
+        yield directory
 
 
 @pytest.fixture(scope="session")
