@@ -13,15 +13,18 @@ from db.settings import OwnerSettings
 from migrations.metadata import metadata
 
 LOCK_TIMEOUT = "5s"
+RUNNER_TIMEOUT = "120s"
 RUNNER_LOCK = 0x526F6F74  # "Root": any number that nobody else takes
 
 
 def run(connection: Connection) -> None:
-    connection.execute(text(f"SET lock_timeout = '{LOCK_TIMEOUT}'"))
     # Two runners at once would both apply the same revision; the second waits here, then finds nothing to do.
-    connection.execute(text("SET statement_timeout = '120s'"))
+    # It waits for as long as migrations may take, not for a lock within one: that limit is set afterwards.
+    connection.execute(text("SET lock_timeout = 0"))
+    connection.execute(text(f"SET statement_timeout = '{RUNNER_TIMEOUT}'"))
     connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": RUNNER_LOCK})
     connection.execute(text("SET statement_timeout = 0"))
+    connection.execute(text(f"SET lock_timeout = '{LOCK_TIMEOUT}'"))
     # Row-level security holds the owner, too.
     connection.execute(text("SET rootstock.tenant = '*'"))
     connection.commit()

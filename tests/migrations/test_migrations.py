@@ -16,8 +16,12 @@ from cli.local.postgres import serving_url
 from db import schema
 from db.session import Database
 from migrations.metadata import is_modelled, metadata
+from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
+RUNNER_LOCK, LOCK_TIMEOUT_S = 0x526F6F74, 5
+"""As `migrations/env.py` has them."""
+WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 
 
 def tables(url: str) -> set[str]:
@@ -80,8 +84,14 @@ def test_two_runners_at_once_apply_each_revision_once(empty_database_url: str) -
         "import sys; from db import schema; schema.upgrade(sys.argv[1])",
         empty_database_url,
     ]
-    runners = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
-    assert [runner.wait(60) for runner in runners] == [0, 0]
+    plain = make_url(empty_database_url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain, autocommit=True) as third:
+        third.execute("SELECT pg_advisory_lock(%s)", [RUNNER_LOCK])
+        runners = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
+        until(lambda: third.execute(WAITING).fetchone() == (2,), 100, "both wait")
+        time.sleep(LOCK_TIMEOUT_S + 1)  # migrations may take longer than one waits for a table
+        third.execute("SELECT pg_advisory_unlock(%s)", [RUNNER_LOCK])
+    assert [runner.wait(100) for runner in runners] == [0, 0]
     assert "usage_records" in tables(empty_database_url)
 
 
