@@ -31,6 +31,14 @@ class StripeDocuments:
         found = await self._every(self._v1.invoices.list_async({"customer": customer_id, "limit": _PAGE}))
         return next((one for one in map(invoice_view, found) if one.invoice_id == invoice_id), None)
 
+    async def metered_invoices(self, customer_id: str, start: datetime, end: datetime) -> list[InvoiceView]:
+        found = await self._every(self._v1.invoices.list_async({"customer": customer_id, "limit": _PAGE}))
+        return [
+            one
+            for one in map(invoice_view, found)
+            if one.invoice_id is None and one.total > 0 and start <= one.period_start < one.period_end <= end
+        ]
+
     async def create_invoice(
         self, customer_id: str, tenant_id: str, invoice_id: str, name: str
     ) -> InvoiceView:

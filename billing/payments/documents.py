@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 from billing.invoices.models import CreditNote, Invoice
 from billing.invoices.repository import InvoiceRepository
+from billing.invoices.service import record_payment
 from billing.invoices.views import InvoiceView as Bill
 from billing.invoices.views import invoice_view, note_name
+from billing.months import begin, following
 from billing.payments.customers import Customers
 from billing.payments.errors import ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import InvoiceView, PaymentGateway
@@ -121,6 +123,8 @@ class DocumentSending:
         bill = await self._bill(document)
         made = await self._there(document)
         if made is None:
+            if await self._note_metered(document, bill.month):
+                bill = await self._bill(document)
             cents = await self._settle_amount(document, bill)
             if cents is None:
                 return
@@ -139,6 +143,29 @@ class DocumentSending:
         _assert_amount(made, document)
         # As a webhook would tell it, which may be late.
         await self._standings.heard(made, self._clock())
+
+    async def _note_metered(self, document: Document, month: date) -> bool:
+        """Take what was paid for the month's usage under a subscription of an older release, which asked for
+        it by the meter, as paid for our invoice; whether anything was. Nothing is asked for twice: one that
+        is not settled there is for a person, to be voided or paid.
+        """
+        start, end = begin(month), begin(following(month))
+        async with self._database.read(EVERY_TENANT) as session:
+            if not await SendingQueue(session).was_metered_before(document.tenant_id, start):
+                return False
+        customer = await self._customers.ensure(document.tenant_id)
+        noted = False
+        for one in await self._gateway.documents.metered_invoices(customer, start, end):
+            if one.status in ("draft", "open"):
+                what = f"its own invoice {one.id} of {month:%Y-%m} asks for {one.total} cents"
+                raise ProviderRefused(f"{what} and is {one.status}")
+            paid = one.amount_paid if one.status == "paid" else 0
+            if paid:
+                async with self._database.write(document.tenant_id) as session:
+                    tenant_id, now = document.tenant_id, self._clock()
+                    await record_payment(session, tenant_id, document.id, "payment", paid, one.id, at=now)
+                noted = True
+        return noted
 
     async def _there(self, document: Document) -> InvoiceView | None:
         """What the provider has of it, once it may have something."""

@@ -104,6 +104,9 @@ class DocumentGateway(Protocol):
         """The one that stands for ours."""
         ...
 
+    async def metered_invoices(self, customer_id: str, start: datetime, end: datetime) -> list[InvoiceView]:
+        """Those of something that are none of ours, for what was used within [start, end]."""
+
     async def create_invoice(
         self, customer_id: str, tenant_id: str, invoice_id: str, name: str
     ) -> InvoiceView:

@@ -112,6 +112,19 @@ class SendingQueue:
         query = select(func.max(Subscription.started_at)).where(Subscription.tenant_id == tenant_id)
         return (await self.session.execute(query)).scalar_one()
 
+    async def was_metered_before(self, tenant_id: str, month: datetime) -> bool:
+        """Whether the month began under a subscription that is not the tenant's any more."""
+        query = (
+            select(Subscription.id)
+            .join(BillingAccount, BillingAccount.tenant_id == Subscription.tenant_id)
+            .where(
+                Subscription.tenant_id == tenant_id,
+                Subscription.metered_from <= month,
+                Subscription.id.is_distinct_from(BillingAccount.stripe_subscription_id),
+            )
+        )
+        return (await self.session.execute(query.limit(1))).first() is not None
+
     async def lock(self, model: type[S], key: Any) -> S:
         """The row, held against other writers."""
         found = await self.session.get(model, key, with_for_update=True)

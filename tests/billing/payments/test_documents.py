@@ -352,6 +352,62 @@ async def test_a_subscription_that_charged_for_the_meter_is_replaced(site: Site)
     assert [one["status"] for one in site.double.books.all("subscription")] == ["active", "canceled"]
 
 
+async def upgraded_between(site: Site) -> str:
+    """January was asked for by the meter, an hour after its end; the release after that replaces the
+    subscription before January's invoice is made. The id of what was asked for.
+    """
+    [old] = site.double.books.all("subscription")
+    price = old["items"]["data"][0]["price"]
+    old["items"]["data"][0]["price"] = price | {"id": "price_of_before", "unit_amount_decimal": "0.0001"}
+    site.travel(CLOSING - timedelta(days=1, hours=1, minutes=30))
+    await site.meter()
+    site.wait(hours=3)
+    [asked] = [one for one in site.double.books.all("invoice") if one["total"]]
+    async with site.database.write(EVERY_TENANT) as session:
+        await session.execute(text("UPDATE billing_accounts SET stripe_subscription_id = NULL"))
+    assert await site.customers.subscribe_all(site.now) == 1
+    return str(asked["id"])
+
+
+async def test_what_the_meter_was_paid_for_before_an_upgrade_is_not_asked_for_again(site: Site) -> None:
+    await use(site.database, site.now + HOUR, 5_000_000)
+    await upgraded_between(site)
+    await use(site.database, site.now - timedelta(days=9), 1_000_000)  # recorded late: the meter had it not
+    invoice = await invoiced(site)
+    assert invoice.total_cents == 600
+    await site.documents.send()
+    assert asked(site) == [(100, 100, "paid")]
+    await match_payments(site.database, site.now)
+    async with site.database.read(EVERY_TENANT) as session:
+        query = text("SELECT sum(amount_cents) FROM invoice_payments WHERE invoice_id = :id")
+        assert (await session.execute(query, {"id": invoice.id})).scalar_one() == 600
+    assert await differences(site) == []
+    # The month after, nothing is left of it.
+    await use(site.database, CLOSING + HOUR, 3_000_000)
+    await invoiced(site, date(2027, 2, 1), datetime(2027, 3, 2, 1, tzinfo=UTC))
+    await site.documents.send()
+    assert asked(site) == [(100, 100, "paid"), (300, 300, "paid")]
+
+
+async def test_what_the_meter_still_asks_for_after_an_upgrade_is_for_a_person(site: Site) -> None:
+    await use(site.database, site.now + HOUR, 5_000_000)
+    site.double.card(site.customer, works=False)
+    asked_for = await upgraded_between(site)
+    invoice = await invoiced(site)
+    await site.documents.send()
+    assert asked(site) == []
+    [one] = await ManualQueue(site.database).list()
+    assert asked_for in one.why
+    assert "2027-01" in one.why
+    site.double.routes.invoicing.void(asked_for)
+    site.double.card(site.customer, works=True)
+    await ManualQueue(site.database).send(one.id, site.gateway, site.now)
+    await site.documents.send()
+    assert asked(site) == [(500, 500, "paid")]
+    assert invoice.total_cents == 500
+    assert await differences(site) == []
+
+
 @given(st.lists(st.integers(-50_000, 90_000), min_size=1, max_size=400))
 def test_lines_in_whole_cents_add_up(amounts: list[int]) -> None:
     total = max(1_000_000, sum(amounts))
