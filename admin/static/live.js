@@ -1,7 +1,8 @@
 // Keeps the part of a page that changes by itself up to date while something is on its way.
 //
 // The server renders the part; it is asked for again once a second while the page is looked at, and put in
-// place of the old one unless the visitor is in the middle of answering a question in it.
+// place of the old one unless the visitor is in the middle of answering a question in it. When what the page is
+// about is no more, the page says so.
 
 const INTERVAL_MS = 1000;
 const SLOWEST_MS = 15000;
@@ -15,7 +16,7 @@ async function refresh() {
     try {
       const answer = await fetch(old.dataset.live || location.href, { headers: { accept: "text/html" } });
       if (answer.redirected) return location.reload();  // signed out meanwhile
-      if (answer.status === 404) return location.assign(new URL("../adapters", location.href));  // deleted
+      if (answer.status === 404) return gone();
       if (!answer.ok) throw new Error(String(answer.status));
       replace(old, await answer.text());
       wait = INTERVAL_MS;
@@ -35,6 +36,29 @@ function replace(old, text) {
   const heard = document.getElementById("heard");
   const said = fresh.dataset.announcement;
   if (heard && said && said !== old.dataset.announcement) heard.textContent = said;
+}
+
+// What the page is about was deleted: say so, and lead to the section it was in.
+function gone() {
+  const section = document.querySelector('nav [aria-current="page"]');
+  const told = document.createElement("section");
+  told.className = "card teach";
+  const heading = document.createElement("h1");
+  heading.textContent = "This is gone";
+  heading.tabIndex = -1;
+  const words = document.createElement("p");
+  words.textContent = "It was deleted while you looked at it, by you elsewhere or by somebody else.";
+  told.append(heading, words);
+  if (section) {
+    const link = document.createElement("a");
+    link.className = "button";
+    link.href = section.href;
+    link.textContent = `Go to ${section.textContent.trim()}`;
+    told.append(link);
+  }
+  document.getElementById("main").replaceChildren(told);
+  document.title = "This is gone · Rootstock";
+  heading.focus({ preventScroll: true });
 }
 
 // A selector that finds the element's successor: its id, or what its form or link leads to.
