@@ -20,7 +20,7 @@ from admin.frame import Frame
 from admin.navigation import LIMITS
 from admin.pages import alerts as alert_page
 from admin.pages import limits as page
-from admin.pages.alerts import AlertRow, AlertsPage
+from admin.pages.alerts import AlertForm, AlertsPage
 from admin.pages.limits import LimitsPage
 from admin.services import ConsoleServices
 from admin.visitors import Visitor
@@ -48,7 +48,9 @@ class LimitRoutes:
             account.keys,
             account.projects,
         )
-        self._alert_pages = AlertsPage(billing.alerts, account.limits, billing.quotas, services.names)
+        self._alert_pages = AlertsPage(
+            billing.alerts, account.limits, billing.quotas, services.names, account.projects
+        )
         self._explanations = services.explanations
         self._refusals = problems.refusals(services.explanations)
 
@@ -181,7 +183,8 @@ class LimitRoutes:
         )
 
     async def show_alert_form(self, request: Request, visitor: Visitor) -> Response:
-        return await self._alert(request, visitor, None, {"kind": "amount"}, problems.NONE)
+        shown = await self._alert_pages.form(visitor.tenant_id, None)
+        return self._alert(request, visitor, shown, {"kind": "amount"}, problems.NONE)
 
     async def create_alert(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         try:
@@ -190,32 +193,35 @@ class LimitRoutes:
             made = await self._alerts.create(visitor.tenant_id, project, visitor.acting(request), threshold)
         except self._refusals as error:
             status, beside = problems.explain(error, alert_page.FIELDS, self._explanations)
-            return await self._alert(request, visitor, None, form, beside, status)
+            shown = await self._alert_pages.form(visitor.tenant_id, None)
+            return self._alert(request, visitor, shown, form, beside, status)
         said = "The alert is set. Send a test to see that it arrives."
         return await self._frame.done(request, visitor, f"/limits/alerts/{made.id}", said)
 
     async def show_alert(self, request: Request, visitor: Visitor) -> Response:
-        shown = await self._alert_pages.one(visitor.tenant_id, request.path_params["alert"])
-        return await self._alert(request, visitor, shown, shown.fields, problems.NONE)
+        shown = await self._alert_pages.form(visitor.tenant_id, request.path_params["alert"])
+        assert shown.alert is not None, "one was asked for"
+        return self._alert(request, visitor, shown, shown.alert.fields, problems.NONE)
 
     async def change_alert(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        shown = await self._alert_pages.one(visitor.tenant_id, request.path_params["alert"])
+        found = await self._alerts.find(visitor.tenant_id, request.path_params["alert"])
         try:
             threshold = alert_page.read_threshold(form)
             await self._alerts.update(
-                visitor.tenant_id, shown.project_id, shown.id, visitor.acting(request), threshold
+                visitor.tenant_id, found.project_id, found.id, visitor.acting(request), threshold
             )
         except self._refusals as error:
             status, beside = problems.explain(error, alert_page.FIELDS, self._explanations)
-            return await self._alert(request, visitor, shown, form, beside, status)
+            shown = await self._alert_pages.form(visitor.tenant_id, found.id)
+            return self._alert(request, visitor, shown, form, beside, status)
         return await self._frame.done(request, visitor, "/limits/alerts", "The alert is changed.")
 
     async def test_alert(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        shown = await self._alert_pages.one(visitor.tenant_id, request.path_params["alert"])
+        found = await self._alerts.find(visitor.tenant_id, request.path_params["alert"])
         to = await self._alerts.test(
             visitor.tenant_id,
-            shown.project_id,
-            shown.id,
+            found.project_id,
+            found.id,
             visitor.acting(request),
             now=datetime.now(UTC),
         )
@@ -225,40 +231,34 @@ class LimitRoutes:
             said = "Nobody would hear of it: name an address."
         else:
             said = f"A test is on its way to {', '.join(to[:3])}{' and others' if len(to) > 3 else ''}."
-        return await self._frame.done(request, visitor, f"/limits/alerts/{shown.id}", said)
+        return await self._frame.done(request, visitor, f"/limits/alerts/{found.id}", said)
 
     async def delete_alert(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        shown = await self._alert_pages.one(visitor.tenant_id, request.path_params["alert"])
-        await self._alerts.delete(visitor.tenant_id, shown.project_id, shown.id, visitor.acting(request))
+        found = await self._alerts.find(visitor.tenant_id, request.path_params["alert"])
+        await self._alerts.delete(visitor.tenant_id, found.project_id, found.id, visitor.acting(request))
         return await self._frame.done(request, visitor, "/limits/alerts", "The alert is deleted.")
 
-    async def _alert(
+    def _alert(
         self,
         request: Request,
         visitor: Visitor,
-        alert: AlertRow | None,
+        shown: AlertForm,
         fields: Mapping[str, str],
         beside: problems.Problems,
         status: int = 200,
     ) -> Response:
-        choices = await self._pages.choices(visitor.tenant_id)
-        projects = [
-            (value.removeprefix("project:"), words)
-            for value, words in choices
-            if value.startswith("project:")
-        ]
         return self._page(
             request,
             "alert.html",
             visitor,
             status,
             tab="alerts",
-            alert=alert,
+            alert=shown.alert,
             fields=fields,
             problems=beside,
-            projects=[("", "All that the organisation spends"), *projects],
-            hears=await self._alert_pages.recipients(visitor.tenant_id),
-            mailed=[] if alert is None else await self._alert_pages.mailed(visitor.tenant_id, alert.id),
+            projects=shown.projects,
+            hears=shown.hears,
+            mailed=shown.mailed,
             is_mailing=self._is_mailing,
         )
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from sqlalchemy import (
     BindParameter,
     Delete,
+    Executable,
     Result,
     Select,
     Text,
@@ -65,7 +66,7 @@ class TenantRepository:
         """SELECT the tenant's rows of `model`: whole rows, or `columns` of it."""
         return select(*(columns or (model,))).select_from(model).where(model.tenant_id == self.tenant_id)
 
-    async def execute_own(self, statement: Select[Any], **values: Any) -> Result[Any]:
+    async def execute_own(self, statement: Executable, **values: Any) -> Result[*tuple[Any, ...]]:
         """Run a statement made of `select_owned`, for the tenant; `values` are of its other parameters."""
         return await self.session.execute(statement, {_OWNER: self.tenant_id, **values})
 

@@ -33,9 +33,7 @@ class TenantRoutes:
         self._frame = frame
         self._account = services.account
         self._credits = services.billing.credits
-        self._pages = TenantPages(
-            services.account, services.billing, services.adapters.catalogue, services.operation
-        )
+        self._pages = TenantPages(services.account, services.adapters.catalogue, services.operation)
         self._explanations = services.explanations
         self._refusals = problems.refusals(services.explanations)
 

@@ -14,16 +14,17 @@ from datetime import UTC, datetime
 from admin import words
 from admin.amounts import read_dollars
 from admin.pages.adapters import State
+from admin.pages.keys import MAX_PROJECTS
 from admin.pages.limits import amount_written
 from admin.problems import Refused
 from billing.notifications.models import Delivery, Notification
 from billing.spend.alerts import SpendAlertService, Threshold
-from billing.spend.errors import SpendAlertNotFound
 from billing.spend.models import SpendAlert
 from tenants.errors import QuotaUnavailable
 from tenants.fields import is_email
 from tenants.limits.kinds import Limit, Metric
 from tenants.naming import NameService
+from tenants.projects.service import ProjectService
 from tenants.quotas import Quotas
 from tenants.quotas.service import LimitService
 
@@ -69,16 +70,36 @@ class MailRow:
     error: str
 
 
+@dataclass(frozen=True)
+class AlertForm:
+    """The form of an alert, and what is beside it."""
+
+    alert: AlertRow | None
+    """None: it is to be made."""
+    projects: list[tuple[str, str]]
+    """(value, words) of what it can be for."""
+    hears: Sequence[str]
+    """Who hears of alerts that name nobody."""
+    mailed: list[MailRow]
+    """What was mailed of it in the last thirty days."""
+
+
 class AlertsPage:
     """Gathers the pages."""
 
     def __init__(
-        self, alerts: SpendAlertService, limits: LimitService, quotas: Quotas, names: NameService
+        self,
+        alerts: SpendAlertService,
+        limits: LimitService,
+        quotas: Quotas,
+        names: NameService,
+        projects: ProjectService,
     ) -> None:
         self._alerts = alerts
         self._limits = limits
         self._quotas = quotas
         self._names = names
+        self._projects = projects
 
     async def shown(self, tenant_id: str) -> list[AlertRow]:
         """All there are: a tenant has a few. Raises DatabaseUnavailable."""
@@ -89,21 +110,25 @@ class AlertsPage:
         called = {id_: named.name for id_, named in names.items()}
         return [_row(alert, raised, called, hard, spent) for alert, raised in found]
 
-    async def one(self, tenant_id: str, alert_id: str) -> AlertRow:
+    async def form(self, tenant_id: str, alert_id: str | None) -> AlertForm:
         """Raises SpendAlertNotFound, DatabaseUnavailable."""
-        for row in await self.shown(tenant_id):
-            if row.id == alert_id:
-                return row
-        raise SpendAlertNotFound(alert_id)
-
-    async def mailed(self, tenant_id: str, alert_id: str) -> list[MailRow]:
-        """What was mailed of it in the last thirty days. Raises DatabaseUnavailable."""
-        found = await self._alerts.mailed(tenant_id, alert_id, MAILED)
-        return [_mail(delivery, told) for delivery, told in found]
-
-    async def recipients(self, tenant_id: str) -> Sequence[str]:
-        """Who hears of alerts that name nobody. Raises DatabaseUnavailable."""
-        return await self._alerts.recipients(tenant_id)
+        projects = await self._projects.list(tenant_id, limit=MAX_PROJECTS, newest_first=False)
+        choices = [
+            ("", "All that the organisation spends"),
+            *((one.id, f"Project {one.name}") for one in projects),
+        ]
+        if alert_id is None:
+            return AlertForm(None, choices, await self._alerts.recipients(tenant_id), [])
+        found = await self._alerts.watched(tenant_id, alert_id, datetime.now(UTC), num_mailed=MAILED)
+        alert = found.alert
+        names = {one.id: one.name for one in projects}
+        if alert.project_id is not None and alert.project_id not in names:  # archived
+            named = await self._names.of(tenant_id, [alert.project_id])
+            names |= {id_: one.name for id_, one in named.items()}
+        hard, spent = await self._hard(tenant_id), await self._spent(tenant_id, {_budget(alert)})
+        row = _row(alert, found.raised_at, names, hard, spent)
+        mailed = [_mail(delivery, told) for delivery, told in found.mailed]
+        return AlertForm(row, choices, found.default_recipients, mailed)
 
     async def _hard(self, tenant_id: str) -> dict[Limit, int]:
         """What can be spent at most, by budget."""

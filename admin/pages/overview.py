@@ -20,7 +20,7 @@ from admin.pages.labels import TIERS, May
 from admin.pages.usage_query import day_words, midnight
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
-from billing.reports.slices import REQUEST, Slice, UsageSlices, Used
+from billing.reports.slices import REQUEST, UsageSlices, Used
 from sla.service import Lately, SlaReports
 from tenants.key_service import KeyService
 from tenants.limits.kinds import Metric
@@ -139,11 +139,9 @@ class OverviewPage:
         """As of now. Raises DatabaseUnavailable."""
         today = today or datetime.now(UTC).date()
         first = min(today - timedelta(days=DAYS - 1), today.replace(day=1))
-        used, levels, adapters, key, spending = await asyncio.gather(
-            self.usage.used(tenant_id, midnight(first), _end(today), unit="day"),
+        (used, adapters), levels, spending = await asyncio.gather(
+            self._used(tenant_id, may, first, today),
             self._levels(tenant_id, may),
-            self._adapters(tenant_id, may, today),
-            self._has_key(tenant_id, may),
             self._limits(tenant_id, may),
         )
         is_used = any(one.requests for one in used) or await self.usage.is_used(tenant_id)
@@ -151,7 +149,7 @@ class OverviewPage:
         days = [today - timedelta(days=DAYS - 1 - number) for number in range(DAYS)]
         return Overview(
             base=self.catalogue.base,
-            steps=[] if is_used else _steps(may, bool(adapters), key),
+            steps=[] if is_used else _steps(may, bool(adapters), await self._has_key(tenant_id, may)),
             today=_today(by_day, days),
             chart=_chart(by_day, days, may),
             spending=None if spending is None else _spending(used, today, *spending),
@@ -169,27 +167,19 @@ class OverviewPage:
             sum(one.failed for one in found),
         )
 
-    async def _adapters(self, tenant_id: str, may: May, today: date) -> list[AdapterRow] | None:
-        if not may("adapters.read"):
-            return None
-        shown = await self.catalogue.adapters(tenant_id, limit=MAX_ADAPTERS)
-        ids = tuple(one.adapter.id for one in shown)
-        first = today - timedelta(days=DAYS - 1)
-        used = (
-            await self.usage.used(
-                tenant_id,
-                midnight(first),
-                _end(today),
-                unit="day",
-                group_by="adapter_id",
-                slice=Slice(adapter_ids=ids),
-            )
-            if ids
-            else []
-        )
-        return [
+    async def _used(
+        self, tenant_id: str, may: May, first: date, today: date
+    ) -> tuple[list[Used], list[AdapterRow] | None]:
+        """Since `first`; and the adapters, with what was used of each in the last `DAYS` days."""
+        sees = may("adapters.read")
+        shown = await self.catalogue.adapters(tenant_id, limit=MAX_ADAPTERS) if sees else []
+        since = midnight(today - timedelta(days=DAYS - 1))
+        ids = [one.adapter.id for one in shown]
+        whole, used = await self.usage.by_day(tenant_id, midnight(first), _end(today), ids, since)
+        rows = [
             _adapter_row(one, [line for line in used if line.group == one.adapter.id], today) for one in shown
         ]
+        return whole, rows if sees else None
 
     async def _has_key(self, tenant_id: str, may: May) -> bool:
         return may("keys.read") and bool(await self.keys.list(tenant_id, kind="inference", limit=1))
@@ -198,9 +188,8 @@ class OverviewPage:
         """What may be spent in a month, and the balance, where there are such."""
         if not may("billing.read"):
             return None
-        effective, account = await asyncio.gather(
-            self.limits.effective(tenant_id), self.accounts.find(tenant_id)
-        )
+        effective = await self.limits.effective(tenant_id)
+        account = await self.accounts.find(tenant_id)
         amounts = [
             limit.amount
             for limit in effective

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, union_all
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.models import Charge, Reversal, UsageRollupDay
@@ -37,16 +37,18 @@ class CustomerSums:
 
     async def charged(self, tenant_ids: Sequence[str], start: datetime, end: datetime) -> dict[str, int]:
         """By tenant, what was charged besides requests, less what of such charges was taken back."""
-        costs: dict[str, int] = {}
-        for model, sign in ((Charge, 1), (Reversal, -1)):
-            query = select(model.tenant_id, func.sum(model.cost)).where(
-                model.tenant_id.in_(tenant_ids), model.at >= start, model.at < end
-            )
-            if model is Reversal:
-                query = query.where(Reversal.charge_id.is_not(None))
-            for tenant_id, cost in (await self.session.execute(query.group_by(model.tenant_id))).all():
-                costs[tenant_id] = costs.get(tenant_id, 0) + sign * int(cost)
-        return costs
+        charged = select(Charge.tenant_id, Charge.cost).where(
+            Charge.tenant_id.in_(tenant_ids), Charge.at >= start, Charge.at < end
+        )
+        taken = select(Reversal.tenant_id, -Reversal.cost).where(
+            Reversal.tenant_id.in_(tenant_ids),
+            Reversal.at >= start,
+            Reversal.at < end,
+            Reversal.charge_id.is_not(None),
+        )
+        rows = union_all(charged, taken).subquery()
+        query = select(rows.c.tenant_id, func.sum(rows.c.cost)).group_by(rows.c.tenant_id)
+        return {tenant_id: int(cost) for tenant_id, cost in (await self.session.execute(query)).all()}
 
     async def last(self, tenant_ids: Sequence[str]) -> dict[str, datetime | None]:
         """By tenant, the minute of its latest request."""

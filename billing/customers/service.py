@@ -7,8 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from billing.customers.repository import CustomerSums
+from billing.invoices.accounts import Account, account_of
+from billing.invoices.credits import Balance
+from billing.invoices.drafting import Books
+from billing.invoices.service import invoice_views, standing_of
+from billing.invoices.views import InvoiceView
 from billing.months import begin, following, month_of
-from db.session import EVERY_TENANT, Database
+from db.session import EVERY_TENANT, Database, ReadSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,17 @@ class CustomerUse:
     """The minute of its latest request, in whatever month."""
 
 
+@dataclass(frozen=True, slots=True)
+class Customer:
+    """One tenant, as whoever bills it sees it."""
+
+    use: CustomerUse
+    account: Account
+    balance: Balance
+    invoices: list[InvoiceView]
+    """The latest, without their lines."""
+
+
 class CustomerReports:
     """From the sums, never from the ledger's rows."""
 
@@ -34,23 +50,40 @@ class CustomerReports:
         """The month of `now` so far, by tenant. Raises DatabaseUnavailable."""
         if not tenant_ids:
             return {}
-        month = month_of(now)
-        start, end = begin(month), begin(following(month))
         async with self._database.read(EVERY_TENANT) as session:
-            sums = CustomerSums(session)
-            used = {row.tenant_id: row for row in await sums.used(tenant_ids, start, end)}
-            charged = await sums.charged(tenant_ids, start, end)
-            last = await sums.last(tenant_ids)
-        found = {}
-        for tenant_id in tenant_ids:
-            row = used.get(tenant_id)
-            counts = (
-                (0, 0, 0, 0)
-                if row is None
-                else (row.num_requests, row.prompt_tokens, row.completion_tokens, row.cost)
+            return await _uses(session, tenant_ids, now)
+
+    async def one(self, tenant_id: str, now: datetime, *, num_invoices: int) -> Customer:
+        """Raises TenantNotFound, DatabaseUnavailable."""
+        async with self._database.read(EVERY_TENANT) as session:
+            standing = await standing_of(session, tenant_id)
+            books = Books(session, tenant_id)
+            invoices = await books.invoices.page(limit=num_invoices)
+            return Customer(
+                (await _uses(session, [tenant_id], now))[tenant_id],
+                account_of(tenant_id, standing.account),
+                Balance(standing.credits, await books.drawn()),
+                await invoice_views(books.invoices, invoices, with_lines=False),
             )
-            requests, prompt, completion, cost = map(int, counts)
-            found[tenant_id] = CustomerUse(
-                requests, prompt, completion, cost + charged.get(tenant_id, 0), last.get(tenant_id)
-            )
-        return found
+
+
+async def _uses(session: ReadSession, tenant_ids: Sequence[str], now: datetime) -> dict[str, CustomerUse]:
+    month = month_of(now)
+    start, end = begin(month), begin(following(month))
+    sums = CustomerSums(session)
+    used = {row.tenant_id: row for row in await sums.used(tenant_ids, start, end)}
+    charged = await sums.charged(tenant_ids, start, end)
+    last = await sums.last(tenant_ids)
+    found = {}
+    for tenant_id in tenant_ids:
+        row = used.get(tenant_id)
+        counts = (
+            (0, 0, 0, 0)
+            if row is None
+            else (row.num_requests, row.prompt_tokens, row.completion_tokens, row.cost)
+        )
+        requests, prompt, completion, cost = map(int, counts)
+        found[tenant_id] = CustomerUse(
+            requests, prompt, completion, cost + charged.get(tenant_id, 0), last.get(tenant_id)
+        )
+    return found

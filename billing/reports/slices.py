@@ -19,7 +19,7 @@ from billing.reports.grouping import COLUMNS
 from billing.reports.repository import SliceRepository
 from billing.repository import UsageRepository
 from billing.rollups import Unit
-from db.session import Database
+from db.session import Database, ReadSession
 
 REQUEST = "request"
 
@@ -81,24 +81,21 @@ class UsageSlices:
         Raises InvalidReportQuery, DatabaseUnavailable.
         """
         check_filters(**slice.filters)
-        groups = [] if group_by is None else [COLUMNS[group_by]]
         async with self._database.read(tenant_id) as session:
-            rows = await UsageRepository(session, tenant_id).sums(
-                start, end, unit=unit, group_by=groups, **slice.filters
-            )
-            charges = (
-                await ChargeRepository(session, tenant_id).sums(start, end, unit) if slice.is_whole else []
-            )
-        found = []
-        for row in rows:
-            bucket, *group, requests, prompt, cached, completion, cost, _, _ = row
-            name = str(group[0]) if group else ""
-            found.append(Used(bucket, name, REQUEST, requests, prompt, cached, completion, cost))  # type: ignore[arg-type]
-        for row in charges:
-            is_stored = group_by == "adapter_id" and row.kind == "adapter_storage"
-            name = row.reference.partition("@")[0] if is_stored else ""
-            found.append(Used(row.bucket, name, row.kind, 0, 0, 0, 0, row.cost))
-        return found
+            return await _used(session, tenant_id, start, end, unit, group_by, slice)
+
+    async def by_day(
+        self, tenant_id: str, start: datetime, end: datetime, adapter_ids: Sequence[str], since: datetime
+    ) -> tuple[list[Used], list[Used]]:
+        """What was used in [start, end), by day; and what of these adapters, since `since`, by day and
+        adapter. Raises DatabaseUnavailable.
+        """
+        adapters = Slice(adapter_ids=tuple(adapter_ids))
+        async with self._database.read(tenant_id) as session:
+            whole = await _used(session, tenant_id, start, end, "day", None, WHOLE)
+            if not adapter_ids:
+                return whole, []
+            return whole, await _used(session, tenant_id, since, end, "day", "adapter_id", adapters)
 
     async def values(
         self, tenant_id: str, start: datetime, end: datetime
@@ -151,3 +148,29 @@ class UsageSlices:
             frozenset(reversal.request_id for reversal in reversals if reversal.request_id is not None),
             None if last is None else Place(last.submitted_at, last.request_id),
         )
+
+
+async def _used(
+    session: ReadSession,
+    tenant_id: str,
+    start: datetime,
+    end: datetime,
+    unit: Unit,
+    group_by: str | None,
+    slice: Slice,
+) -> list[Used]:
+    groups = [] if group_by is None else [COLUMNS[group_by]]
+    rows = await UsageRepository(session, tenant_id).sums(
+        start, end, unit=unit, group_by=groups, **slice.filters
+    )
+    charges = await ChargeRepository(session, tenant_id).sums(start, end, unit) if slice.is_whole else []
+    found = []
+    for row in rows:
+        bucket, *group, requests, prompt, cached, completion, cost, _, _ = row
+        name = str(group[0]) if group else ""
+        found.append(Used(bucket, name, REQUEST, requests, prompt, cached, completion, cost))  # type: ignore[arg-type]
+    for row in charges:
+        is_stored = group_by == "adapter_id" and row.kind == "adapter_storage"
+        name = row.reference.partition("@")[0] if is_stored else ""
+        found.append(Used(row.bucket, name, row.kind, 0, 0, 0, 0, row.cost))
+    return found

@@ -57,6 +57,19 @@ class Threshold:
         alert.recipients, alert.subject_prefix = list(self.recipients), self.subject_prefix
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """An alert, and what came of it."""
+
+    alert: SpendAlert
+    raised_at: datetime | None
+    """This month."""
+    mailed: Sequence[Row[Delivery, Notification]]
+    """In the last thirty days, tests among it, the newest first."""
+    default_recipients: Sequence[str]
+    """Who hears of alerts that name nobody."""
+
+
 class SpendAlertService:
     """Alerts of every tenant. `project_id` None: of the tenant as a whole."""
 
@@ -104,6 +117,14 @@ class SpendAlertService:
         """Raises SpendAlertNotFound."""
         async with self._database.read(tenant_id) as session:
             found = await SpendAlertRepository(session, tenant_id).find(alert_id, project_id)
+        if found is None:
+            raise SpendAlertNotFound(alert_id)
+        return found
+
+    async def find(self, tenant_id: str, alert_id: str) -> SpendAlert:
+        """Of whichever project. Raises SpendAlertNotFound."""
+        async with self._database.read(tenant_id) as session:
+            found = await SpendAlertRepository(session, tenant_id).one(alert_id)
         if found is None:
             raise SpendAlertNotFound(alert_id)
         return found
@@ -158,14 +179,17 @@ class SpendAlertService:
             await _audit(session, alert, actor, "tested")
         return recipients
 
-    async def mailed(
-        self, tenant_id: str, alert_id: str, limit: int
-    ) -> Sequence[Row[Delivery, Notification]]:
-        """What was mailed of an alert in the last thirty days, tests among it, the newest first."""
+    async def watched(self, tenant_id: str, alert_id: str, now: datetime, *, num_mailed: int) -> Watched:
+        """One, of whichever project. Raises SpendAlertNotFound."""
         async with self._database.read(tenant_id) as session:
-            return await NotificationRepository(session, tenant_id).mailed(
-                f"{SPEND_ALERT}:{alert_id}:", limit
-            )
+            alerts = SpendAlertRepository(session, tenant_id)
+            alert = await alerts.one(alert_id)
+            if alert is None:
+                raise SpendAlertNotFound(alert_id)
+            raised = await alerts.raised(month_of(now))
+            told = NotificationRepository(session, tenant_id)
+            mailed = await told.mailed(f"{SPEND_ALERT}:{alert_id}:", num_mailed)
+            return Watched(alert, raised.get(alert_id), mailed, await told.mail_recipients())
 
     async def recipients(self, tenant_id: str) -> Sequence[str]:
         """Who hears of alerts that name nobody."""

@@ -37,6 +37,13 @@ class SpendAlertRepository(TenantRepository):
         query = self.select_own(SpendAlert).order_by(SpendAlert.id)
         return list((await self.session.execute(query)).scalars())
 
+    async def one(self, alert_id: str) -> SpendAlert | None:
+        """Whosever it is of the tenant's."""
+        if not is_id(alert_id):
+            return None
+        query = self.select_own(SpendAlert).where(SpendAlert.id == alert_id)
+        return (await self.session.execute(query)).scalar_one_or_none()
+
     async def raised(self, month: date) -> dict[str, datetime]:
         """By alert, when it was raised last for a month."""
         row = SpendAlertRaised

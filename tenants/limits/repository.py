@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, ColumnElement, and_, cast, func, literal, or_
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.sql import ColumnElement as Column
 
-from db.repository import TenantRepository
+from db.repository import TenantRepository, owner
 from tenants.limits.kinds import SCOPES, Limit, Metric, Scope
 from tenants.limits.models import LimitRow
 from tenants.models import Plan, Tenant
@@ -50,6 +50,14 @@ def compiled(
     )
 
 
+_EFFECTIVE = (
+    select(Plan.limits, LimitRow)
+    .join(Tenant, Tenant.plan_id == Plan.id)
+    .outerjoin(LimitRow, LimitRow.tenant_id == Tenant.id)
+    .where(Tenant.id == owner())
+)
+
+
 class LimitRepository(TenantRepository):
     """One tenant's rows of limits."""
 
@@ -63,6 +71,13 @@ class LimitRepository(TenantRepository):
         of_plan = (await self.session.execute(plan)).scalar_one_or_none()
         rows = (await self.session.execute(self.select_own(LimitRow))).scalars()
         return compiled(self.tenant_id, of_plan or {}, [_fields(row) for row in rows])
+
+    async def effective(self) -> tuple[Limit, ...] | None:
+        """Likewise, and None where there is no such tenant."""
+        found = (await self.execute_own(_EFFECTIVE)).all()
+        if not found:
+            return None
+        return compiled(self.tenant_id, found[0][0], [_fields(row) for _, row in found if row is not None])
 
     async def of_key(self, project_id: str, key_id: str) -> Any:
         """Rows of the limits that count for a key of a project, as `compiled` reads them; or None."""

@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from db.session import EVERY_TENANT, Database
-from tenants.models import Tenant
+from tenants.limits.kinds import Limit
+from tenants.limits.repository import LimitRepository
+from tenants.members.repository import MemberRepository
+from tenants.models import Tenant, User
 from tenants.operators.repository import EveryTenant, KeyCount, Standing, TenantFilter
+from tenants.repository import TenantDirectory
+from tenants.views import PlanView, plan_view
 
-__all__ = ["Found", "KeyCount", "Standing", "TenantFilter", "TenantSearch"]
+__all__ = ["Found", "KeyCount", "Organisation", "Standing", "TenantFilter", "TenantSearch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,19 @@ class Found:
 
     tenant: Tenant
     plan: str
+
+
+@dataclass(frozen=True, slots=True)
+class Organisation:
+    """A tenant by itself: who is in it, and what it may."""
+
+    plan: PlanView
+    plans: list[str]
+    """Names of all there are."""
+    members: list[User]
+    keys: list[KeyCount]
+    limits: tuple[Limit, ...]
+    """All that hold."""
 
 
 class TenantSearch:
@@ -40,6 +58,14 @@ class TenantSearch:
         async with self._database.read(EVERY_TENANT) as session:
             return await EveryTenant(session).names(tenant_ids)
 
-    async def keys(self, tenant_id: str) -> list[KeyCount]:
+    async def organisation(self, tenant: Tenant, *, num_members: int) -> Organisation:
+        """`num_members`: so many at most, the first ones."""
         async with self._database.read(EVERY_TENANT) as session:
-            return await EveryTenant(session).keys(tenant_id)
+            plans = await TenantDirectory(session).plans()
+            members = await MemberRepository(session, tenant.id).page(
+                emails=(), after=None, limit=num_members, newest_first=False
+            )
+            keys = await EveryTenant(session).keys(tenant.id)
+            limits = await LimitRepository(session, tenant.id).effective()
+        (plan,) = (plan for plan in plans if plan.id == tenant.plan_id)
+        return Organisation(plan_view(plan), [one.name for one in plans], [*members], keys, limits or ())

@@ -15,7 +15,7 @@ from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import KeyNotFound, LimitNotFound, ProjectNotFound, TenantNotFound
 from tenants.limits.kinds import BUDGETS, SCOPES, Limit, Metric, Scope, check_amount
-from tenants.limits.repository import LimitRepository, compiled
+from tenants.limits.repository import LimitRepository
 from tenants.models import ApiKey
 from tenants.projects.repository import ProjectRepository
 from tenants.quotas.plan import bucket_key
@@ -43,14 +43,10 @@ class LimitService:
     async def effective(self, tenant_id: str) -> builtins.list[Limit]:
         """Those, and what its plan sets where they do not. Raises TenantNotFound."""
         async with self._database.read(tenant_id) as session:
-            plan = await TenantDirectory(session).plan_of(tenant_id)
-            rows = await LimitRepository(session, tenant_id).all()
-        if plan is None:
+            found = await LimitRepository(session, tenant_id).effective()
+        if found is None:
             raise TenantNotFound(tenant_id)
-        fields = [
-            (row.scope, row.scope_id, row.model, row.metric, row.amount, row.counted_as) for row in rows
-        ]
-        return [*compiled(tenant_id, plan.limits, fields)]
+        return [*found]
 
     async def set(self, tenant_id: str, actor: Actor, limit: Limit) -> Limit:
         """Set a limit, or its amount.

@@ -190,9 +190,8 @@ async def test_an_alert_is_set_tested_and_deleted(site: Site, visitor: httpx.Asy
     assert await alerts.test(site.tenant_id, None, alert_id, OPERATOR, now=later) == [EMAIL]
     assert await alerts.test(site.tenant_id, None, alert_id, OPERATOR, now=later) is None, "once a minute"
     assert await alerts.test(site.tenant_id, None, alert_id, OPERATOR, now=later + timedelta(minutes=1))
-    told: list[tuple[Delivery, Notification]] = [
-        (one, about) for one, about in await alerts.mailed(site.tenant_id, alert_id, 9)
-    ]
+    watched = await alerts.watched(site.tenant_id, alert_id, NOW, num_mailed=9)
+    told: list[tuple[Delivery, Notification]] = [(one, about) for one, about in watched.mailed]
     assert [one.recipient for one, _ in told] == [EMAIL, EMAIL, "bob@acme.example", "ann@acme.example"]
     assert all(about.data["test"] for _, about in told)
     gone = await act(visitor, path, f"{path}/delete")

@@ -5,7 +5,6 @@ Owns reading the filter and how standing is put into words. Refuses to know HTTP
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,7 +14,6 @@ from adapters.catalogue import AdapterCatalogue
 from admin.operator.services import OperatorServices
 from admin.pages.adapters import State
 from admin.problems import Refused
-from admin.services import BillingServices
 from billing.customers.service import CustomerUse
 from billing.invoices.accounts import Account
 from billing.invoices.credits import Balance
@@ -92,12 +90,10 @@ class TenantPages:
     def __init__(
         self,
         account: AccountServices,
-        billing: BillingServices,
         catalogue: AdapterCatalogue,
         operation: OperatorServices,
     ) -> None:
         self._account = account
-        self._billing = billing
         self._catalogue = catalogue
         self._directory = operation.directory
         self._customers = operation.customers
@@ -122,36 +118,21 @@ class TenantPages:
     async def one(self, tenant_id: str) -> TenantPage:
         """Raises TenantNotFound, DatabaseUnavailable."""
         tenant = await self._account.tenants.find_tenant(tenant_id)
-        account, billing = self._account, self._billing
-        of_account = asyncio.gather(
-            account.plans.of_tenant(tenant.id),
-            account.plans.list(),
-            account.members.list(tenant.id, limit=MEMBERS, newest_first=False),
-            self._directory.keys(tenant.id),
-            account.limits.effective(tenant.id),
-        )
-        of_bills = asyncio.gather(
-            self._customers.month([tenant.id], datetime.now(UTC)),
-            billing.accounts.find(tenant.id),
-            billing.credits.balance(tenant.id),
-            billing.invoices.list(tenant.id, limit=INVOICES),
-            self._catalogue.adapters(tenant.id, limit=ADAPTERS),
-        )
-        found = await asyncio.gather(of_account, of_bills)
-        (plan, plans, members, keys, limits), (uses, paying, balance, invoices, adapters) = found
+        organisation = await self._directory.organisation(tenant, num_members=MEMBERS)
+        customer = await self._customers.one(tenant.id, datetime.now(UTC), num_invoices=INVOICES)
         return TenantPage(
             tenant,
             state_of(tenant),
-            plan,
-            [plan.name for plan in plans],
-            uses[tenant.id],
-            members,
-            keys,
-            [(limit, _whose(limit)) for limit in limits],
-            paying,
-            balance,
-            invoices,
-            adapters,
+            organisation.plan,
+            organisation.plans,
+            customer.use,
+            organisation.members,
+            organisation.keys,
+            [(limit, _whose(limit)) for limit in organisation.limits],
+            customer.account,
+            customer.balance,
+            customer.invoices,
+            await self._catalogue.adapters(tenant.id, limit=ADAPTERS),
         )
 
 
