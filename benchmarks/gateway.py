@@ -7,11 +7,14 @@ worker that meters, an engine process whose steps take no time. Every request is
 four limits (requests and tokens per minute, concurrent requests, spend per month), priced and metered; at the
 end the ledger must have a row for each. First the saturating rate is found with many requests always under
 way; then requests come by a Poisson process at half of it, through the API and straight to the engine. What
-the engine needs for its answer, its median at that rate, is subtracted from every percentile of the API's.
-`cores_busy` says where else requests wait: traffic, engine, Redis and PostgreSQL share what the measured
-process leaves them, and whatever else runs on the machine counts there too. `one_at_a_time` has no waiting.
+the engine needs for its answer, its median at that rate, is subtracted from every percentile of the API's;
+`by_rate` has the same at other shares of the saturating rate. `cores_busy` says where else requests wait:
+traffic, engine, Redis and PostgreSQL share what the measured process leaves them, and whatever else runs on
+the machine counts there too. `one_at_a_time` has no waiting.
 
-`--compare litellm` does the same with LiteLLM's proxy (`benchmarks.gateway_litellm`), in the same run.
+`--processes 4` looks at so many API processes besides, behind a balancer that gives each request to the one
+with the fewest under way. `--compare litellm` does the same as for one process with LiteLLM's proxy
+(`benchmarks.gateway_litellm`), in the same run.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.gateway_litellm import measure_litellm
-from benchmarks.gateway_site import BASE, BASE_NAME, BusyCores, Site, cpu_seconds, running_site
+from benchmarks.gateway_site import BASE, BASE_NAME, BusyCores, Site, running_site
 from benchmarks.gateway_traffic import Outcome, Task, run_beside
 from benchmarks.quotas import measure as measure_quotas
 from benchmarks.random_llama import random_words
@@ -45,6 +48,8 @@ ACTIVE_KEYS = 1_000
 AT_ONCE = 64
 LOOKING_UP = 8
 """Requests at once where each waits for the database."""
+OTHER_SHARES = (0.125, 0.25, 0.375, 0.75)
+"""Of the saturating rate: where else latency is looked at."""
 STREAMS = 256
 STREAM_TOKENS = 256
 STREAM_STEP_S = 0.016
@@ -96,7 +101,7 @@ class Bench:
         site = self._site
         self._seed += 1
         chosen: dict[str, Any] = {
-            "url": f"{site.url}/v1/chat/completions",
+            "urls": [f"{url}/v1/chat/completions" for url in site.urls],
             "model": BASE_NAME,
             "prompts": self._prompts,
             "keys": site.keys[:ACTIVE_KEYS],
@@ -108,13 +113,12 @@ class Bench:
         return Task(seconds=seconds, **{**chosen, **changes})
 
     def through_api(self, task: Task) -> Run:
-        assert self._site.api is not None
-        before = cpu_seconds(self._site.api.pid)
+        before = self._site.api_cpu_seconds()
         run = self._answered(task)
-        return dataclasses.replace(run, cpu=cpu_seconds(self._site.api.pid) - before)
+        return dataclasses.replace(run, cpu=self._site.api_cpu_seconds() - before)
 
     def straight(self, task: Task) -> Run:
-        return self._answered(msgspec.structs.replace(task, url=self._site.engine_endpoint))
+        return self._answered(msgspec.structs.replace(task, urls=[self._site.engine_endpoint]))
 
     def _answered(self, task: Task) -> Run:
         cores = BusyCores(self._site.cores)
@@ -126,32 +130,30 @@ class Bench:
         return Run(outcome, busy)
 
 
-def measure(site: Site, seconds: float, seed: int) -> dict[str, Any]:
+def open_bench(site: Site, seed: int) -> Bench:
+    """Every key is known and every budget has begun, as of a process that has served for a while."""
     rng = np.random.default_rng(seed)
     bench = Bench(site, [random_words(rng, PROMPT_WORDS) for _ in range(64)], seed)
-    bench.through_api(
-        bench.task(60, every_key=True, at_once=LOOKING_UP)
-    )  # every key is known, every budget has begun
-    saturated = bench.through_api(bench.task(seconds / 2))
-    rate = saturated.outcome.per_second / 2
-    alone = [bench.straight(bench.task(seconds / 4, rate=rate))]
-    at_half = bench.through_api(bench.task(seconds, rate=rate))
-    alone.append(bench.straight(bench.task(seconds / 4, rate=rate)))
+    for url in site.urls:
+        one = [f"{url}/v1/chat/completions"]
+        bench.through_api(bench.task(60, urls=one, every_key=True, at_once=LOOKING_UP))
+    return bench
+
+
+def measure(site: Site, seconds: float, seed: int) -> dict[str, Any]:
+    bench = open_bench(site, seed)
+    latencies = _latencies(bench, seconds, AT_ONCE)
     one_at_a_time = bench.task(seconds / 4, at_once=1)
     one, one_alone = bench.through_api(one_at_a_time), bench.straight(one_at_a_time)
     cold_keys = site.keys[ACTIVE_KEYS:]
     cold = bench.through_api(bench.task(seconds / 4, keys=cold_keys, every_key=True, at_once=LOOKING_UP))
     streaming = _streams(bench, site, seconds / 2)
     _check_ledger(site, bench.num_answered)
-    engine_ms = min(run.outcome.ms["p50"] for run in alone)
     return {
-        "added_ms": _less(at_half.outcome.ms, engine_ms),
-        "rps_per_core": _per(saturated.outcome.requests, saturated.cpu),
+        "added_ms": latencies["at_half"]["added_ms"],
+        "rps_per_core": latencies["saturated"]["requests_per_cpu_s"],
         "stream_tok_s_per_core": streaming.pop("stream_tok_s_per_core"),
-        "saturating_rps": saturated.outcome.per_second,
-        "saturated": saturated.row(),
-        "at_half": {"rate": round(rate, 1), **at_half.row()},
-        "engine_alone": [{"rate": round(rate, 1), **run.row()} for run in alone],
+        **latencies,
         "one_at_a_time": {
             "added_ms": _less(one.outcome.ms, one_alone.outcome.ms["p50"]),
             **one.row(),
@@ -160,6 +162,47 @@ def measure(site: Site, seconds: float, seed: int) -> dict[str, Any]:
         "keys_never_seen": cold.row(),
         "streams": streaming,
         "ledger_rows": bench.num_answered,
+    }
+
+
+def measure_balanced(site: Site, seconds: float, seed: int) -> dict[str, Any]:
+    """Several API processes: what they take together, and what they add at shares of that."""
+    bench = open_bench(site, seed)
+    latencies = _latencies(bench, seconds, AT_ONCE * len(site.urls))
+    _check_ledger(site, bench.num_answered)
+    return {
+        "processes": len(site.urls),
+        "added_ms": latencies["at_half"]["added_ms"],
+        **latencies,
+        "ledger_rows": bench.num_answered,
+        "placement": site.cores.described(),
+    }
+
+
+def _latencies(bench: Bench, seconds: float, at_once: int) -> dict[str, Any]:
+    """The saturating rate, with so many requests under way; what is added at half and other shares of it."""
+    saturated = bench.through_api(bench.task(seconds / 2, at_once=at_once))
+    saturating = saturated.outcome.per_second
+    others = [_at(bench, share * saturating, seconds / 4) for share in OTHER_SHARES]
+    return {
+        "saturating_rps": saturating,
+        "saturated": saturated.row(),
+        "at_half": _at(bench, saturating / 2, seconds),
+        "by_rate": others,
+    }
+
+
+def _at(bench: Bench, rate: float, seconds: float) -> dict[str, Any]:
+    """Open-loop arrivals through the API, and the same to the engine before and after."""
+    alone = [bench.straight(bench.task(seconds / 4, rate=rate))]
+    through = bench.through_api(bench.task(seconds, rate=rate))
+    alone.append(bench.straight(bench.task(seconds / 4, rate=rate)))
+    engine_ms = min(run.outcome.ms["p50"] for run in alone)
+    return {
+        "rate": round(rate, 1),
+        "added_ms": _less(through.outcome.ms, engine_ms),
+        **through.row(),
+        "engine_alone": [run.row() for run in alone],
     }
 
 
@@ -209,6 +252,9 @@ def _arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="where to write the report")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the run that latencies are from")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--processes", type=int, default=1, help="more than one: so many API processes are measured, too"
+    )
     parser.add_argument("--compare", choices=["litellm"], help="measure this too")
     return parser.parse_args(argv)
 
@@ -232,6 +278,12 @@ def main() -> None:
             "placement": cores.described(),
         }
     report = {**figures, "setting": settings}
+    if arguments.processes > 1:
+        with (
+            tempfile.TemporaryDirectory(prefix="rs-gw-") as folder,
+            running_site(Path(folder), num_apis=arguments.processes) as site,
+        ):
+            report["balanced"] = measure_balanced(site, arguments.seconds, arguments.seed)
     if arguments.compare == "litellm":
         report["litellm"] = measure_litellm(cores, arguments.seconds, arguments.seed)
     # With the processes of this run alone it is below 3: what is above that took its time from them.

@@ -79,7 +79,7 @@ def _measure(folder: Path, opened: ExitStack, cores: Cores, seconds: float, seed
 
     def run(where: str, seconds: float, **changes: Any) -> tuple[Outcome, float]:
         task = Task(
-            url=f"{where}/v1/chat/completions",
+            urls=[f"{where}/v1/chat/completions"],
             model="null",
             prompts=prompts,
             keys=[KEY],

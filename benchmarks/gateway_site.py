@@ -56,15 +56,22 @@ class Cores:
     others: frozenset[int]
 
     @classmethod
-    def shared_out(cls) -> Cores:
+    def shared_out(cls, num_measured: int = 1) -> Cores:
+        """A core for each measured process; one for all of them where that leaves none for the rest."""
         usable = sorted(os.sched_getaffinity(0))
         if len(usable) == 1:
             return cls(frozenset(usable), frozenset(usable))
-        return cls(frozenset(usable[:1]), frozenset(usable[1:]))
+        first = num_measured if num_measured < len(usable) else 1
+        return cls(frozenset(usable[:first]), frozenset(usable[first:]))
+
+    def of_measured(self, number: int) -> frozenset[int]:
+        """That process's own."""
+        measured = sorted(self.measured)
+        return frozenset({measured[number % len(measured)]})
 
     def described(self) -> dict[str, str]:
         return {
-            "measured process": f"pinned to core {_listed(self.measured)}",
+            "measured processes": f"pinned to a core each: {_listed(self.measured)}",
             "everything else (traffic, engine, Redis, PostgreSQL, worker)": f"core {_listed(self.others)}",
         }
 
@@ -79,24 +86,32 @@ class Site:
 
     folder: Path
     cores: Cores
-    url: str
+    urls: list[str]
+    """Of the API's processes."""
     redis_url: str
     db_url: str
     owner_url: str
     keys: list[str]
     """One of each tenant first, then the others."""
     environment: Mapping[str, str]
-    api: subprocess.Popen[bytes] | None = None
+    apis: list[subprocess.Popen[bytes]] = field(default_factory=list)
     engine: subprocess.Popen[bytes] | None = None
     worker: subprocess.Popen[bytes] | None = None
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     @property
+    def url(self) -> str:
+        """Of the first of the API's processes."""
+        return self.urls[0]
+
+    @property
     def engine_endpoint(self) -> str:
         return self.environment["ROOTSTOCK_API_ENGINE_ENDPOINT"]
 
-    def start(self, *command: str, measured: bool = False, **settings: str) -> subprocess.Popen[bytes]:
-        """A process of ours; its output goes to the site's log."""
+    def start(
+        self, *command: str, cores: frozenset[int] | None = None, **settings: str
+    ) -> subprocess.Popen[bytes]:
+        """A process of ours, on these cores or the unmeasured ones; its output goes to the site's log."""
         with (self.folder / "log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *command],
@@ -105,7 +120,7 @@ class Site:
                 stdout=log,
                 stderr=log,
             )
-        pin(process, self.cores.measured if measured else self.cores.others)
+        pin(process, self.cores.others if cores is None else cores)
         self.started.append(process)
         return process
 
@@ -114,12 +129,16 @@ class Site:
         if self.engine is not None:
             stop(self.engine)
         settings["ROOTSTOCK_ENGINE_NULL_STEP_SECONDS"] = str(step_seconds)
-        self.engine = self.start("-m", "engine.main", "--null", measured=False, **settings)
-        if self.api is not None:
-            self.wait_until_ready()
+        self.engine = self.start("-m", "engine.main", "--null", cores=None, **settings)
+        self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        wait_for(f"{self.url}/readyz", self.api, self.folder / "log")
+        """Every process of the API that was started yet."""
+        for url, process in zip(self.urls, self.apis, strict=False):
+            wait_for(f"{url}/readyz", process, self.folder / "log")
+
+    def api_cpu_seconds(self) -> float:
+        return sum(cpu_seconds(process.pid) for process in self.apis)
 
     def warnings(self, most: int = 5) -> str:
         """The last that a process complained of."""
@@ -138,25 +157,30 @@ class Site:
 
 
 @contextmanager
-def running_site(folder: Path, api: Mapping[str, str] | None = None) -> Iterator[Site]:
-    """Everything, ready to be asked; stopped at the end. `api`: settings of that process beside the usual."""
-    cores = Cores.shared_out()
+def running_site(folder: Path, api: Mapping[str, str] | None = None, num_apis: int = 1) -> Iterator[Site]:
+    """Everything, ready to be asked; stopped at the end. `api`: settings of these processes."""
+    cores = Cores.shared_out(num_apis)
+    before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores.others)  # whatever is started inherits it
     with ExitStack() as opened:
+        opened.callback(os.sched_setaffinity, 0, before)
         postgres = opened.enter_context(start_postgres(folder))
         redis = opened.enter_context(start_redis(folder))
         db_url = serving_url(postgres.url)
         schema.upgrade(postgres.url, db_url)
         secret = secrets.token_hex(32)
         keys = seed(postgres.url, secret)
-        port = free_port()
-        environment = settings(folder, port, redis.url, db_url, secret)
-        url = f"http://127.0.0.1:{port}"
-        site = Site(folder, cores, url, redis.url, db_url, postgres.url, keys, environment)
+        ports = [free_port() for _ in range(num_apis)]
+        environment = settings(folder, redis.url, db_url, secret)
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        site = Site(folder, cores, urls, redis.url, db_url, postgres.url, keys, environment)
         try:
             site.start_engine(0.0)
             site.worker = site.start("-m", "cli.main", "work", "--queues", "rootstock", "--nice", "10")
-            site.api = site.start("-m", "api.main", measured=True, **(api or {}))
+            for number, port in enumerate(ports):
+                named = {"ROOTSTOCK_API_NAME": f"api-{number}", "ROOTSTOCK_API_PORT": str(port)}
+                its = cores.of_measured(number)
+                site.apis.append(site.start("-m", "api.main", cores=its, **named, **(api or {})))
             site.wait_until_ready()
             yield site
         finally:
@@ -164,7 +188,7 @@ def running_site(folder: Path, api: Mapping[str, str] | None = None) -> Iterator
                 stop(process)
 
 
-def settings(folder: Path, port: int, redis_url: str, db_url: str, secret: str) -> dict[str, str]:
+def settings(folder: Path, redis_url: str, db_url: str, secret: str) -> dict[str, str]:
     endpoint = f"ipc://{folder}/engine.sock"
     return {
         "OMP_NUM_THREADS": "1",
@@ -177,7 +201,6 @@ def settings(folder: Path, port: int, redis_url: str, db_url: str, secret: str) 
         "ROOTSTOCK_API_BASE_PATH": str(BASE),
         "ROOTSTOCK_API_BASE_NAME": BASE_NAME,
         "ROOTSTOCK_API_REDIS_URL": redis_url,
-        "ROOTSTOCK_API_PORT": str(port),
         "ROOTSTOCK_DB_URL": db_url,
         "ROOTSTOCK_STORAGE_URL": f"file://{folder}/objects",
         "ROOTSTOCK_TENANTS_KEY_SECRET": secret,

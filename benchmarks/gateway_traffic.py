@@ -2,6 +2,8 @@
 
     python -m benchmarks.gateway_traffic < TASK.json
 
+Several servers get them as a balancer by least connections hands them out: each to whom the fewest are with.
+
 Owns sending, timing and checking; prints one JSON object. A request's time runs from the moment its bytes
 are handed to the kernel to the last byte of its answer; how late it was handed over is told beside. The same
 arrivals can go straight to an engine, past any HTTP. Refuses to know who answers and what the figures are
@@ -33,8 +35,8 @@ WARM_UP = 0.15
 class Task(msgspec.Struct):
     """What to send."""
 
-    url: str
-    """`http://...` of a chat completions endpoint, or an engine's `ipc://...`."""
+    urls: list[str]
+    """`http://...` of chat completions endpoints that take turns, or an engine's one `ipc://...`."""
     model: str
     prompts: list[str]
     keys: list[str]
@@ -121,17 +123,34 @@ class _Connection(asyncio.Protocol):
             self.answer.set_result(b"".join(self._pieces))
 
 
+class _Server:
+    """One that answers: its connections that wait for work, and how many requests are with it."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        assert parts.port is not None
+        self.where = parts.hostname, parts.port
+        self.head = f"POST {parts.path} HTTP/1.1\r\nHost: {parts.hostname}:{parts.port}\r\n"
+        self.idle: list[_Connection] = []
+        self.num_busy = 0
+
+    async def connection(self) -> _Connection:
+        while self.idle:
+            connection = self.idle.pop()
+            if connection.transport is not None:
+                return connection
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(_Connection, *self.where)
+        return connection
+
+
 class HttpSender:
     """Every request on a connection that no other uses meanwhile; connections are kept."""
 
     def __init__(self, task: Task) -> None:
-        parts = urlsplit(task.url)
-        assert parts.hostname is not None
-        assert parts.port is not None
-        self._where = parts.hostname, parts.port
-        self._path = parts.path
+        self._servers = [_Server(url) for url in task.urls]
         self._task = task
-        self._idle: list[_Connection] = []
         self._bodies = [self._body(prompt) for prompt in task.prompts]
         self._picks = np.random.default_rng(task.seed).integers(0, len(task.keys), 1 << 16).tolist()
         self._usage = b'"completion_tokens":%d' % task.max_tokens
@@ -155,24 +174,19 @@ class HttpSender:
         pick = number if task.every_key else self._picks[number % len(self._picks)]
         key = task.keys[pick % len(task.keys)]
         body = self._bodies[number % len(self._bodies)]
+        server = min(self._servers, key=lambda server: server.num_busy)
         request = (
-            f"POST {self._path} HTTP/1.1\r\nHost: {self._where[0]}:{self._where[1]}\r\n"
-            f"Authorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+            f"{server.head}Authorization: Bearer {key}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n"
         ).encode() + body
-        connection = await self._connection()
-        answer = await connection.ask(request)
-        self._idle.append(connection)
+        server.num_busy += 1
+        try:
+            connection = await server.connection()
+            answer = await connection.ask(request)
+        finally:
+            server.num_busy -= 1
+        server.idle.append(connection)
         return self._checked(answer)
-
-    async def _connection(self) -> _Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.transport is not None:
-                return connection
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(_Connection, *self._where)
-        return connection
 
     def _checked(self, answer: bytes) -> tuple[int, int]:
         status = answer[9:12]
@@ -193,9 +207,10 @@ class HttpSender:
         return self._task.max_tokens, answer.count(b'"content":')
 
     def close(self) -> None:
-        for connection in self._idle:
-            if connection.transport is not None:
-                connection.transport.close()
+        for server in self._servers:
+            for connection in server.idle:
+                if connection.transport is not None:
+                    connection.transport.close()
 
 
 async def engine_sender(task: Task) -> tuple[Send, Callable[[], Awaitable[None]]]:
@@ -209,7 +224,7 @@ async def engine_sender(task: Task) -> tuple[Send, Callable[[], Awaitable[None]]
     for prompt in task.prompts:
         chat = codec.render_chat([{"role": "user", "content": prompt}])
         prompts.append(await codec.encode_chat(chat))
-    client = EngineClient(task.url, "traffic")
+    client = EngineClient(task.urls[0], "traffic")
     await client.start()
     async with asyncio.timeout(30):
         await client.wait_ready()
@@ -310,7 +325,7 @@ def percentiles(values: list[float]) -> dict[str, float]:
 
 
 async def run(task: Task) -> Outcome:
-    if task.url.startswith("http"):
+    if task.urls[0].startswith("http"):
         sender = HttpSender(task)
         try:
             return await _Traffic(task, sender).run()

@@ -165,7 +165,7 @@ class Bench:
 
     def _task(self) -> Task:
         return Task(
-            url=f"{self._site.url}/v1/chat/completions",
+            urls=[f"{self._site.url}/v1/chat/completions"],
             model=BASE_NAME,
             prompts=["Hello there"],
             keys=self._site.keys[IDLE_TENANTS : IDLE_TENANTS + READERS],
@@ -186,9 +186,8 @@ class Bench:
         return {"rss": rss | {"kernel_tcp": kernel_memory()}}
 
     def _pids(self) -> dict[str, int]:
-        assert self._site.api is not None
         assert self._site.engine is not None
-        return {"api": self._site.api.pid, "engine": self._site.engine.pid}
+        return {"api": self._site.apis[0].pid, "engine": self._site.engine.pid}
 
     def _cpu(self) -> float:
         return cpu_seconds(self._pids()["api"])

@@ -38,7 +38,7 @@ async def serving(protocol: Callable[[], asyncio.Protocol]) -> AsyncIterator[str
 async def outcome(protocol: Callable[[], asyncio.Protocol], **changes: Any) -> Outcome:
     chosen: dict[str, Any] = {"max_tokens": OUTPUT_TOKENS, "seconds": 0.3, "at_once": 4, "keys": ["key"]}
     async with serving(protocol) as url:
-        return await run(Task(url=url, model="null", prompts=["one", "two"], **{**chosen, **changes}))
+        return await run(Task(urls=[url], model="null", prompts=["one", "two"], **{**chosen, **changes}))
 
 
 async def test_so_many_at_once_are_answered_and_timed() -> None:
@@ -47,6 +47,29 @@ async def test_so_many_at_once_are_answered_and_timed() -> None:
     assert got.failures == {}
     assert got.tokens == OUTPUT_TOKENS * got.requests
     assert 0 < got.ms["p50"] <= got.ms["p99"]
+
+
+async def test_a_request_goes_to_the_server_with_the_fewest_under_way() -> None:
+    counted = {"busy": 0, "idle": 0}
+
+    class Busy(NullUpstream):
+        """Holds every answer back until the end."""
+
+        def data_received(self, data: bytes) -> None:
+            counted["busy"] += 1
+            asyncio.get_running_loop().call_later(0.4, super().data_received, data)
+
+    class Idle(NullUpstream):
+        def data_received(self, data: bytes) -> None:
+            counted["idle"] += 1
+            super().data_received(data)
+
+    async with serving(Busy) as busy, serving(Idle) as idle:
+        task = Task([busy, idle], "null", ["one"], ["key"], OUTPUT_TOKENS, seconds=0.3, at_once=3)
+        got = await run(task)
+    assert got.failures == {}
+    assert counted["busy"] <= 3
+    assert counted["idle"] > 10
 
 
 async def test_arrivals_come_at_their_rate() -> None:
