@@ -32,6 +32,10 @@ _GAUGES = {
         "Device memory set aside for adapters.",
     ),
     "adapter_bytes_used": ("adapter_memory_used_bytes", "Of that memory, what resident adapters take."),
+    "memory_bandwidth": (
+        "engine_memory_bandwidth_bytes",
+        "Bytes per second that the device's memory copies, as set or measured; 0: not known.",
+    ),
     "draining": ("engine_draining", "1 while the engine refuses new requests and ends with those it has."),
     "journal_spooled": ("usage_events_spooled", "Usage events on the engine's disk, waiting for Redis."),
 }
@@ -45,6 +49,10 @@ _COUNTERS = {
     "steps": ("engine_steps", "Steps of the engine."),
     "step_seconds": ("engine_step_seconds", "Time spent in steps."),
     "step_gap_seconds": ("engine_step_gap_seconds", "Time the device waited although requests were running."),
+    "step_bytes": (
+        "engine_step_bytes",
+        "Bytes that steps had to read at least: weights, keys and values, adapters.",
+    ),
     "graph_replays": ("engine_graph_replays", "Steps that replayed a captured graph."),
     "eager_steps": ("engine_eager_steps", "Steps launched op by op."),
     "prompt_tokens": ("engine_prompt_tokens", "Prompt tokens of admitted requests."),

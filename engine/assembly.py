@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 import torch
 
+from engine.byte_floor import ByteFloor
 from engine.core import EngineCore, Runner
 from engine.devices import host_memory, kind_of_device, refusal
 from engine.kv_cache import BlockPool
@@ -35,12 +36,15 @@ from engine.scheduler import Scheduler
 from engine.server import EngineServer
 from engine.settings import DeviceSettings, EngineSettings
 from engine.vocabulary import Vocabulary
+from kernels.timing import copy_bandwidth
 
 log = structlog.get_logger(__name__)
 
 BLOCK_SIZE = 16
 NUM_READERS_ON_GPU = 4
 """Threads that bring adapters from disk into host memory: one checks about a gigabyte per second."""
+COPIED_BYTES = 1 << 30
+"""To measure how fast a GPU's memory copies: more than any cache of one holds, and milliseconds."""
 PROGRESS_SECONDS = 2.0
 """Between two lines on something that takes long."""
 
@@ -78,6 +82,7 @@ def build_engine(
     torch.set_num_threads(device_settings.threads)
     device = _device(device_settings)
     vocabulary = Vocabulary.load(settings.base)
+    bandwidth = _bandwidth(device_settings, device)  # while the memory is empty
     with ThreadPoolExecutor(1, "base-digest") as beside:  # hashing takes as long as loading
         digest = beside.submit(base_digest, settings.base)
         model = _load(settings, device_settings, device)
@@ -93,6 +98,7 @@ def build_engine(
     limits = settings.limits(sizes.context_length, config.vocab_size)
     construct = _gpu_parts if device.type == "cuda" else _cpu_parts
     parts = construct(model, sizes, settings, device_settings, server, base)
+    token_bytes = KVCache.block_bytes(config, 1, _kv_dtype(model, device_settings))
     scheduler = Scheduler(
         limits=limits,
         pool=BlockPool(parts.num_blocks, BLOCK_SIZE),
@@ -101,6 +107,7 @@ def build_engine(
         token_bytes=vocabulary.token_bytes,
         engine_id=server.engine_id,
         incarnation=server.incarnation,
+        floor=ByteFloor(model.weight_bytes, model.head_bytes, token_bytes, parts.memory.slot_bytes),
     )
     info = EngineInfo(
         engine_id=server.engine_id,
@@ -114,7 +121,8 @@ def build_engine(
         vocab_size=config.vocab_size,
         build=build,
     )
-    return EngineCore(scheduler, parts.runner, parts.gauges, parts.memory), info
+    memory = replace(parts.memory, bandwidth=bandwidth)
+    return EngineCore(scheduler, parts.runner, parts.gauges, memory), info
 
 
 # The two kinds of engine ------------------------------------------------------------------------------------
@@ -163,7 +171,7 @@ def _gpu_parts(
     from engine.lora.device_pool import DevicePool
 
     config = model.config
-    kv_dtype = torch.float8_e4m3fn if device_settings.kv_dtype == "fp8" else model.dtype
+    kv_dtype = _kv_dtype(model, device_settings)
     free_bytes, total_bytes = torch.cuda.mem_get_info(model.device)
     used_bytes = total_bytes - free_bytes
     scratch_bytes = DeviceRunner.scratch_bytes(config, sizes.max_rows, sizes.max_batch_tokens)
@@ -252,6 +260,21 @@ def _load(settings: EngineSettings, device_settings: DeviceSettings, device: tor
         seconds=round(time.monotonic() - began, 2),
     )
     return model
+
+
+def _bandwidth(settings: DeviceSettings, device: torch.device) -> float:
+    """Bytes per second, as it was set, or as a copy on a GPU shows; 0: not known."""
+    if settings.memory_bandwidth is not None:
+        return settings.memory_bandwidth
+    if device.type != "cuda":
+        return 0.0
+    measured = copy_bandwidth(device, COPIED_BYTES)
+    log.info("memory bandwidth measured", gigabytes_per_second=round(measured / 1e9))
+    return measured
+
+
+def _kv_dtype(model: Model, settings: DeviceSettings) -> torch.dtype:
+    return torch.float8_e4m3fn if settings.kv_dtype == "fp8" else model.dtype
 
 
 def _context_length(settings: EngineSettings, config: ModelConfig) -> int:

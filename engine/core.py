@@ -173,6 +173,8 @@ class EngineCore:
             shed=counters.shed.copy(),
             prefill_tokens=counters.prefill_tokens,
             decode_tokens=counters.decode_tokens,
+            step_bytes=counters.step_bytes,
+            memory_bandwidth=self._memory.bandwidth,
         )
 
     def view(self, stats: EngineStats) -> EngineView:

@@ -70,6 +70,10 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Tokens that steps computed one to a row, to draw the next."""
     draining: bool = False
     """New requests are refused; it ends once those it has are answered."""
+    step_bytes: int = 0
+    """What steps had to read of the device's memory at least, summed; 0 where there is no model."""
+    memory_bandwidth: float = 0.0
+    """Bytes per second that the device's memory copies, read and written; 0 where that is not known."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):

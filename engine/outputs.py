@@ -89,6 +89,8 @@ class Counters:
     """Computed by steps of what was known: of prompts, and again after preemptions."""
     decode_tokens: int = 0
     """Computed by steps of what was drawn last: one to a row."""
+    step_bytes: int = 0
+    """That steps had to read at least."""
 
     def admit(self, service_class: str, waited: float) -> None:
         self.admitted[service_class] = self.admitted.get(service_class, 0) + 1
@@ -135,3 +137,5 @@ class DeviceMemory:
     """By what they are for, without what adapters have; empty where there is no model."""
     slot_bytes: Sequence[int] = ()
     """What adapters take, by slot; empty where the slot table knows."""
+    bandwidth: float = 0.0
+    """Bytes per second that it copies, read and written; 0: not known."""

@@ -38,6 +38,7 @@ from secrets import randbits
 from engine.adapter_waits import AdapterWaits
 from engine.admission import Limits
 from engine.batch import Batch, Scored, StepResult
+from engine.byte_floor import ByteFloor
 from engine.fairness import FairQueue
 from engine.intake import Intake
 from engine.kv_cache import BlockPool
@@ -78,8 +79,11 @@ class Scheduler:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         draw_seed: Callable[[], int] = lambda: randbits(63),
+        floor: ByteFloor | None = None,
     ) -> None:
-        """`token_bytes` is the vocabulary's, for stop strings. `clock` gives Unix seconds."""
+        """`token_bytes` is the vocabulary's, for stop strings. `clock` gives Unix seconds. `floor`: by which
+        is counted what steps read at least.
+        """
         self.limits = limits
         self.pool = pool
         self.residency = Residency(slots, monotonic, limits.slot_patience_s)
@@ -88,6 +92,7 @@ class Scheduler:
         self.engine_id = engine_id
         self.incarnation = incarnation
         self._clock = clock
+        self._floor = floor
         self._pace = Pace(monotonic, limits.max_batch_tokens)
         self._waits = AdapterWaits(monotonic, limits.adapter_wait_s)
         self._running = Running(limits.max_rows, self.residency, self._pace)
@@ -154,6 +159,8 @@ class Scheduler:
         self.counters.prefill_tokens += num_known
         self.counters.decode_tokens += sum(decoding)
         self.composition = known, decoding
+        if self._floor is not None:
+            self.counters.step_bytes += self._floor.of(plan.batch, plan.requests, self.residency.slots)
         self._pace.end_step(num_known, len(plan.requests), self._planning.goes_on)
         self._uncommitted.append(plan)
         return plan.batch

@@ -53,6 +53,9 @@ class DeviceSettings(BaseSettings):
     adapter_cache_bytes: Annotated[int | None, Field(ge=1 << 20)] = None
     """Page-locked host memory for adapters on their way to a GPU, kept there for the next time. Unset: as
     many as `adapter_bytes`, at most an eighth of the host's."""
+    memory_bandwidth: Annotated[float | None, Field(gt=0)] = None
+    """Bytes per second that the memory copies, read and written: what steps are measured by. Unset: measured
+    when a GPU's engine starts, on a CPU not known."""
     threads: Annotated[int, Field(ge=1)] = 1
     """Of the CPU's arithmetic."""
     cuda_graphs: bool = True

@@ -52,6 +52,11 @@ def _engine_rate(metric: str) -> str:
     return f"max(rate(rootstock_{metric}_total[$__rate_interval]))"
 
 
+_READ = _engine_rate("engine_step_bytes")
+_PEAK = "max(rootstock_engine_memory_bandwidth_bytes > 0)"
+"""Nothing where it is not known."""
+
+
 def _by_class(metric: str) -> list[tuple[str, str]]:
     return [(f"max by (service_tier) (rootstock_{metric}{_TIER})", "{{service_tier}}")]
 
@@ -163,6 +168,17 @@ SECTIONS: Sequence[tuple[str, Sequence[Panel]]] = (
                         "gap before it",
                     ),
                 ],
+            ),
+            Panel(
+                "Share of the memory's bandwidth",
+                "percentunit",
+                [
+                    (f"{_READ} / {_engine_rate('engine_step_seconds')} / {_PEAK}", "while steps run"),
+                    (f"{_READ} / {_PEAK}", "of all time"),
+                ],
+                "What steps have to read at least (weights, keys and values, adapters) by how fast the "
+                "device's memory copies. Decoding is bound by it.",
+                most=1,
             ),
             Panel(
                 "Tokens computed",

@@ -96,6 +96,20 @@ class Model:
             for group, modules in GROUPS.items()
         }
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all layers' linears, as they are held."""
+        return sum(
+            linear.num_bytes
+            for layer in self._layers
+            for linear in (layer.qkv, layer.o, layer.gate_up, layer.down)
+        )
+
+    @property
+    def head_bytes(self) -> int:
+        """Of the output head."""
+        return self._head_HV.nbytes
+
     @torch.inference_mode()
     def forward(
         self,

@@ -35,6 +35,8 @@ STATS = EngineStats(
     graph_replays=90,
     eager_steps=10,
     step_gap_seconds=0.25,
+    step_bytes=7_000_000_000,
+    memory_bandwidth=4.0e12,
     prompt_tokens=1000,
     cached_tokens=250,
     admitted={"default": 10},
@@ -132,6 +134,8 @@ async def test_the_engine_is_mirrored(client: httpx.AsyncClient, world: World) -
         10,
     )
     assert seen["rootstock_engine_step_gap_seconds_total"] == 0.25
+    assert seen["rootstock_engine_step_bytes_total"] == 7_000_000_000
+    assert seen["rootstock_engine_memory_bandwidth_bytes"] == 4.0e12
     world.engine.ready = False
     assert (await metrics_of(client))["rootstock_engine_up"] == 0
 

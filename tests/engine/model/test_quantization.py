@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.floor import WEIGHT_BYTES
 from engine.model.quantization import Linear, check_quantization, make_linear
 from kernels.activation import Activation, quantize_rows
 from kernels.linear_fp8 import Fp8Weight
@@ -73,3 +74,15 @@ def test_refuses_what_a_device_does_not_have() -> None:
         check_quantization("int8", gpu)
     with pytest.raises(ValueError, match="unknown quantization"):
         check_quantization("int3", gpu)
+
+
+def test_what_a_layer_holds_is_what_its_format_takes() -> None:
+    """And so what a product reads: whole groups of 128 for the 4-bit codes, as the floor of a step has it."""
+    weight = torch.randn(256, 512)
+    held = {name: make_linear(name, weight, None).num_bytes for name in ROUNDING}
+    scales = 4 * 256
+    assert held["none"] == 4 * weight.numel(), "fp32, as it was given"
+    assert held["int8"] == weight.numel() + scales
+    assert held["fp8"] in (weight.numel() + 4, weight.numel() + scales), "a scale, or one for each channel"
+    assert held["int4"] == WEIGHT_BYTES["int4"] * weight.numel()
+    assert make_linear("none", weight.bfloat16(), None).num_bytes == WEIGHT_BYTES["none"] * weight.numel()

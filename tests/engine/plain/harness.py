@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.admission import Limits
+from engine.byte_floor import ByteFloor
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotMemory, SlotTable
@@ -70,6 +71,7 @@ class Engine:
         memory: SlotMemory | None = None,
         eos_ids: tuple[int, ...] = (EOS,),
         depth: int = 0,
+        floor: ByteFloor | None = None,
         **limits: Any,
     ) -> None:
         self.limits = Limits(
@@ -109,6 +111,7 @@ class Engine:
                 clock=lambda: self.now,
                 monotonic=lambda: self.now,
                 draw_seed=lambda: 42,
+                floor=floor,
             ),
             self.runner,
         )

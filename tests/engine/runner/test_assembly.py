@@ -10,11 +10,14 @@ import pytest
 import torch
 
 import engine.device_runner
+from benchmarks import floor
 from engine import assembly
 from engine.lora.device_pool import DevicePool
 from engine.model.cache import KVCache
+from engine.model.config import load_config
 from engine.model.loading import load_model
 from engine.outputs import DeviceGauges, RunnerCounters
+from engine.protocol import SamplingParams, Submit
 from engine.settings import DeviceSettings, EngineSettings
 from tests.engine.runner.bases import write_base
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from engine.server import EngineServer
 
 GIB = 1 << 30
+SAPLING = Path(__file__).resolve().parents[3] / "examples" / "sapling" / "weights" / "base"
 
 
 class Server:
@@ -106,3 +110,44 @@ def test_fp8_keys_and_values_take_half_of_the_bytes(tmp_path: Path) -> None:
         for dtype in (torch.bfloat16, torch.float8_e4m3fn)
     )
     assert in_bf16 == 2 * in_fp8
+
+
+def test_what_a_model_holds_is_what_its_steps_are_counted_by(tmp_path: Path) -> None:
+    config = write_base(tmp_path)
+    model = load_model(tmp_path)  # in fp32: twice the bytes of bf16
+    assert model.weight_bytes == 2 * floor.linear_bytes(config, "none")
+    assert model.head_bytes == 2 * floor.head_bytes(config)
+    assert KVCache.block_bytes(config, 1, torch.bfloat16) == floor.kv_token_bytes(config, "auto")
+    assert KVCache.block_bytes(config, 1, torch.float8_e4m3fn) == floor.kv_token_bytes(config, "fp8")
+
+
+@pytest.mark.parametrize("bandwidth", [None, 5e10])
+def test_an_engine_counts_what_its_steps_read(tmp_path: Path, bandwidth: float | None) -> None:
+    """On a CPU: what its memory can do is known where it is set."""
+    config = load_config(SAPLING)
+    device_settings = DeviceSettings(device="cpu", num_blocks=16, memory_bandwidth=bandwidth)
+    settings = EngineSettings(base=SAPLING, artifacts_dir=tmp_path)
+    core, _ = assembly.build_engine(settings, device_settings, cast("EngineServer", Server()), "build")
+    ask = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+    core.submit(Submit(request_id="r", tenant="acme", prompt_ids=[5, 6, 7], sampling=ask, submitted_at=1.0))
+    while core.has_work:
+        core.step()
+    token_bytes = 2 * floor.kv_token_bytes(config, "auto")
+    weights = 2 * (floor.linear_bytes(config, "none") + floor.head_bytes(config))
+    assert core.stats.step_bytes == 3 * weights + (3 + 4 + 5) * token_bytes
+    assert core.stats.memory_bandwidth == (bandwidth or 0.0)
+    assert core.view(core.stats).memory, "what the memory is used for is told as before"
+
+
+def test_a_gpus_bandwidth_is_measured_where_none_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+
+    def copied(device: torch.device, num_bytes: int) -> float:
+        asked.append(device)
+        return 4.5e12
+
+    monkeypatch.setattr(assembly, "copy_bandwidth", copied)
+    gpu = torch.device("cuda", 0)
+    assert assembly._bandwidth(DeviceSettings(), gpu) == 4.5e12
+    assert assembly._bandwidth(DeviceSettings(memory_bandwidth=1e12), gpu) == 1e12
+    assert asked == [gpu]
