@@ -1,0 +1,97 @@
+"""An operator comes in, in a real browser: by a forgotten password, and a second factor that is asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import expect
+
+from admin.mail import ConsoleMail
+from admin.sign_in_services import SignInServices
+from billing.notifications.mailing import Mailer
+from tenants.operators.service import OperatorAccounts
+from tests.admin.browsing import Visit, chromium, visit
+from tests.admin.conftest import PASSWORD, Site
+from tests.admin.operators import OPERATOR_EMAIL
+from tests.admin.test_sign_in_by_mail import OTHER, URL, texts, token_in
+from tests.admin.test_sign_in_second_factor import at_step
+from tests.billing.notifications.test_mailing import Mailbox, mail_server
+from tests.support.serving import served
+from tests.support.waiting import eventually
+
+LIGHT, DARK = ("light", 1280, ()), ("dark", 390, ("color-contrast", "link-in-text-block"))
+SHOTS = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
+"""A directory for pictures of the pages, for whoever wants to look at them."""
+
+
+@pytest.fixture
+def box() -> Mailbox:
+    return Mailbox()
+
+
+@pytest.fixture
+async def sign_in_services(box: Mailbox) -> AsyncIterator[SignInServices]:
+    """As a service has it whose settings say nothing of operators."""
+    async with mail_server(box) as port:
+        mailer = Mailer("127.0.0.1", port, sender="Rootstock <console@rootstock.example>", security="none")
+        yield SignInServices(URL, ConsoleMail(mailer, f"{URL}/console"))
+
+
+async def test_an_operator_comes_in_with_another_password_and_a_second_factor(
+    site: Site, box: Mailbox
+) -> None:
+    await OperatorAccounts(site.place.database, site.redis).add(OPERATOR_EMAIL, PASSWORD)
+    async with chromium() as browser, served(site.whole) as origin:
+        seen = await visit(await browser.new_context(viewport={"width": 1280, "height": 900}), origin)
+        page = seen.page
+        await seen.go("/forgot")
+        await page.fill("#email", OPERATOR_EMAIL)
+        await page.click("text=Mail me a link")
+        await expect(page.locator("h1")).to_have_text("Look into your mail")
+        await eventually(lambda: bool(box.mail))
+        ((to, _, words),) = texts(box)
+        assert to == OPERATOR_EMAIL
+        await seen.go(f"/reset#{token_in(words, 'reset')}")
+        await page.fill("#password", OTHER)
+        await page.fill("#again", OTHER)
+        await page.click("button[type=submit]")
+        await expect(page.locator(".told")).to_contain_text("Your password is changed")
+
+        await page.fill("#email", OPERATOR_EMAIL)
+        await page.fill("#password", OTHER)
+        await page.click("button[type=submit]")
+        await page.wait_for_url(f"{seen.console}/account/second-factor")
+        await expect(page.locator(".heed")).to_contain_text("asks every operator for a second factor")
+        found = await _looked_at(seen, "asked")
+        await page.goto(f"{seen.console}/operator/plans")
+        assert page.url == f"{seen.console}/account/second-factor", "nothing else is shown before"
+        await page.click("text=Set it up >> nth=-1")
+        secret = await page.inner_text("#secret")
+        await page.fill("#code", at_step(secret, 0))
+        await page.click("button:has-text('Turn it on')")
+        await expect(page.locator("main li")).to_have_count(10)
+        await page.click("nav >> text=Tenants")
+        await expect(page.locator("h1")).to_have_text("Tenants")
+
+        await seen.go("/account/second-factor")
+        await expect(page.locator("text=rootstock operator reset")).to_be_visible()
+        await expect(page.locator("text=Remove second factor")).to_have_count(0)
+        found += await _looked_at(seen, "kept")
+        assert not found
+        assert not seen.complaints
+
+
+async def _looked_at(seen: Visit, name: str) -> list[str]:
+    """What axe finds in both themes, on a wide and a narrow screen."""
+    found = []
+    for scheme, width, rules in (DARK, LIGHT):
+        await seen.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        await seen.page.set_viewport_size({"width": width, "height": 844})
+        found += [f"{name} {scheme}: {one}" for one in await seen.serious(*rules)]
+        assert await seen.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        if SHOTS:
+            await seen.page.screenshot(path=Path(SHOTS) / f"factor-{name}-{scheme}.png", full_page=True)
+    return found
