@@ -44,7 +44,7 @@ class SlaMinute(_Sums, Base):
 
 
 class SlaHour(_Sums, Base):
-    """By hour: the minutes' sums, written with them. A month is read from these."""
+    """By hour: the minutes' sums, written with them."""
 
     __tablename__ = "sla_hours"
     __table_args__ = (CheckConstraint("failed BETWEEN 0 AND requests", name="counts_sane"),)
@@ -52,6 +52,17 @@ class SlaHour(_Sums, Base):
     tenant_id: Mapped[str] = mapped_column(primary_key=True)
     service_tier: Mapped[str] = mapped_column(primary_key=True)
     hour: Mapped[datetime] = mapped_column(primary_key=True)
+
+
+class SlaDay(_Sums, Base):
+    """By UTC day: likewise. A month is read from these."""
+
+    __tablename__ = "sla_days"
+    __table_args__ = (CheckConstraint("failed BETWEEN 0 AND requests", name="counts_sane"),)
+
+    tenant_id: Mapped[str] = mapped_column(primary_key=True)
+    service_tier: Mapped[str] = mapped_column(primary_key=True)
+    day: Mapped[datetime] = mapped_column(primary_key=True)
 
 
 class SlaBatch(Base):
