@@ -5,8 +5,9 @@ One function for both, so that the preview of a month that is over is the invoic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -16,7 +17,13 @@ from billing.invoices.errors import MonthSettled
 from billing.invoices.ledger import MonthLedger
 from billing.invoices.lines import Bill, MonthBooks, bill, ledger_line
 from billing.invoices.models import InvoiceLine, PrepaidPeriod
-from billing.invoices.repository import LEDGER_KINDS, AccountRepository, InvoiceRepository, Standing
+from billing.invoices.repository import (
+    LEDGER_KINDS,
+    AccountRepository,
+    InvoiceRepository,
+    PlanThen,
+    Standing,
+)
 from billing.months import begin, between, following
 
 
@@ -38,7 +45,7 @@ async def draft(
 
     Raises MonthSettled; unless `in_thought`, InvalidBillingMonth when an earlier month waits for its own.
     """
-    tenant, plan, latest = standing.tenant, standing.plan, standing.latest
+    tenant, latest = standing.tenant, standing.latest
     settled = _settled(standing)
     if settled is not None and settled >= month:
         raise MonthSettled(month)
@@ -46,8 +53,10 @@ async def draft(
     balance = standing.credits - await books.drawn()
     unsettled = await books.unsettled(month)
     waiting = [one for one in (*unsettled, month) if settled is None or one > settled]
-    if settled is not None and plan is not None and plan.monthly_fee:
-        waiting.append(following(settled))  # asked for whether or not anything was used
+    next_one = month if settled is None else following(settled)
+    plans = await books.plans(standing, [*between(min(*waiting, next_one), following(month))])
+    if settled is not None and plans[next_one].monthly_fee:
+        waiting.append(next_one)  # asked for whether or not anything was used
     open_since = min(waiting)
     if open_since < month and not in_thought:
         raise InvalidBillingMonth(f"month {open_since:%Y-%m} is to be invoiced before {month:%Y-%m}")
@@ -60,10 +69,10 @@ async def draft(
             await books.of(one),
             late,
             carried_in=carried,
-            fee=plan.monthly_fee if plan is not None and served else 0,
-            included=plan.included_usage if plan is not None else 0,
+            fee=plans[one].monthly_fee if served else 0,
+            included=plans[one].included_usage,
             balance=balance,
-            plan=plan.name if plan is not None else "",
+            plan=plans[one].name,
             minimum_cents=minimum_cents,
         )
         if one < month and not made.owed_nothing:
@@ -118,6 +127,15 @@ class Books:
             if since < until:
                 covered += await self._ledger.total(since, until)
         return covered
+
+    async def plans(self, standing: Standing, months: Sequence[date]) -> dict[date, PlanThen]:
+        """What each month is billed by: the plan and its fees when it ended, or now while it lasts."""
+        plan, now = standing.plan, datetime.now(UTC)
+        today = PlanThen("", 0, 0)
+        if plan is not None:
+            today = PlanThen(plan.name, plan.monthly_fee, plan.included_usage)
+        over = [month for month in months if begin(following(month)) <= now]
+        return dict.fromkeys(months, today) | (await self._accounts.plans_then(over) if over else {})
 
     async def unsettled(self, before: date) -> list[date]:
         """Months before that whose ledger is not what was invoiced of it."""

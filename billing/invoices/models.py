@@ -259,3 +259,17 @@ class ClosedMonth(Base):
     month: Mapped[date] = mapped_column(Date, primary_key=True)
     closed_at: Mapped[datetime]
     num_invoices: Mapped[int] = mapped_column(Integer)
+
+
+class PlanFees(Base):
+    """What a plan was called and cost from an instant on. Written by a trigger on plans."""
+
+    __tablename__ = "plan_fees"
+
+    plan_id: Mapped[str] = mapped_column(primary_key=True)
+    since: Mapped[datetime] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    monthly_fee: Mapped[int] = mapped_column(BigInteger)
+    """Micro-USD, beside what is used."""
+    included_usage: Mapped[int] = mapped_column(BigInteger)
+    """Micro-USD of a month's usage that the fee covers."""

@@ -8,7 +8,7 @@ from datetime import date, datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Date, Row, bindparam, cast, func, select, text, union_all
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.invoices.models import (
@@ -22,7 +22,7 @@ from billing.invoices.models import (
     PrepaidPeriod,
 )
 from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay
-from billing.months import begin
+from billing.months import begin, following
 from billing.repository import INSTANT
 from db.repository import TenantRepository, owner, select_owned
 from tenants.models import Plan, Tenant
@@ -76,6 +76,24 @@ def _unsettled() -> Any:
 
 
 _UNSETTLED = _unsettled()
+_PLANS_THEN = text(
+    """
+    SELECT spans.month,
+        plans.name AS name_now, plans.monthly_fee AS fee_now, plans.included_usage AS usage_now,
+        past.name, past.monthly_fee, past.included_usage
+    FROM unnest(CAST(:months AS date[]), CAST(:ends AS timestamptz[])) AS spans (month, until)
+    JOIN tenants ON tenants.id = :tenant
+    LEFT JOIN LATERAL (
+        SELECT plan_id FROM tenant_plans WHERE tenant_id = :tenant AND since < spans.until
+        ORDER BY since DESC LIMIT 1
+    ) AS was ON true
+    JOIN plans ON plans.id = coalesce(was.plan_id, tenants.plan_id)
+    LEFT JOIN LATERAL (
+        SELECT name, monthly_fee, included_usage FROM plan_fees
+        WHERE plan_id = plans.id AND since < spans.until ORDER BY since DESC LIMIT 1
+    ) AS past ON true
+    """
+).bindparams(bindparam("months", type_=ARRAY(Date)), bindparam("ends", type_=ARRAY(INSTANT)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +110,15 @@ class Standing:
     last_closed: date | None
 
 
+@dataclass(frozen=True, slots=True)
+class PlanThen:
+    """What a tenant's plan was called and cost when a month ended. Money is micro-USD."""
+
+    name: str
+    monthly_fee: int
+    included_usage: int
+
+
 class AccountRepository(TenantRepository):
     """One tenant's account and its money. Who decides by the balance holds the account first."""
 
@@ -102,6 +129,17 @@ class AccountRepository(TenantRepository):
             return None
         tenant, plan, account, latest, credits_sum, last_closed = found
         return Standing(tenant, plan, account, latest, int(credits_sum), last_closed)
+
+    async def plans_then(self, months: Sequence[date]) -> dict[date, PlanThen]:
+        """By month, as they were when it ended; of months that nothing was written down of, as they are."""
+        values = {"months": months, "ends": [begin(following(month)) for month in months]}
+        rows = await self.session.execute(_PLANS_THEN, {"tenant": self.tenant_id, **values})
+        return {
+            row.month: PlanThen(row.name_now, row.fee_now, row.usage_now)
+            if row.name is None
+            else PlanThen(row.name, row.monthly_fee, row.included_usage)
+            for row in rows
+        }
 
     async def find(self) -> BillingAccount | None:
         return (await self.session.execute(self.select_own(BillingAccount))).scalar_one_or_none()

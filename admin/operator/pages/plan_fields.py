@@ -267,7 +267,7 @@ GROUPS = (
     Group(
         "fees",
         "Fees",
-        "Read when a month is invoiced: months that have no invoice yet are billed by them.",
+        "A month is billed by the fees that are in force when it ends.",
         (
             Field("plan", "monthly_fee", "Monthly fee", _DOLLARS, "", 0, MOST["monthly_fee"]),
             Field(

@@ -144,6 +144,54 @@ async def test_late_usage_comes_on_the_next_invoice_as_its_own_line(business: Bu
     ]
 
 
+async def test_a_month_is_billed_by_the_plan_and_fee_that_it_ended_with(
+    business: Business, owner_database: Database
+) -> None:
+    moved, stayed = await business.tenant("moved"), await business.tenant("stayed")
+    for tenant in (moved, stayed):
+        await business.set_plan(tenant.id, fee=20_000_000, included=5_000_000)
+        await business.use(tenant.id, at(OCTOBER), 50_000)
+        await business.use(tenant.id, at(NOVEMBER), 50_000)
+    # As November began, one was put on another plan, and the fee of theirs became another one.
+    turn = at(NOVEMBER, 1, 0)
+    async with owner_database.write(EVERY_TENANT) as session:
+        for statement in (
+            "INSERT INTO plans (id, name) VALUES ('free', 'free')",
+            "UPDATE plans SET monthly_fee = 90000000, name = 'crew' WHERE id = 'p'",
+            f"UPDATE tenants SET plan_id = 'free' WHERE id = '{moved.id}'",
+            "DELETE FROM tenant_plans",
+            "DELETE FROM plan_fees",
+            f"INSERT INTO tenant_plans SELECT id, created_at, 'p' FROM tenants WHERE id = '{stayed.id}'",
+            f"INSERT INTO tenant_plans VALUES ('{moved.id}', '2026-01-05', 'p'),"
+            f" ('{moved.id}', '{turn}', 'free')",
+            "INSERT INTO plan_fees VALUES ('p', '2026-01-01', 'team', 20000000, 5000000),"
+            f" ('p', '{turn}', 'crew', 90000000, 5000000)",
+        ):
+            await session.execute(text(statement))
+    await business.close(CLOSE_OCTOBER)
+    for tenant in (moved, stayed):
+        (fee,) = [line for line in (await business.invoice(tenant.id, OCTOBER)).lines if line.kind == "fee"]
+        assert (fee.description, fee.amount) == ("Plan team, monthly fee", 20_000_000)
+    await business.close(CLOSE_NOVEMBER)
+    november = await business.invoice(moved.id, NOVEMBER)
+    assert [line.kind for line in november.lines if line.kind == "fee"] == []
+    (fee,) = [line for line in (await business.invoice(stayed.id, NOVEMBER)).lines if line.kind == "fee"]
+    assert fee.amount == 90_000_000
+
+
+async def test_a_trigger_writes_down_what_plans_cost(business: Business) -> None:
+    acme = await business.tenant()
+    await business.set_plan(acme.id, fee=20_000_000, included=5_000_000)
+    for fee in (1, 2):
+        async with business.database.write(EVERY_TENANT) as session:
+            await session.execute(text("UPDATE plans SET monthly_fee = :fee WHERE id = 'p'"), {"fee": fee})
+            await session.execute(text("UPDATE plans SET max_adapters = :fee WHERE id = 'p'"), {"fee": fee})
+    async with business.database.read(EVERY_TENANT) as session:
+        query = "SELECT name, monthly_fee, included_usage FROM plan_fees WHERE plan_id = 'p' ORDER BY since"
+        noted = [tuple(row) for row in await session.execute(text(query))]
+    assert noted == [("team", 20_000_000, 5_000_000), ("team", 1, 5_000_000), ("team", 2, 5_000_000)]
+
+
 async def test_closing_again_or_by_two_at_once_makes_one_invoice_each(business: Business) -> None:
     tenants = [await business.tenant(f"tenant-{number}") for number in range(5)]
     for tenant in tenants:
