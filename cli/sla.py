@@ -14,11 +14,11 @@ import typer
 from cli.printing import Data, print_rows
 
 if TYPE_CHECKING:
-    from sla.hours import HourDifference
+    from sla.rollups import RollupDifference
 
 sla_app = typer.Typer(help="What tenants were served like.", no_args_is_help=True)
 
-HEADER = ("TENANT", "CLASS", "HOUR", "WHAT", "EXPECTED", "FOUND")
+HEADER = ("SUMS", "TENANT", "CLASS", "FROM", "WHAT", "EXPECTED", "FOUND")
 
 
 @sla_app.callback()
@@ -29,13 +29,13 @@ def callback() -> None:
 @sla_app.command("rederive")
 def rederive(
     month: Annotated[str, typer.Option(help="Which, as YYYY-MM in UTC.")],
-    fix: Annotated[bool, typer.Option("--fix", help="Make the hours what their minutes say.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Make the sums what the minutes say.")] = False,
     data: Data = None,
 ) -> None:
-    """Sum a month's minutes up again and print every hour that differs; exit 1 when one is left so."""
+    """Sum a month's minutes up again, print each hour and day that differs; exit 1 when one is left so."""
     from cli.errors import UsageError
     from cli.operator import Services, call
-    from sla.hours import rederive as sum_up
+    from sla.rollups import rederive as sum_up
 
     try:
         start = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC)
@@ -44,26 +44,27 @@ def rederive(
     year, number = divmod(start.year * 12 + start.month, 12)
     end = start.replace(year=year, month=number + 1)
 
-    async def work(services: Services) -> list[HourDifference]:
+    async def work(services: Services) -> list[RollupDifference]:
         return await sum_up(services.database, start, end, fix=fix)
 
     found = call(data, work)
     if not found:
-        print(f"{month}: every hour is its minutes'")
+        print(f"{month}: every hour and day is its minutes'")
         return
     print_rows(HEADER, [difference_row(one) for one in found])
-    print(f"{len(found)} hours {'made right' if fix else 'differ'}")
+    print(f"{len(found)} sums {'made right' if fix else 'differ'}")
     if not fix:
         raise typer.Exit(1)
 
 
-def difference_row(difference: HourDifference) -> tuple[str, ...]:
+def difference_row(difference: RollupDifference) -> tuple[str, ...]:
     """What differs, of the sums and histograms that do."""
     sides = zip(*difference.differing.values(), strict=True)
     return (
+        difference.unit,
         difference.tenant_id,
         difference.service_tier,
-        difference.hour.astimezone(UTC).strftime("%Y-%m-%d %H:%M"),
+        difference.start.astimezone(UTC).strftime("%Y-%m-%d %H:%M"),
         " ".join(difference.differing),
         *(" ".join(_figure(one) for one in side) for side in sides),
     )

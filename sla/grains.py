@@ -1,7 +1,8 @@
-"""The grains of what tenants were served like, minute and hour, and how a stretch of time is made up of them.
+"""The grains of what tenants were served like: minute, hour and UTC day; and how a stretch of time is made up
+of them.
 
-Owns that each minute counts once: what hours cover whole is read from hours, and the edges from minutes.
-Refuses to know whose rows are read, and what is summed.
+Owns that each minute counts once: what days cover whole is read from days, what is left at their edges from
+hours and minutes. Refuses to know whose rows are read, and what is summed.
 """
 
 from __future__ import annotations
@@ -13,44 +14,73 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, func, literal, or_
 
-from sla.models import SlaHour, SlaMinute
+from sla.models import SlaDay, SlaHour, SlaMinute
 
-_HOUR = timedelta(hours=1)
+Row = type[SlaMinute] | type[SlaHour] | type[SlaDay]
+Shares = list[dict[str, tuple[int, int]]]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-Row = type[SlaMinute] | type[SlaHour]
-GRAINS: tuple[Row, ...] = (SlaMinute, SlaHour)
-Shares = list[dict[str, tuple[int, int]]]
+
+@dataclass(frozen=True, slots=True)
+class Grain:
+    """The rows of one width."""
+
+    unit: str
+    """In the words of PostgreSQL's date_trunc, and the column that says when a row begins."""
+    row: Row
+    width: timedelta
+
+    @property
+    def table(self) -> str:
+        return self.row.__tablename__
+
+    @property
+    def at(self) -> Any:
+        """The column."""
+        return getattr(self.row, self.unit)
+
+    def begin(self, moment: datetime) -> datetime:
+        """Of the row that the moment is in."""
+        return moment - (moment - _EPOCH) % self.width
+
+
+MINUTE = Grain("minute", SlaMinute, timedelta(minutes=1))
+HOUR = Grain("hour", SlaHour, timedelta(hours=1))
+DAY = Grain("day", SlaDay, timedelta(days=1))
+GRAINS = (MINUTE, HOUR, DAY)
+ROLLUPS = (HOUR, DAY)
+"""Sums of the minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A stretch of time that one grain's rows make up whole."""
 
-    row: Row
+    grain: Grain
     start: datetime
     end: datetime
 
     @property
     def covers(self) -> ColumnElement[bool]:
         """Whether a row is of it."""
-        at = begin_of(self.row)
-        return and_(at >= self.start, at < self.end)
-
-
-def begin_of(row: Row) -> Any:
-    """The column that says when a row's minute or hour begins."""
-    return row.hour if issubclass(row, SlaHour) else row.minute
+        return and_(self.grain.at >= self.start, self.grain.at < self.end)
 
 
 def pieces(start: datetime, end: datetime) -> list[Piece]:
-    """The minutes and hours that begin in [start, end), each minute once: in the middle as hours."""
-    first, last = start + (_EPOCH - start) % _HOUR, end - (end - _EPOCH) % _HOUR
+    """The rows that the minutes which begin in [start, end) are read from, each minute once."""
+    return _cut(start, end, len(GRAINS) - 1)
+
+
+def _cut(start: datetime, end: datetime, place: int) -> list[Piece]:
+    if start >= end:
+        return []
+    grain = GRAINS[place]
+    if grain is MINUTE:
+        return [Piece(grain, start, end)]
+    first, last = -((_EPOCH - start) // grain.width) * grain.width + _EPOCH, grain.begin(end)
     if first >= last:
-        found = [Piece(SlaMinute, start, end)]
-    else:
-        found = [Piece(SlaMinute, start, first), Piece(SlaHour, first, last), Piece(SlaMinute, last, end)]
-    return [piece for piece in found if piece.start < piece.end]
+        return _cut(start, end, place - 1)
+    return [*_cut(start, first, place - 1), Piece(grain, first, last), *_cut(last, end, place - 1)]
 
 
 def share_queries(
@@ -61,14 +91,15 @@ def share_queries(
     """
     stretches = [pieces(start, until) for start in since]
     found = []
-    for row in GRAINS:
-        of_row = [[piece.covers for piece in stretch if piece.row is row] for stretch in stretches]
-        every = [covers for stretch in of_row for covers in stretch]
+    for grain in GRAINS:
+        of_grain = [[piece.covers for piece in stretch if piece.grain is grain] for stretch in stretches]
+        every = [covers for stretch in of_grain for covers in stretch]
         if not every:
             continue
+        row = grain.row
         columns = [
             func.coalesce(func.sum(counted).filter(or_(*stretch)), 0) if stretch else literal(0)
-            for stretch in of_row
+            for stretch in of_grain
             for counted in (row.requests, row.failed)
         ]
         query = select_of(row, row.service_tier, *columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import Any
@@ -12,7 +12,10 @@ from sqlalchemy import (
     ARRAY,
     BigInteger,
     ColumnElement,
+    Integer,
+    Select,
     Subquery,
+    bindparam,
     case,
     delete,
     func,
@@ -25,9 +28,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from db.repository import TenantRepository
+from db.repository import TenantRepository, select_owned
 from engine.protocol import PriorityClass
-from sla.grains import GRAINS, add_shares, begin_of, pieces, share_queries
+from sla.grains import GRAINS, MINUTE, add_shares, pieces, share_queries
 from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts
 from sla.models import PlanTerms, SlaBatch, SlaMinute, TenantPlan
 
@@ -48,15 +51,15 @@ _ADDED = ", ".join(
     ]
 )
 _MERGES = {
-    row: text(f"""
-INSERT INTO {row.__tablename__} AS stored (tenant_id, service_tier, {begin_of(row).key}, {_WRITTEN})
+    grain.unit: text(f"""
+INSERT INTO {grain.table} AS stored (tenant_id, service_tier, {grain.unit}, {_WRITTEN})
 SELECT tenant_id, service_tier, at, {_WRITTEN} FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS given(
     tenant_id text, service_tier text, at timestamptz,
     {", ".join(f"{name} bigint" for name in SUMS)}, {", ".join(f"{name} bigint[]" for name in HISTOGRAMS)})
 ORDER BY tenant_id, service_tier, at
-ON CONFLICT (tenant_id, service_tier, {begin_of(row).key}) DO UPDATE SET {_ADDED}
+ON CONFLICT (tenant_id, service_tier, {grain.unit}) DO UPDATE SET {_ADDED}
 """)
-    for row in GRAINS
+    for grain in GRAINS
 }
 
 SUMMED = {
@@ -69,12 +72,46 @@ _SUMMED: list[ColumnElement[Any]] = [
     literal_column(expression, ARRAY(BigInteger)).label(name) for name, expression in SUMMED.items()
 ]
 
+
+def _by_class(rows: Subquery) -> Select[*tuple[Any, ...]]:
+    """Each bucket is a sum of its own: taking the arrays apart into rows and putting them together again
+    takes twelve times as long.
+    """
+    columns = [func.sum(rows.c[name]) for name in SUMS]
+    return select(rows.c.service_tier, *columns, *_SUMMED).group_by(rows.c.service_tier)
+
+
+def _counts(rows: Iterable[Any]) -> dict[str, Counts]:
+    """By class."""
+    found: dict[str, Counts] = {}
+    for tier, *sums in rows:
+        counts = found[tier] = Counts()
+        for name, number in zip((*SUMS, *HISTOGRAMS), sums, strict=True):
+            setattr(counts, name, number if name in HISTOGRAMS else int(number))
+    return found
+
+
+_LATEST = _by_class(
+    union_all(
+        *(
+            select(
+                select_owned(SlaMinute)
+                .where(SlaMinute.service_tier == tier.value, SlaMinute.minute >= bindparam("since"))
+                .order_by(SlaMinute.minute.desc())
+                .limit(bindparam("num_minutes", type_=Integer))
+                .subquery()
+            )
+            for tier in PriorityClass
+        )
+    ).subquery()
+)
+
 Place = tuple[str, str, datetime]
 """Tenant, class, minute."""
 
 
 class SlaWriter:
-    """Every tenant's minutes and hours, and the batches they are made of."""
+    """Every tenant's minutes, hours and days, and the batches they are made of."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
@@ -89,22 +126,22 @@ class SlaWriter:
         return {(row.source, row.number) for row in claimed}
 
     async def add(self, counts: dict[Place, Counts]) -> None:
-        """Add to the minutes, and as much to their hours. All in their order, and minutes before hours, so
-        that two writers never wait for each other in a ring.
+        """Add to the minutes, and as much to their hours and days. All in their order, and the finer before
+        the coarser, so that two writers never wait for each other in a ring.
         """
-        if not counts:
-            return
-        hours: dict[Place, Counts] = {}
-        for (tenant_id, tier, minute), found in counts.items():
-            hour = minute.replace(minute=0, second=0, microsecond=0)
-            hours.setdefault((tenant_id, tier, hour), Counts()).add(found)
-        for row, places in zip(GRAINS, (counts, hours), strict=True):
-            given = [
+        for grain in GRAINS:
+            if not counts:
+                return
+            if grain is not MINUTE:
+                finer, counts = counts, {}
+                for (tenant_id, tier, at), found in finer.items():
+                    counts.setdefault((tenant_id, tier, grain.begin(at)), Counts()).add(found)
+            rows = [
                 {"tenant_id": tenant_id, "service_tier": tier, "at": at.isoformat()}
                 | {name: getattr(found, name) for name in (*SUMS, *HISTOGRAMS)}
-                for (tenant_id, tier, at), found in places.items()
+                for (tenant_id, tier, at), found in counts.items()
             ]
-            await self.session.execute(_MERGES[row], {"rows": msgspec.json.encode(given).decode()})
+            await self.session.execute(_MERGES[grain.unit], {"rows": msgspec.json.encode(rows).decode()})
 
     async def forget_batches(self, age: timedelta) -> int:
         """Forget batches that nobody will send again; how many."""
@@ -166,48 +203,24 @@ class SlaRepository(TenantRepository):
         return found
 
     async def totals(self, start: datetime, end: datetime) -> dict[str, Counts]:
-        """Sums over [start, end) by class, for classes with any: of hours, and of minutes at the edges."""
-        found = pieces(start, end)
-        if not found:
+        """Sums over [start, end) by class, for classes with any: of days, and of hours and minutes at the
+        edges.
+        """
+        parts = []
+        for piece in pieces(start, end):
+            row = piece.grain.row
+            columns = [getattr(row, name) for name in ("service_tier", *SUMS, *HISTOGRAMS)]
+            parts.append(self.select_own(row, *columns).where(piece.covers))
+        if not parts:
             return {}
-        parts = [
-            self.select_own(
-                piece.row,
-                piece.row.service_tier,
-                *(getattr(piece.row, name) for name in (*SUMS, *HISTOGRAMS)),
-            ).where(piece.covers)
-            for piece in found
-        ]
-        return await self._added((parts[0] if len(parts) == 1 else union_all(*parts)).subquery())
+        rows = (parts[0] if len(parts) == 1 else union_all(*parts)).subquery()
+        return _counts(await self.session.execute(_by_class(rows)))
 
     async def latest(self, since: datetime, num_minutes: int) -> dict[str, Counts]:
         """By class, for classes with any, sums over the last so many minutes that had any requests of it,
         none before `since`.
         """
-        parts = [
-            select(
-                self.select_own(SlaMinute)
-                .where(SlaMinute.service_tier == tier.value, SlaMinute.minute >= since)
-                .order_by(SlaMinute.minute.desc())
-                .limit(num_minutes)
-                .subquery()
-            )
-            for tier in PriorityClass
-        ]
-        return await self._added(union_all(*parts).subquery())
-
-    async def _added(self, rows: Subquery) -> dict[str, Counts]:
-        """By class. Each bucket is a sum of its own: taking the arrays apart into rows and putting them
-        together again takes twelve times as long.
-        """
-        columns = [func.sum(rows.c[name]) for name in SUMS]
-        query = select(rows.c.service_tier, *columns, *_SUMMED).group_by(rows.c.service_tier)
-        found: dict[str, Counts] = {}
-        for tier, *sums in await self.session.execute(query):
-            counts = found[tier] = Counts()
-            for name, number in zip((*SUMS, *HISTOGRAMS), sums, strict=True):
-                setattr(counts, name, number if name in HISTOGRAMS else int(number))
-        return found
+        return _counts(await self.execute_own(_LATEST, since=since, num_minutes=num_minutes))
 
     async def shares(self, since: Sequence[datetime], until: datetime) -> list[dict[str, tuple[int, int]]]:
         """For each beginning, by class: (requests, failed) up to `until`."""

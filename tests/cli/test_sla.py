@@ -1,4 +1,4 @@
-"""`rootstock sla`: hours of service levels are checked and mended."""
+"""`rootstock sla`: hours and days of service levels are checked and mended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cli.commands import refusal, run
 LAST = datetime(2025, 12, 31, 23, 59, tzinfo=UTC)
 
 
-async def test_hours_are_checked_and_mended(environment: Mapping[str, str]) -> None:
+async def test_sums_are_checked_and_mended(environment: Mapping[str, str]) -> None:
     counts = Counts(5, 1)
     counts.first_token(0.1, 0.5)
     async with (
@@ -29,10 +29,10 @@ async def test_hours_are_checked_and_mended(environment: Mapping[str, str]) -> N
     check = ("sla", "rederive", "--month", "2025-12")
     shown = await asyncio.to_thread(run, *check, code=1)
     assert shown.splitlines()[1].split() == [
-        *("tnt_a", "flex", "2025-12-31", "23:00", "requests", "first_token_histogram"),
+        *("hour", "tnt_a", "flex", "2025-12-31", "23:00", "requests", "first_token_histogram"),
         *("5", "1", "7", "4"),
     ]
-    assert "every hour" in await asyncio.to_thread(run, "sla", "rederive", "--month", "2025-11")
-    assert "1 hours made right" in await asyncio.to_thread(run, *check, "--fix")
+    assert "every hour and day" in await asyncio.to_thread(run, "sla", "rederive", "--month", "2025-11")
+    assert "1 sums made right" in await asyncio.to_thread(run, *check, "--fix")
     assert "every hour" in await asyncio.to_thread(run, *check)
     assert "2027-01" in await asyncio.to_thread(refusal, "sla", "rederive", "--month", "December")

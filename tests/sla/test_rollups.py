@@ -1,12 +1,11 @@
-"""Hours of service levels: whatever stretch is asked for comes to what its minutes come to; damage to them is
-named and mended.
+"""Hours and days of service levels: whatever stretch is asked for comes to what its minutes come to; damage
+to them is named and mended.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import astuple
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
@@ -16,21 +15,22 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from db.session import EVERY_TENANT, Database
-from sla.grains import pieces
-from sla.hours import rederive
+from sla.grains import DAY, GRAINS, HOUR, MINUTE, pieces
 from sla.incidents.repository import ServedToAll
 from sla.measures import Counts
-from sla.models import SlaHour, SlaMinute
 from sla.repository import SlaRepository, SlaWriter
+from sla.rollups import rederive
 
-NIGHT = datetime(2026, 4, 30, 20, tzinfo=UTC)
-"""A month ends in it."""
-MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+START = datetime(2026, 4, 29, tzinfo=UTC)
+"""Three days, in which a month ends."""
+NIGHT = START + timedelta(hours=44)
+AN_HOUR, A_MINUTE = timedelta(hours=1), timedelta(minutes=1)
+SPAN = (START, START + timedelta(days=3))
 TENANTS, TIERS = ("tnt_a", "tnt_b"), ("priority", "default", "flex")
 
-offsets = st.integers(0, 9 * 60)
+offsets = st.one_of(st.integers(0, 3 * 1440), st.sampled_from((1439, 1440, 2880, 2881, 2940)))
 instants = st.builds(
-    lambda minute, micros: NIGHT + minute * MINUTE + timedelta(microseconds=micros),
+    lambda minute, micros: START + minute * A_MINUTE + timedelta(microseconds=micros),
     offsets,
     st.sampled_from((0, 0, 0, 1, 59_999_999)),
 )
@@ -51,7 +51,7 @@ requests = st.lists(
 def counted(seen: Iterable[Seen]) -> dict[tuple[str, str, datetime], Counts]:
     found: dict[tuple[str, str, datetime], Counts] = {}
     for tenant, tier, minute, failed, seconds in seen:
-        counts = found.setdefault((tenant, tier, NIGHT + minute * MINUTE), Counts())
+        counts = found.setdefault((tenant, tier, START + minute * A_MINUTE), Counts())
         counts.requests += 1
         counts.failed += failed
         if not failed:
@@ -67,14 +67,15 @@ async def keep(database: Database, seen: Iterable[Seen]) -> None:
 
 async def forget(database: Database) -> None:
     async with database.write(EVERY_TENANT) as session:
-        for table in ("sla_minutes", "sla_hours"):
-            await session.execute(text(f"DELETE FROM {table}"))
+        for grain in GRAINS:
+            await session.execute(text(f"DELETE FROM {grain.table}"))
 
 
 @given(instants, instants)
 @example(NIGHT, NIGHT)
-@example(NIGHT, NIGHT + HOUR)
-@example(NIGHT + MINUTE, NIGHT + 2 * HOUR - MINUTE)
+@example(NIGHT, NIGHT + AN_HOUR)
+@example(NIGHT + A_MINUTE, NIGHT + 2 * AN_HOUR - A_MINUTE)
+@example(*SPAN)
 def test_pieces_cover_each_minute_once(start: datetime, end: datetime) -> None:
     found = pieces(start, end)
     if start >= end:
@@ -82,24 +83,26 @@ def test_pieces_cover_each_minute_once(start: datetime, end: datetime) -> None:
         return
     assert (found[0].start, found[-1].end) == (start, end)
     assert all(one.end == following.start for one, following in pairwise(found))
-    assert len(found) <= 3
+    assert len(found) <= 5, "each grain at most twice, the coarsest once"
     for piece in found:
         assert piece.start < piece.end
-        if piece.row is SlaHour:
-            assert all(not at.minute and not at.second and not at.microsecond for at in astuple(piece)[1:])
-        else:
-            assert piece.end - piece.start < 2 * HOUR
-    assert (SlaHour in {piece.row for piece in found}) == (
-        end - start >= HOUR and _has_whole_hour(start, end)
+        if piece.grain is not MINUTE:
+            assert piece.grain.begin(piece.start) == piece.start
+            assert piece.grain.begin(piece.end) == piece.end
+    for grain, coarser in pairwise(GRAINS):
+        stretches = [piece.end - piece.start for piece in found if piece.grain is grain]
+        assert all(stretch < 2 * coarser.width for stretch in stretches)
+        if len(stretches) == 2:
+            assert max(stretches) < coarser.width
+    assert end - start < timedelta(days=2) or DAY in {piece.grain for piece in found}
+    assert (
+        end - start < 2 * AN_HOUR
+        or HOUR in {piece.grain for piece in found}
+        or DAY in {piece.grain for piece in found}
     )
 
 
-def _has_whole_hour(start: datetime, end: datetime) -> bool:
-    hours = [NIGHT + number * HOUR for number in range(11)]
-    return any(start <= hour and hour + HOUR <= end for hour in hours)
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests, st.lists(st.tuples(instants, instants), min_size=1, max_size=3), st.integers(0, 30))
 async def test_any_stretch_comes_to_its_minutes(
     database: Database, seen: list[Seen], stretches: list[tuple[datetime, datetime]], cut: int
@@ -124,7 +127,7 @@ async def test_any_stretch_comes_to_its_minutes(
     assert found == shares(theirs, since, until)
     async with database.read(EVERY_TENANT) as session:
         assert await ServedToAll(session).shares(since, until) == shares(minutes, since, until)
-    assert await rederive(database, NIGHT, NIGHT + 10 * HOUR) == []
+    assert await rederive(database, *SPAN) == []
 
 
 def shares(
@@ -147,51 +150,67 @@ def shares(
 SEEN: list[Seen] = [
     ("tnt_a", "priority", 5, False, 0.08),
     ("tnt_a", "priority", 70, True, 0.08),
-    ("tnt_b", "flex", 300, False, 3.0),
+    ("tnt_b", "flex", 1740, False, 3.0),
 ]
 
 
 @pytest.mark.parametrize(
-    ("damage", "hour", "differing"),
+    ("damage", "named", "differing"),
     [
         (
             "UPDATE sla_hours SET requests = requests + 7 WHERE service_tier = 'flex'",
-            ("tnt_b", "flex", 5),
+            [("hour", "tnt_b", "flex", 29)],
             {"requests": (1, 8)},
         ),
         (
+            "UPDATE sla_days SET failed = 0 WHERE service_tier = 'priority'",
+            [("day", "tnt_a", "priority", 0)],
+            {"failed": (1, 0)},
+        ),
+        (
             "UPDATE sla_hours SET first_token_histogram[1] = 2 WHERE failed = 0 AND tenant_id = 'tnt_a'",
-            ("tnt_a", "priority", 0),
+            [("hour", "tnt_a", "priority", 0)],
             {"first_token_histogram"},
         ),
-        ("DELETE FROM sla_hours WHERE failed = 1", ("tnt_a", "priority", 1), {"requests", "failed"}),
-        ("DELETE FROM sla_minutes WHERE failed = 1", ("tnt_a", "priority", 1), {"requests", "failed"}),
+        (
+            "DELETE FROM sla_hours WHERE failed = 1",
+            [("hour", "tnt_a", "priority", 1)],
+            {"requests", "failed"},
+        ),
+        (
+            "DELETE FROM sla_minutes WHERE failed = 1",
+            [("hour", "tnt_a", "priority", 1), ("day", "tnt_a", "priority", 0)],
+            {"requests", "failed"},
+        ),
     ],
 )
-async def test_an_hour_that_is_not_its_minutes_is_named_and_mended(
+async def test_a_sum_that_is_not_its_minutes_is_named_and_mended(
     database: Database,
     damage: str,
-    hour: tuple[str, str, int],
+    named: list[tuple[str, str, str, int]],
     differing: dict[str, tuple[int, int]] | set[str],
 ) -> None:
     await keep(database, SEEN)
-    assert await rederive(database, NIGHT, NIGHT + 30 * HOUR) == []
+    assert await rederive(database, *SPAN) == []
     async with database.write(EVERY_TENANT) as session:
         await session.execute(text(damage))
-    [found] = await rederive(database, NIGHT, NIGHT + 30 * HOUR)
-    assert (found.tenant_id, found.service_tier, found.hour) == (*hour[:2], NIGHT + hour[2] * HOUR)
+    found = await rederive(database, *SPAN)
+    assert [(one.unit, one.tenant_id, one.service_tier, one.start) for one in found] == [
+        (*whose, START + hour * AN_HOUR) for *whose, hour in named
+    ]
     if isinstance(differing, dict):
-        assert found.differing == differing
+        assert [one.differing for one in found] == [differing]
     else:
-        assert differing <= found.differing.keys()
-    assert await rederive(database, NIGHT, NIGHT + 30 * HOUR, fix=True) == [found]
-    assert await rederive(database, NIGHT, NIGHT + 30 * HOUR) == []
+        assert all(differing <= one.differing.keys() for one in found)
+    assert await rederive(database, *SPAN, fix=True) == found
+    assert await rederive(database, *SPAN) == []
 
 
 async def test_mending_while_others_write_loses_nothing(database: Database) -> None:
     await keep(database, SEEN)
     async with database.write(EVERY_TENANT) as session:
         await session.execute(text("UPDATE sla_hours SET requests = requests + 7"))
+        await session.execute(text("DELETE FROM sla_days"))
 
     async def write() -> None:
         for _ in range(20):
@@ -199,17 +218,17 @@ async def test_mending_while_others_write_loses_nothing(database: Database) -> N
 
     async def mend() -> None:
         for _ in range(10):
-            await rederive(database, NIGHT, NIGHT + 10 * HOUR, fix=True)
+            await rederive(database, *SPAN, fix=True)
 
     await asyncio.gather(write(), write(), mend())
-    assert await rederive(database, NIGHT, NIGHT + 10 * HOUR) == []
+    assert await rederive(database, *SPAN) == []
     async with database.read("tnt_b") as reading:
-        found = await SlaRepository(reading, "tnt_b").totals(NIGHT, NIGHT + 10 * HOUR)
+        found = await SlaRepository(reading, "tnt_b").totals(*SPAN)
     assert found["flex"].requests == 41
 
 
 async def test_a_batch_that_fails_is_in_neither(database: Database) -> None:
-    """Minutes and hours are one transaction."""
+    """Minutes, hours and days are one transaction."""
 
     async def written_and_given_up() -> None:
         async with database.write(EVERY_TENANT) as session:
@@ -219,6 +238,6 @@ async def test_a_batch_that_fails_is_in_neither(database: Database) -> None:
     with pytest.raises(RuntimeError, match="broken"):
         await written_and_given_up()
     async with database.read(EVERY_TENANT) as session:
-        for row in (SlaMinute, SlaHour):
-            counted_rows = await session.execute(text(f"SELECT count(*) FROM {row.__tablename__}"))
+        for grain in GRAINS:
+            counted_rows = await session.execute(text(f"SELECT count(*) FROM {grain.table}"))
             assert counted_rows.scalar_one() == 0

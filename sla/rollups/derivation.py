@@ -1,27 +1,27 @@
-"""Summing the minutes up again: whether the hours are what their minutes come to, and making them so."""
+"""Summing the minutes up again: whether hours and days are what their minutes come to, and making them so."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
 
 from db.session import EVERY_TENANT, Database
-from sla.hours.repository import HourBooks, HourDifference
+from sla.rollups.repository import RollupBooks, RollupDifference
 
 _DAY = timedelta(days=1)
 
 
 async def rederive(
     database: Database, start: datetime, end: datetime, *, fix: bool = False
-) -> list[HourDifference]:
-    """Sum the minutes of [start, end), whole hours, up again, a day at a time, and name every hour that
-    differs; with `fix`, make it right, with no other writer meanwhile. Raises DatabaseUnavailable.
+) -> list[RollupDifference]:
+    """Sum the minutes of [start, end), whole UTC days, up again, a day at a time, and name every hour and day
+    that differs; with `fix`, make it right, with no other writer meanwhile. Raises DatabaseUnavailable.
     """
     found = []
     while start < end:
-        following = min(end, start + _DAY)
+        following = start + _DAY
         session_of = database.write if fix else database.read
         async with session_of(EVERY_TENANT) as session:
-            books = HourBooks(session)
+            books = RollupBooks(session)
             if fix:
                 await books.hold()
             differences = await books.differences(start, following)

@@ -1,0 +1,6 @@
+"""The hours and days of service levels beside the minutes they are sums of."""
+
+from sla.rollups.derivation import rederive
+from sla.rollups.repository import RollupDifference
+
+__all__ = ["RollupDifference", "rederive"]
