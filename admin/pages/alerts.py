@@ -77,7 +77,7 @@ class AlertForm:
     alert: AlertRow | None
     """None: it is to be made."""
     projects: list[tuple[str, str]]
-    """(value, words) of what it can be for."""
+    """(value, words) of what it can be for; none of one that there is."""
     hears: Sequence[str]
     """Who hears of alerts that name nobody."""
     mailed: list[MailRow]
@@ -112,23 +112,23 @@ class AlertsPage:
 
     async def form(self, tenant_id: str, alert_id: str | None) -> AlertForm:
         """Raises SpendAlertNotFound, DatabaseUnavailable."""
-        projects = await self._projects.list(tenant_id, limit=MAX_PROJECTS, newest_first=False)
-        choices = [
-            ("", "All that the organisation spends"),
-            *((one.id, f"Project {one.name}") for one in projects),
-        ]
         if alert_id is None:
+            projects = await self._projects.list(tenant_id, limit=MAX_PROJECTS, newest_first=False)
+            choices = [
+                ("", "All that the organisation spends"),
+                *((one.id, f"Project {one.name}") for one in projects),
+            ]
             return AlertForm(None, choices, await self._alerts.recipients(tenant_id), [])
         found = await self._alerts.watched(tenant_id, alert_id, datetime.now(UTC), num_mailed=MAILED)
         alert = found.alert
-        names = {one.id: one.name for one in projects}
-        if alert.project_id is not None and alert.project_id not in names:  # archived
-            named = await self._names.of(tenant_id, [alert.project_id])
-            names |= {id_: one.name for id_, one in named.items()}
-        hard, spent = await self._hard(tenant_id), await self._spent(tenant_id, {_budget(alert)})
-        row = _row(alert, found.raised_at, names, hard, spent)
+        whose = [alert.project_id] if alert.project_id else []
+        names = await self._names.of(tenant_id, whose) if whose else {}
+        hard = await self._hard(tenant_id) if alert.percent is not None else {}
+        spent = await self._spent(tenant_id, {_budget(alert)})
+        called = {id_: named.name for id_, named in names.items()}
+        row = _row(alert, found.raised_at, called, hard, spent)
         mailed = [_mail(delivery, told) for delivery, told in found.mailed]
-        return AlertForm(row, choices, found.default_recipients, mailed)
+        return AlertForm(row, [], found.default_recipients, mailed)
 
     async def _hard(self, tenant_id: str) -> dict[Limit, int]:
         """What can be spent at most, by budget."""

@@ -15,6 +15,7 @@ class Statements:
 
     def __init__(self, database: Database) -> None:
         self.seen: list[str] = []
+        self.num_transactions = 0
         self._engine = database.engine.sync_engine
 
     def __enter__(self) -> Statements:
@@ -27,5 +28,7 @@ class Statements:
         event.remove(self._engine, "before_cursor_execute", self._note)
 
     def _note(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if not statement.startswith("SELECT set_config('rootstock.tenant'"):
+        if statement.startswith("SELECT set_config('rootstock.tenant'"):
+            self.num_transactions += 1
+        else:
             self.seen.append(statement)
