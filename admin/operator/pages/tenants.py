@@ -5,6 +5,7 @@ Owns reading the filter and how standing is put into words. Refuses to know HTTP
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -118,8 +119,11 @@ class TenantPages:
     async def one(self, tenant_id: str) -> TenantPage:
         """Raises TenantNotFound, DatabaseUnavailable."""
         tenant = await self._account.tenants.find_tenant(tenant_id)
-        organisation = await self._directory.organisation(tenant, num_members=MEMBERS)
-        customer = await self._customers.one(tenant.id, datetime.now(UTC), num_invoices=INVOICES)
+        organisation, customer, adapters = await asyncio.gather(
+            self._directory.organisation(tenant, num_members=MEMBERS),
+            self._customers.one(tenant.id, datetime.now(UTC), num_invoices=INVOICES),
+            self._catalogue.adapters(tenant.id, limit=ADAPTERS),
+        )
         return TenantPage(
             tenant,
             state_of(tenant),
@@ -132,7 +136,7 @@ class TenantPages:
             customer.account,
             customer.balance,
             customer.invoices,
-            await self._catalogue.adapters(tenant.id, limit=ADAPTERS),
+            adapters,
         )
 
 
