@@ -30,7 +30,6 @@ from billing.invoices.service import InvoiceService
 from billing.invoices.verification import InvoiceVerification
 from billing.notifications.service import WebhookService
 from billing.payments.service import PaymentService
-from billing.reports.costs import CostReports
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from billing.statements import Statements
@@ -86,7 +85,6 @@ class BillingServices:
     invoices: InvoiceService
     verification: InvoiceVerification
     credits: CreditService
-    costs: CostReports
     statements: Statements
     payments: PaymentService
     alerts: SpendAlertService

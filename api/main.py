@@ -55,7 +55,6 @@ from billing.payments.service import PaymentService
 from billing.payments.settings import StripeSettings
 from billing.pricing import PriceBook
 from billing.reconciliation.service import ReconciliationService
-from billing.reports.costs import CostReports
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from billing.statements import Statements
@@ -253,7 +252,6 @@ def _billing(
         invoices=invoices,
         verification=InvoiceVerification(rows),
         credits=CreditService(rows, cache),
-        costs=CostReports(rows),
         statements=Statements(rows, invoices),
         payments=payments,
         alerts=SpendAlertService(rows),

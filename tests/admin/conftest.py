@@ -35,7 +35,6 @@ from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
 from billing.payments.gateway import PaymentGateway
 from billing.payments.service import PaymentService
-from billing.reports.costs import CostReports
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from billing.statements import Statements
@@ -166,7 +165,6 @@ def billing_services(
         invoices=invoices,
         verification=InvoiceVerification(database),
         credits=CreditService(database, redis_client),
-        costs=CostReports(database),
         statements=Statements(database, invoices),
         payments=PaymentService(database, gateway, return_url="http://127.0.0.1/console/billing"),
         alerts=SpendAlertService(database),
