@@ -7,12 +7,13 @@ hours and minutes. Refuses to know whose rows are read, and what is summed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, func, literal, or_
+from sqlalchemy import CompoundSelect, Select, Subquery, and_, bindparam, func, or_, union_all
 
 from sla.models import SlaDay, SlaHour, SlaMinute
 
@@ -52,6 +53,10 @@ ROLLUPS = (HOUR, DAY)
 """Sums of the minutes."""
 
 
+_PLACES = (MINUTE, HOUR, DAY, HOUR, MINUTE)
+"""A stretch is of as many pieces at most, in this order: statements over one are made once."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A stretch of time that one grain's rows make up whole."""
@@ -59,11 +64,6 @@ class Piece:
     grain: Grain
     start: datetime
     end: datetime
-
-    @property
-    def covers(self) -> ColumnElement[bool]:
-        """Whether a row is of it."""
-        return and_(self.grain.at >= self.start, self.grain.at < self.end)
 
 
 def pieces(start: datetime, end: datetime) -> list[Piece]:
@@ -83,36 +83,74 @@ def _cut(start: datetime, end: datetime, place: int) -> list[Piece]:
     return [*_cut(start, first, place - 1), Piece(grain, first, last), *_cut(last, end, place - 1)]
 
 
-def share_queries(
-    since: Sequence[datetime], until: datetime, select_of: Callable[..., Select[Any]]
-) -> list[Select[Any]]:
-    """Of each grain that is needed, by class: requests and failed of each stretch from one of `since` up to
-    `until`. `select_of(row, *columns)` begins a query of the rows that count.
+def stretch(select_of: Callable[..., Select[Any]], names: Sequence[str]) -> Subquery:
+    """These columns of the rows of a stretch, whose `bounds` the statement is run with. `select_of(row,
+    *columns)` begins a query of the rows that count.
     """
-    stretches = [pieces(start, until) for start in since]
-    found = []
+    parts = [
+        select_of(grain.row, *(getattr(grain.row, name) for name in names)).where(
+            grain.at >= bindparam(f"from_{place}"), grain.at < bindparam(f"until_{place}")
+        )
+        for place, grain in enumerate(_PLACES)
+    ]
+    return union_all(*parts).subquery()
+
+
+def bounds(start: datetime, end: datetime) -> dict[str, datetime]:
+    """Of [start, end); pieces that it has not are empty."""
+    return _named("", start, end)
+
+
+def _named(prefix: str, start: datetime, end: datetime) -> dict[str, datetime]:
+    spans, place = [(start, start)] * len(_PLACES), 0
+    for piece in pieces(start, end):
+        place = next(n for n in range(place, len(_PLACES)) if _PLACES[n] is piece.grain)
+        spans[place] = (piece.start, piece.end)
+        place += 1
+    return {
+        f"{prefix}{side}_{number}": moment
+        for number, span in enumerate(spans)
+        for side, moment in zip(("from", "until"), span, strict=True)
+    }
+
+
+@functools.cache
+def shares_of(select_of: Callable[..., Select[Any]], num_stretches: int) -> CompoundSelect[Any]:
+    """Rows (class, requests and failed of each stretch), several of a class, to be added up. Run with
+    `share_bounds`. Only what lies in one of the stretches is read, once.
+    """
+    parts = []
     for grain in GRAINS:
-        of_grain = [[piece.covers for piece in stretch if piece.grain is grain] for stretch in stretches]
-        every = [covers for stretch in of_grain for covers in stretch]
-        if not every:
-            continue
-        row = grain.row
-        columns = [
-            func.coalesce(func.sum(counted).filter(or_(*stretch)), 0) if stretch else literal(0)
-            for stretch in of_grain
-            for counted in (row.requests, row.failed)
-        ]
-        query = select_of(row, row.service_tier, *columns)
-        found.append(query.where(or_(*every)).group_by(row.service_tier))
+        row, every, columns = grain.row, [], []
+        for number in range(num_stretches):
+            within = [
+                and_(
+                    grain.at >= bindparam(f"s{number}_from_{place}"),
+                    grain.at < bindparam(f"s{number}_until_{place}"),
+                )
+                for place, one in enumerate(_PLACES)
+                if one is grain
+            ]
+            every += within
+            columns += [func.sum(counted).filter(or_(*within)) for counted in (row.requests, row.failed)]
+        parts.append(select_of(row, row.service_tier, *columns).where(or_(*every)).group_by(row.service_tier))
+    return union_all(*parts)
+
+
+def share_bounds(since: Sequence[datetime], until: datetime) -> dict[str, datetime]:
+    """Of the stretches from each of `since` up to `until`."""
+    found: dict[str, datetime] = {}
+    for number, start in enumerate(since):
+        found |= _named(f"s{number}_", start, until)
     return found
 
 
-def add_shares(answers: Sequence[Sequence[Any]], num_stretches: int) -> Shares:
-    """What the queries' rows come to together: for each stretch by class (requests, failed)."""
+def added(rows: Iterable[Any], num_stretches: int) -> Shares:
+    """What the rows come to together: for each stretch by class (requests, failed)."""
     found: Shares = [{} for _ in range(num_stretches)]
-    for rows in answers:
-        for tier, *numbers in rows:
-            for place, stretch in enumerate(found):
-                requests, failed = stretch.get(tier, (0, 0))
-                stretch[tier] = (requests + int(numbers[2 * place]), failed + int(numbers[2 * place + 1]))
+    for tier, *numbers in rows:
+        for place, stretch in enumerate(found):
+            requests, failed = stretch.get(tier, (0, 0))
+            of_row = (int(number or 0) for number in numbers[2 * place : 2 * place + 2])
+            stretch[tier] = (requests + next(of_row), failed + next(of_row))
     return found

@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository, select_owned
 from engine.protocol import PriorityClass
-from sla.grains import GRAINS, MINUTE, add_shares, pieces, share_queries
+from sla.grains import GRAINS, MINUTE, added, bounds, share_bounds, shares_of, stretch
 from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts
 from sla.models import PlanTerms, SlaBatch, SlaMinute, TenantPlan
 
@@ -91,6 +91,7 @@ def _counts(rows: Iterable[Any]) -> dict[str, Counts]:
     return found
 
 
+_TOTALS = _by_class(stretch(select_owned, ("service_tier", *SUMS, *HISTOGRAMS)))
 _LATEST = _by_class(
     union_all(
         *(
@@ -206,15 +207,7 @@ class SlaRepository(TenantRepository):
         """Sums over [start, end) by class, for classes with any: of days, and of hours and minutes at the
         edges.
         """
-        parts = []
-        for piece in pieces(start, end):
-            row = piece.grain.row
-            columns = [getattr(row, name) for name in ("service_tier", *SUMS, *HISTOGRAMS)]
-            parts.append(self.select_own(row, *columns).where(piece.covers))
-        if not parts:
-            return {}
-        rows = (parts[0] if len(parts) == 1 else union_all(*parts)).subquery()
-        return _counts(await self.session.execute(_by_class(rows)))
+        return _counts(await self.execute_own(_TOTALS, **bounds(start, end)))
 
     async def latest(self, since: datetime, num_minutes: int) -> dict[str, Counts]:
         """By class, for classes with any, sums over the last so many minutes that had any requests of it,
@@ -226,5 +219,5 @@ class SlaRepository(TenantRepository):
         """For each beginning, by class: (requests, failed) up to `until`."""
         if not since:
             return []
-        queries = share_queries(since, until, self.select_own)
-        return add_shares([(await self.session.execute(query)).all() for query in queries], len(since))
+        statement = shares_of(select_owned, len(since))
+        return added(await self.execute_own(statement, **share_bounds(since, until)), len(since))

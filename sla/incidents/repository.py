@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sla.grains import Row, add_shares, share_queries
+from sla.grains import Row, added, share_bounds, shares_of
 from sla.incidents.models import Incident, IncidentNote
 
 
@@ -44,6 +44,10 @@ class IncidentRepository:
         return (await self.session.execute(query.order_by(IncidentNote.id))).scalars().all()
 
 
+def _of_everybody(row: Row, *columns: Any) -> Select[Any]:
+    return select(*columns).select_from(row)
+
+
 class ServedToAll:
     """Every tenant's rows together. The session's scope is every tenant."""
 
@@ -52,9 +56,7 @@ class ServedToAll:
 
     async def shares(self, since: Sequence[datetime], until: datetime) -> list[dict[str, tuple[int, int]]]:
         """For each beginning, by class: (requests, failed) up to `until`."""
-        queries = share_queries(since, until, _of_everybody)
-        return add_shares([(await self.session.execute(query)).all() for query in queries], len(since))
-
-
-def _of_everybody(row: Row, *columns: Any) -> Select[Any]:
-    return select(*columns).select_from(row)
+        if not since:
+            return []
+        statement = shares_of(_of_everybody, len(since))
+        return added(await self.session.execute(statement, share_bounds(since, until)), len(since))
