@@ -7,6 +7,7 @@ Owns the paths, and that a plan with tenants on it is changed only as it was whe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -20,6 +21,7 @@ from admin.operator.pages import plan_fields
 from admin.operator.pages.plan_fields import GROUPS, MAX_FIELDS
 from admin.operator.pages.plans import Draft, PlanPages
 from admin.services import ConsoleServices
+from billing.previews.service import Preview
 from tenants.errors import PlanChanged
 from tenants.plans import STANDARD
 
@@ -34,7 +36,10 @@ class PlanRoutes:
         self._frame = frame
         self._plans = services.account.plans
         self._tenants = services.account.tenants
-        self._pages = PlanPages(services.account.plans, services.account.tenants)
+        operation = services.operation
+        self._pages = PlanPages(
+            services.account.plans, services.account.tenants, operation.prices, operation.previews
+        )
         self._explanations = services.explanations
         self._refusals = problems.refusals(services.explanations)
 
@@ -90,7 +95,17 @@ class PlanRoutes:
             return self._edit(request, operator, draft, plan_fields.written(draft.plan))
         values, beside = plan_fields.read_values(given)
         draft = await self._pages.draft(plan_id, None if beside else values)
-        return self._edit(request, operator, draft, given, 422 if beside else 200, beside, is_looked_at=True)
+        effect = None if beside else await self._pages.effect(draft, values, datetime.now(UTC))
+        return self._edit(
+            request,
+            operator,
+            draft,
+            given,
+            422 if beside else 200,
+            beside,
+            is_looked_at=True,
+            effect=effect,
+        )
 
     async def change(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         plan_id = request.path_params["plan"]
@@ -155,8 +170,9 @@ class PlanRoutes:
         beside: problems.Problems = problems.NONE,
         *,
         is_looked_at: bool = False,
+        effect: Preview | None = None,
     ) -> Response:
-        context = {"draft": draft, "is_looked_at": is_looked_at}
+        context = {"draft": draft, "is_looked_at": is_looked_at, "effect": effect}
         return self._form(request, "operator/plan_edit.html", operator, given, status, beside, **context)
 
     def _form(

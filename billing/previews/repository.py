@@ -67,3 +67,8 @@ class PricedSums:
             .where(Tenant.id != OPERATOR_TENANT)
         )
         return (await self.session.execute(query)).all()
+
+    async def on_plan(self, plan_id: str) -> dict[str, str]:
+        """Names of the tenants that are on it, by their ids."""
+        query = select(Tenant.id, Tenant.name).where(Tenant.plan_id == plan_id, Tenant.id != OPERATOR_TENANT)
+        return {row.id: row.name for row in await self.session.execute(query)}

@@ -1,4 +1,4 @@
-"""Other prices, tried on a month that is over: what it cost each tenant, and what it would have.
+"""Other prices, or another plan, tried on a month that is over: what it cost each tenant, and what it would.
 
 Requests are taken from the sums of days: they are rounded up one by one when they are billed, which sums
 cannot be, so a line is exact but for less than a micro-USD for each of its requests. A class of service pays
@@ -54,6 +54,20 @@ class Preview:
         return sum(line.after for line in self.lines)
 
 
+@dataclass(frozen=True, slots=True)
+class PlanCosts:
+    """What of a plan decides what its tenants pay. Money is micro-USD."""
+
+    percents: Mapping[str, int]
+    """Of the price, by class of service."""
+    monthly_fee: int
+    included_usage: int
+
+    def due(self, used: int) -> int:
+        """For a month in which usage came to so much."""
+        return self.monthly_fee + max(0, used - self.included_usage)
+
+
 class PricePreviews:
     """For the operator."""
 
@@ -62,8 +76,7 @@ class PricePreviews:
 
     async def preview(self, draft: PriceVersion, now: datetime) -> Preview:
         """The last month that is over by `now`. Raises DatabaseUnavailable."""
-        this = month_of(now)
-        month = date(this.year - (this.month == 1), (this.month - 2) % 12 + 1, 1)
+        month = _last_month(now)
         start, end = span(month)
         async with self._database.read(EVERY_TENANT) as session:
             sums = PricedSums(session)
@@ -84,7 +97,48 @@ class PricePreviews:
         for tenant_id, cost in _storage(stored, start, end, draft):
             _add(totals, tenant_id, 0, 0, cost)
         lines = [PreviewLine(tenant, names.get(tenant, tenant), *sums_) for tenant, sums_ in totals.items()]
-        return Preview(month, sorted(lines, key=lambda line: (-abs(line.difference), line.tenant_name)))
+        return Preview(month, _sorted(lines))
+
+    async def preview_plan(
+        self, version: PriceVersion, plan_id: str, before: PlanCosts, after: PlanCosts, now: datetime
+    ) -> Preview:
+        """What the last month that is over would come to for the tenants that are on the plan now, at the
+        prices of `version`: fee and usage, by the plan as it is and as it would be. What is charged besides
+        requests stays as it was. Raises DatabaseUnavailable.
+        """
+        month = _last_month(now)
+        start, end = span(month)
+        async with self._database.read(EVERY_TENANT) as session:
+            sums = PricedSums(session)
+            names = await sums.on_plan(plan_id)
+            used, charged = await sums.used(start, end), await sums.charged(start, end)
+        totals = {tenant_id: [0, 0, 0] for tenant_id in names}
+        for row in used:
+            if row.tenant_id in names:
+                usage = Usage(int(row.prompt_tokens), int(row.cached_tokens), int(row.completion_tokens))
+                costs = [
+                    version.rate(plan.percents.get(row.service_tier, 100), row.on_adapter).cost(usage)
+                    for plan in (before, after)
+                ]
+                _add(totals, row.tenant_id, int(row.num_requests), *costs)
+        for row in charged:
+            if row.tenant_id in names:
+                _add(totals, row.tenant_id, 0, int(row.cost), int(row.cost))
+        lines = [
+            PreviewLine(tenant_id, names[tenant_id], requests, before.due(old), after.due(new))
+            for tenant_id, (requests, old, new) in totals.items()
+        ]
+        return Preview(month, _sorted(lines))
+
+
+def _last_month(now: datetime) -> date:
+    this = month_of(now)
+    return date(this.year - (this.month == 1), (this.month - 2) % 12 + 1, 1)
+
+
+def _sorted(lines: list[PreviewLine]) -> list[PreviewLine]:
+    """Whom it changes most first."""
+    return sorted(lines, key=lambda line: (-abs(line.difference), line.tenant_name))
 
 
 def _add(totals: dict[str, list[int]], tenant_id: str, requests: int, before: int, after: int) -> None:

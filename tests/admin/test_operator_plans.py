@@ -10,12 +10,15 @@ import httpx
 import pytest
 
 from admin.operator.pages import plan_fields
-from engine.protocol import PriorityClass
+from billing.months import begin, month_of
+from billing.rates import Rate
+from engine.protocol import PriorityClass, Usage
 from sla.repository import SlaRepository
 from tenants.audit.service import OPERATOR_CHAIN
 from tenants.plans import STANDARD, PlanChanges
 from tests.admin.conftest import Site, csrf_token
 from tests.admin.operators import OPERATOR_EMAIL, operate, post
+from tests.support.booked import request, write
 
 HERE = "/operator/plans"
 XSS = "\"'><img src=x onerror=alert(1)>"
@@ -194,6 +197,25 @@ async def test_a_change_is_looked_at_before_it_is_made(site: Site, visitor: http
     assert before.end == after.start
     # Twice the same form: the plan is another one than was looked at.
     assert (await confirm(visitor, here, looked_at)).status_code == 409
+
+
+async def test_a_change_of_costs_is_tried_on_the_last_month(site: Site, visitor: httpx.AsyncClient) -> None:
+    await site.operation.prices.add(input=1_000_000, cached_input=1_000_000, output=1_000_000)
+    before = begin(month_of(begin(month_of(datetime.now(UTC))) - timedelta(days=1))) + timedelta(days=3)
+    used = {"usage": Usage(2_000_000, 0, 0), "rate": Rate("prc_1", 1_000_000, 1_000_000, 1_000_000)}
+    event = request(site.tenant_id, before.timestamp(), tier="flex", **used)  # type: ignore[arg-type]
+    await write(site.place.database, [event])
+    plan = await site.account.plans.create("gold")
+    await site.account.plans.set_tenant_plan(site.tenant_id, "gold")
+    await operate(site, visitor)
+    here = f"{HERE}/{plan.id}"
+    looked_at = await look(visitor, here, {"flex_price_percent": "25", "monthly_fee": "3"})
+    told = re.sub(r"<[^>]+>", " ", looked_at.text.partition('id="effect"')[2].partition("</table>")[0])
+    name = (await site.tenants.find_tenant(site.tenant_id)).name
+    # 2 M tokens at a half, and at a quarter with the fee.
+    assert f"What {before:%B %Y} would have come to" in told
+    assert told.split()[-5:] == [name, "1", "$1.00", "$3.50", "+$2.50"]
+    assert 'id="effect"' not in (await look(visitor, here, {"max_adapters": "7"})).text
 
 
 async def test_a_change_of_another_plan_than_was_seen_is_shown_again(

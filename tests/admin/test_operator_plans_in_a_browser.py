@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from playwright.async_api import expect
 
-from engine.protocol import PriorityClass
+from billing.months import begin, month_of
+from billing.rates import Rate
+from engine.protocol import PriorityClass, Usage
 from tenants.operators.service import OperatorAccounts
 from tenants.plans import PlanChanges
 from tests.admin.browsing import Visit, chromium, visit
 from tests.admin.conftest import PASSWORD, Site
 from tests.admin.operators import OPERATOR_EMAIL
+from tests.support.booked import request, write
 from tests.support.serving import served
 
 LIGHT, DARK = ("light", 1280, ()), ("dark", 390, ("color-contrast", "link-in-text-block"))
@@ -23,6 +27,11 @@ SHOTS = os.environ.get("ROOTSTOCK_TEST_SCREENSHOTS")
 async def test_a_plan_is_made_and_changed(site: Site) -> None:
     await OperatorAccounts(site.place.database, site.redis).add(OPERATOR_EMAIL, PASSWORD)
     tenant = await site.tenants.find_tenant(site.tenant_id)
+    await site.operation.prices.add(input=200_000, cached_input=100_000, output=800_000)
+    before = begin(month_of(begin(month_of(datetime.now(UTC))) - timedelta(days=1))) + timedelta(days=3)
+    usage, rate = Usage(40_000_000, 1_000_000, 900_000), Rate("prc_x", 200_000, 100_000, 800_000)
+    events = [request(site.tenant_id, before.timestamp(), usage=usage, rate=rate) for _ in range(3)]
+    await write(site.place.database, events)
     async with chromium() as browser, served(site.whole) as origin:
         seen = await visit(await browser.new_context(viewport={"width": 1280, "height": 900}), origin)
         page = seen.page
@@ -91,6 +100,7 @@ async def _each_page(site: Site, seen: Visit, plan_id: str) -> list[str]:
                 await seen.page.fill("#monthly_fee", "30")
                 await seen.page.click("button:text-is('Look at what would change')")
                 await expect(seen.page.locator("#differences")).to_be_visible()
+                await expect(seen.page.locator("#effect")).to_contain_text("+$5.00")
             else:
                 await seen.page.fill("#max_adapters", "many")
                 await seen.page.click("button:text-is('Look at what would change')")

@@ -20,6 +20,7 @@ from admin.amounts import read_dollars
 from admin.operator.pages.prices import written as dollars_written
 from admin.pages.limits import amount_words, amount_written, read_amount, title_of
 from admin.problems import Problems, Refused
+from billing.previews.service import PlanCosts
 from engine.protocol import PriorityClass
 from tenants.limits.kinds import MAX_AMOUNT, MAX_RATE, Metric
 from tenants.plans import MOST, SETTABLE, PlanChanges
@@ -353,6 +354,17 @@ def changes(plan: PlanView, values: Mapping[str, Any]) -> PlanChanges:
         else:
             parts[field.part][field.key] = value
     return PlanChanges(**numbers, limits=parts["limits"], gate=parts["gate"], terms=terms)
+
+
+def costs(plan: PlanView, values: Mapping[str, Any] | None = None) -> PlanCosts:
+    """What the plan's tenants pay by, as it is, or as it would be with the values."""
+    found = {field.name: field.of(plan) for field in FIELDS} if values is None else values
+    percents = {tier.value: found[f"{tier}_price_percent"] for tier in PriorityClass}
+    return PlanCosts(percents, found["monthly_fee"], found["included_usage"])
+
+
+def costs_otherwise(plan: PlanView, values: Mapping[str, Any]) -> bool:
+    return costs(plan) != costs(plan, values)
 
 
 def _same(one: Any, other: Any) -> bool:

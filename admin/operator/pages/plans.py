@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from admin.operator.pages import plan_fields
 from admin.operator.pages.plan_fields import GROUPS, Difference, Field
+from billing.previews.service import Preview, PricePreviews
+from billing.pricing import PriceService, PriceVersion
 from tenants.limits.kinds import Metric
 from tenants.models import Tenant
 from tenants.plans import PlanService, revision
@@ -71,9 +74,13 @@ class Move:
 class PlanPages:
     """Gathers the pages."""
 
-    def __init__(self, plans: PlanService, tenants: TenantService) -> None:
+    def __init__(
+        self, plans: PlanService, tenants: TenantService, prices: PriceService, previews: PricePreviews
+    ) -> None:
         self._plans = plans
         self._tenants = tenants
+        self._prices = prices
+        self._previews = previews
 
     async def list(self) -> list[PlanRow]:
         """Raises DatabaseUnavailable."""
@@ -96,6 +103,17 @@ class PlanPages:
         plan, counts = await asyncio.gather(self._plans.find_by_id(plan_id), self._plans.num_tenants())
         differences = [] if values is None else plan_fields.differences(plan, values)
         return Draft(plan, counts.get(plan.id, 0), differences, revision(plan))
+
+    async def effect(self, draft: Draft, values: Mapping[str, Any], now: datetime) -> Preview | None:
+        """What the change would have made of the last month's bills; None where it changes none. Raises
+        DatabaseUnavailable.
+        """
+        if not (draft.tenants and plan_fields.costs_otherwise(draft.plan, values)):
+            return None
+        in_effect = [one for one in await self._prices.list() if one.effective_from <= now]
+        version = in_effect[-1] if in_effect else PriceVersion("", now, 0, 0, 0)
+        before, after = plan_fields.costs(draft.plan), plan_fields.costs(draft.plan, values)
+        return await self._previews.preview_plan(version, draft.plan.id, before, after, now)
 
     async def move(self, tenant_id: str, plan: str) -> Move:
         """Raises TenantNotFound, PlanNotFound, DatabaseUnavailable."""

@@ -9,7 +9,7 @@ import redis.asyncio
 from sqlalchemy import text
 
 from billing.charges import CALIBRATION, STORAGE, ChargeBook, Due
-from billing.previews.service import PricePreviews
+from billing.previews.service import PlanCosts, PricePreviews
 from billing.pricing import PriceVersion
 from billing.rates import Rate
 from db.session import EVERY_TENANT, Database
@@ -85,3 +85,37 @@ async def test_storage_is_what_was_stored_and_calibrations_what_was_charged(
     assert (await PricePreviews(database).preview(free, NOW)).after == 0
     january = await PricePreviews(database).preview(DRAFT, datetime(2027, 1, 3, tzinfo=UTC))
     assert (january.month.isoformat(), january.lines) == ("2026-12-01", [])
+
+
+async def test_a_plan_is_tried_on_what_its_own_tenants_used(
+    database: Database, redis_client: redis.asyncio.Redis
+) -> None:
+    plans = PlanService(database, redis_client)
+    plan = await plans.create("cheap")
+    acme, idle, other = [
+        await TenantService(database, redis_client).create_tenant(name) for name in ("acme", "idle", "other")
+    ]
+    for tenant in (acme, idle):
+        await plans.set_tenant_plan(tenant.id, "cheap")
+    used = {"default": Usage(1_000_000, 0, 1_000_000), "flex": Usage(2_000_000, 1_000_000, 0)}
+    at, rate = (START + timedelta(days=3)).timestamp(), Rate("prc_old", 1, 1, 1)
+    events = [
+        request(tenant.id, at, usage=usage, rate=rate, tier=tier)
+        for tenant in (acme, other)
+        for tier, usage in used.items()
+    ]
+    late = request(acme.id, (START + timedelta(days=40)).timestamp(), usage=used["default"], rate=rate)
+    await write(database, [*events, late])
+    before = PlanCosts({"default": 100, "flex": 50}, 0, 0)
+    after = PlanCosts({"default": 100, "flex": 25}, 5_000_000, 1_000_000)
+    found = await PricePreviews(database).preview_plan(DRAFT, plan.id, before, after, NOW)
+    # 1 M in, 1 M out; and of 1 M in and 1 M from the cache a half, or a quarter.
+    default, flex = 310_000 + 1_230_000, 310_000 + 70_000
+    bills = {
+        acme.id: (2, default + flex // 2, 5_000_000 + default + flex // 4 - 1_000_000),
+        idle.id: (0, 0, 5_000_000),
+    }
+    assert {line.tenant_id: (line.requests, line.before, line.after) for line in found.lines} == bills
+    assert [line.tenant_name for line in found.lines] == ["idle", "acme"], "whom it changes most first"
+    covering = PlanCosts({}, 0, 10**9)
+    assert (await PricePreviews(database).preview_plan(DRAFT, plan.id, before, covering, NOW)).after == 0
