@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli import operator
 from cli.datadir import DataDir, read_json, write_private_json
+from cli.demo_billing import bill_last_month
 from cli.errors import CliError
 from cli.operator import Services
 from cli.programs import CHECKOUT, Service
@@ -36,6 +37,8 @@ TERMS = {"priority": {"allowed": True, "contracted_tokens_per_minute": 20_000}}
 """Every class, and so little priority that a few busy clients see what lies above a contract."""
 INPUT_PRICE, OUTPUT_PRICE = 150_000, 600_000
 """Micro-USD per million tokens."""
+MONTHLY_FEE = 20_000_000
+"""Micro-USD."""
 
 
 @dataclass
@@ -108,6 +111,8 @@ class Demo:
                 await self._keep_user(services, acme.id, EMAIL)
                 await self._keep_user(services, OPERATOR_TENANT, OPERATOR_EMAIL, "operator_")
                 await operator.register_adapters(services, acme.id, self._refs, self._base_digest)
+                if service.payments:
+                    await bill_last_month(services, acme.id)
 
     async def _keep_key(self, services: Services, tenant: Tenant, fact: str, kind: Any) -> None:
         """Keep the key in `fact` while it is valid and this tenant's, else make another."""
@@ -148,7 +153,7 @@ class Demo:
                 wanted = f"demo-{secrets.token_hex(4)}@{email.partition('@')[2]}"
         self._facts |= {f"{whose}email": wanted, f"{whose}password": password}
 
-    def publish(self, url: str) -> dict[str, Any]:
+    def publish(self, url: str, payments_url: str | None = None) -> dict[str, Any]:
         """Write `demo.json`: everything serves. Returns what it says."""
         facts = {
             "base_url": f"{url}/v1",
@@ -163,6 +168,8 @@ class Demo:
             "adapters": self.adapters,
             "other_api_key": self._facts["other_api_key"],
         }
+        if payments_url is not None:
+            facts["payments_double_url"] = payments_url
         write_private_json(self.data.demo_file, facts)
         self._aside.unlink(missing_ok=True)
         return facts
@@ -187,7 +194,7 @@ async def sell(services: Services, tenants: tuple[Tenant, ...]) -> None:
     if not await prices.list():
         await prices.add(input=INPUT_PRICE, cached_input=INPUT_PRICE // 2, output=OUTPUT_PRICE)
     with contextlib.suppress(NameTaken):  # made by an earlier start
-        await services.accounts.plans.create(PLAN, PlanChanges(terms=TERMS))
+        await services.accounts.plans.create(PLAN, PlanChanges(terms=TERMS, monthly_fee=MONTHLY_FEE))
     for tenant in tenants:
         if (await services.accounts.plans.of_tenant(tenant.id)).id == STANDARD_PLAN:
             await services.accounts.plans.set_tenant_plan(tenant.id, PLAN)

@@ -33,6 +33,8 @@ class Welcome:
     api_key: str | None = None
     """Shown only for the demo: a real key is shown once, by `rootstock key create`."""
     sign_in: str | None = None
+    payments: str | None = None
+    """By whom they are taken, where that is not Stripe."""
 
     def curl(self) -> str:
         """A request to paste into a shell."""
@@ -63,6 +65,8 @@ class Welcome:
         rows = [("API", self.base_url), ("Console", self.console_url), ("Metrics", self.metrics_url)]
         if self.sign_in:
             rows.append(("Sign in", self.sign_in))
+        if self.payments:
+            rows.append(("Payments", self.payments))
         return [*rows, ("Data, logs", self.data_dir)]
 
 

@@ -57,7 +57,7 @@ def invoice_list(tenant: Tenant, data: Data = None) -> None:
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         owner = await services.accounts.tenants.find_tenant(tenant)
-        found = await _invoices(services).list(owner.id, limit=1000)
+        found = await invoice_service(services).list(owner.id, limit=1000)
         return [
             (
                 one.name,
@@ -79,7 +79,7 @@ def invoice_show(invoice: InvoiceId, pdf: Out = None, data: Data = None) -> None
     """Show an invoice's lines."""
 
     async def work(services: Services) -> InvoiceView:
-        invoices = _invoices(services)
+        invoices = invoice_service(services)
         return await invoices.find(await invoices.owner(invoice), invoice)
 
     _show(call(data, work), pdf)
@@ -99,7 +99,7 @@ def invoice_preview(
 
         owner = await services.accounts.tenants.find_tenant(tenant)
         now = datetime.now(UTC)
-        return await _invoices(services).preview(
+        return await invoice_service(services).preview(
             owner.id, month_of(now) if month is None else parse(month), now=now
         )
 
@@ -113,7 +113,7 @@ def invoice_close(data: Data = None) -> None:
     async def work(services: Services) -> list[str]:
         from billing.invoices.closing import JournalAge, MonthClose
 
-        close = MonthClose(services.database, _invoices(services), JournalAge(services.redis))
+        close = MonthClose(services.database, invoice_service(services), JournalAge(services.redis))
         closed = await close.close_due(datetime.now(UTC))
         if closed.waiting_for is not None:
             raise CliError(f"usage written at {minute(closed.waiting_for)} is not in the ledger yet")
@@ -159,7 +159,7 @@ def invoice_paid(
     async def work(services: Services) -> None:
         from billing.invoices.service import record_payment
 
-        owner = await _invoices(services).owner(invoice)
+        owner = await invoice_service(services).owner(invoice)
         async with services.database.write(owner) as session:
             await record_payment(
                 session, owner, invoice, "payment", _amount(amount, 2), reference, at=datetime.now(UTC)
@@ -185,7 +185,7 @@ def invoice_credit_note(
         from billing.invoices.corrections import CreditNotes
         from tenants.actors import OPERATOR
 
-        owner = await _invoices(services).owner(invoice)
+        owner = await invoice_service(services).owner(invoice)
         notes = CreditNotes(services.database, services.redis)
         note = await notes.issue(
             owner, invoice, _amount(amount, 2), settlement.value, reason, OPERATOR, now=datetime.now(UTC)
@@ -272,7 +272,8 @@ def credit_mode(
     print(f"{tenant} is {mode.value}")
 
 
-def _invoices(services: Services) -> InvoiceService:
+def invoice_service(services: Services) -> InvoiceService:
+    """As the service meant makes invoices."""
     from billing.invoices.announcing import announce
     from billing.invoices.service import InvoiceService
     from billing.payments.documents import queue_invoice

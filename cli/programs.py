@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
@@ -38,6 +39,8 @@ class Service:
     db_owner_url: str = ""
     """Of the role that migrates."""
     is_demo: bool = False
+    payments: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the demo's payment provider, if it has one."""
 
     @property
     def engine_endpoint(self) -> str:
@@ -71,6 +74,7 @@ class Service:
             "ROOTSTOCK_ENGINE_DRAIN_SECONDS": f"{_ENGINE_DRAIN_S:g}",
             # To be looked at without a telephone; a service that is more than a demonstration asks for it.
             "ROOTSTOCK_CONSOLE_OPERATORS_SECOND_FACTOR": "false" if self.is_demo else "",
+            **self.payments,
         }
         return {name: value for name, value in told.items() if value and name not in os.environ} | {
             name: value for name, value in os.environ.items() if name.startswith("ROOTSTOCK_")

@@ -29,6 +29,7 @@ from cli.display import Display, Welcome, closing_display, open_display
 from cli.errors import CliError, UsageError
 from cli.listener import listen, visiting_url
 from cli.operator import silence_logs, upgrade_schema
+from cli.payments_double import PaymentsDouble
 from cli.programs import CHECKOUT, Service
 from cli.servers import Stores
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
@@ -125,6 +126,7 @@ class _Up:
         self._stores = Stores(data.path, display.note)
         self._listener: socket.socket | None = None
         self._url = ""
+        self._payments: PaymentsDouble | None = None
         self._watching: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
@@ -157,6 +159,8 @@ class _Up:
             if not demo.adapters:
                 raise CliError(f"the checkout has no adapters under {SAPLING}: --demo needs them")
             demo.set_aside()
+            if PaymentsDouble.is_wanted(CHECKOUT):
+                self._payments = PaymentsDouble(self._data, CHECKOUT, self._url)
         await self._until_stopped(self._start(demo))
         if self._options.showcase:
             status = await self._until_stopped(self._show())
@@ -190,8 +194,11 @@ class _Up:
             quantization=self._quantization,
             redis_url=self._stores.redis.url,
             is_demo=self._options.demo,
+            payments=self._payments.settings if self._payments is not None else {},
         )
         engine = await self._launch(service.engine())  # loads its model while the database comes up
+        if self._payments is not None:
+            await self._launch(self._payments.program())
         with self._display.step("PostgreSQL") as step:
             step.detail(self._stores.postgres.start(self._data.path))
         db_url, db_owner_url = self._stores.database_urls()
@@ -260,7 +267,8 @@ class _Up:
     def _welcome(self, service: Service, demo: Demo | None) -> None:
         document = {"pid": os.getpid(), "base_url": f"{self._url}/v1", "environment": service.environment()}
         write_private_json(self._data.serving_file, document)
-        facts = demo.publish(self._url) if demo is not None else {}
+        payments_url = self._payments.url if self._payments is not None else None
+        facts = demo.publish(self._url, payments_url) if demo is not None else {}
         model, prompt = demo.example() if demo is not None else (self._base_name, "Hello")
         self._display.welcome(
             Welcome(
@@ -273,6 +281,7 @@ class _Up:
                 prompt=prompt,
                 api_key=facts.get("api_key"),
                 sign_in=f"{facts['email']}, password {facts['password']}" if facts else None,
+                payments=f"test mode, by a double of Stripe at {payments_url}" if payments_url else None,
             )
         )
 
@@ -318,6 +327,8 @@ class _Up:
                         step.detail(await self._finish_metering())
                     await self._supervisor.stop(name)
         await self._supervisor.stop_all()
+        if self._payments is not None:
+            self._payments.close()
         await self._stores.stop()
 
     async def _finish_metering(self) -> str:

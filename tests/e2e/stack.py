@@ -30,7 +30,13 @@ from engine.protocol import JOURNAL_STREAM
 from tests.support.waiting import until
 
 ROOTSTOCK = (sys.executable, "-m", "cli.main")
-COMMANDS = {"api": "serve-api", "engine": "serve-engine", "worker": "rootstock", "jobs": "rootstock.jobs"}
+COMMANDS = {
+    "api": "serve-api",
+    "engine": "serve-engine",
+    "worker": "rootstock",
+    "jobs": "rootstock.jobs",
+    "payments": "tests.support.stripe_double",
+}
 """A word that only this process has on its command line."""
 STORES = {"Redis": ("redis-server", "valkey-server"), "PostgreSQL": ("postgres",)}
 """Program names of the private servers."""

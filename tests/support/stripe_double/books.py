@@ -59,7 +59,9 @@ class Books:
         self.events: list[Object] = []
         self.due: list[tuple[float, int, Callable[[], None]]] = []
         self._serial = itertools.count(1)
-        self._draws = f"{time.time_ns() % 0xFFFFFF:06x}"
+        self.pages = ""
+        """Where the double's own pages are; empty: it has none, and names Stripe's."""
+        self.draws = f"{time.time_ns() % 0xFFFFFF:06x}"
 
     # Time --------------------------------------------------------------------------------------------------
 
@@ -73,6 +75,11 @@ class Books:
             self._do_due(target)
             self.clock.hold(None)
             self.clock.travel(target)
+
+    def stand_at(self, at: float) -> None:
+        """Do what falls due until then, and stay at that moment."""
+        self._do_due(at)
+        self.clock.hold(at)
 
     def travel(self, seconds: float) -> None:
         self.travel_to(datetime.fromtimestamp(self.now() + seconds, UTC))
@@ -90,7 +97,7 @@ class Books:
     # Objects -----------------------------------------------------------------------------------------------
 
     def new_id(self, prefix: str) -> str:
-        return f"{prefix}_{self._draws}{next(self._serial):08d}"
+        return f"{prefix}_{self.draws}{next(self._serial):08d}"
 
     def make(self, prefix: str, kind: str, **fields: Any) -> Object:
         made = {
@@ -127,6 +134,10 @@ class Books:
                 raise Refused(f"No such object: '{after}'", param="starting_after", code="resource_missing")
             found = found[ids.index(after) + 1 :]
         return {"object": "list", "url": url, "has_more": len(found) > limit, "data": found[:limit]}
+
+    def page_url(self, kind: str, one: str) -> str:
+        """Of a page for people."""
+        return f"{self.pages}/pages/{kind}/{one}" if self.pages else f"https://{kind}.stripe.test/{one}"
 
     def emit(self, type: str, about: Object) -> None:
         """An event, with the object as it is now."""

@@ -162,7 +162,7 @@ class Invoicing:
             "amount_remaining": due,
             "starting_balance": starting,
             "ending_balance": customer["balance"],
-            "hosted_invoice_url": f"https://invoice.stripe.test/{invoice['id']}",
+            "hosted_invoice_url": self._books.page_url("invoice", invoice["id"]),
         }
         invoice["status_transitions"]["finalized_at"] = self._books.now()
         self._books.emit("invoice.finalized", invoice)

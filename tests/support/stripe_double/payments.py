@@ -90,7 +90,7 @@ class Payments:
             metadata=form.get("metadata", {}),
             success_url=form["success_url"],
         )
-        made["url"] = f"https://checkout.stripe.test/{made['id']}"
+        made["url"] = self._books.page_url("checkout", made["id"])
         return made
 
     def pay_checkout(self, one: str) -> Object:
@@ -118,7 +118,7 @@ class Payments:
             customer=form["customer"],
             return_url=form.get("return_url"),
         )
-        made["url"] = f"https://billing.stripe.test/{made['id']}"
+        made["url"] = self._books.page_url("billing", made["id"])
         return made
 
     # Refunds -----------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -13,10 +14,11 @@ from typing import Any
 
 import uvicorn
 
-from tests.support.stripe_double import forms
+from tests.support.stripe_double import forms, pages
 from tests.support.stripe_double.books import Books
 from tests.support.stripe_double.deliveries import Deliveries, Endpoint
 from tests.support.stripe_double.faults import Fault
+from tests.support.stripe_double.kept import Kept
 from tests.support.stripe_double.routes import Routes
 
 API_KEY = "sk_test_double"
@@ -27,7 +29,10 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 class StripeDouble:
     """The server's state and its controls, safe to use from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, api_key: str = API_KEY) -> None:
+        self.api_key = api_key
+        self.kept: Kept | None = None
+        """Where it remembers what it was asked, if it does."""
         self.books = Books()
         self.routes = Routes(self.books)
         self.deliveries = Deliveries(self.books)
@@ -67,6 +72,46 @@ class StripeDouble:
         self.deliveries.endpoints.append(made)
         return made
 
+    # Remembering -------------------------------------------------------------------------------------------
+
+    def remember(self, kept: Kept) -> None:
+        """Be what was kept, and keep what is asked from now on. Its time is the real one."""
+        self.books.draws = kept.draws
+        for one in kept.requests():
+            self._take(one["method"], one["path"], one["form"], one["key"], one["at"])
+        self.kept = kept
+
+    def let_time_pass(self) -> None:
+        """Do what has fallen due by now."""
+        with self.books.lock:
+            self.books.stand_at(time.time())
+            self.books.clock.hold(None)
+
+    def ask(self, method: str, path: str, form: dict[str, Any], key: str | None = None) -> tuple[int, Any]:
+        """Status and body of the answer to a request."""
+        if self.kept is None:
+            return self._take(method, path, form, key, None)
+        with self.books.lock:
+            at = time.time()
+            answered = self._take(method, path, form, key, at)
+            if method != "GET":
+                self.kept.note(at, method, path, form, key)
+            return answered
+
+    def _take(
+        self, method: str, path: str, form: dict[str, Any], key: str | None, at: float | None
+    ) -> tuple[int, Any]:
+        with self.books.lock:
+            if at is not None:
+                self.books.stand_at(at)
+            try:
+                if path.startswith("/double/"):
+                    return 200, self._control(path, form)
+                return self.routes.answer(method, path, form, key)
+            finally:
+                if at is not None:
+                    self.books.clock.hold(None)
+
     # HTTP --------------------------------------------------------------------------------------------------
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -77,7 +122,13 @@ class StripeDouble:
         headers = {name.decode().lower(): value.decode() for name, value in scope["headers"]}
         self.requests.append((method, path))
         if path.startswith("/double/"):
-            await _answer(send, 200, self._control(path, json.loads(body or b"{}")))
+            await _answer(send, *self.ask(method, path, json.loads(body or b"{}")))
+            return
+        if path.startswith(pages.PREFIX):
+            told = forms.decode(body.decode())
+            with self.books.lock:
+                shown = pages.answer(self.books, self.ask, method, path, told)
+            await _show(send, *shown)
             return
         fault = next((one for one in self.faults if one.befalls(method, path)), None)
         if fault is not None:
@@ -88,11 +139,11 @@ class StripeDouble:
             if fault.kind in ("rate_limited", "error"):
                 await _answer(send, *_SAID[fault.kind])
                 return
-        if headers.get("authorization") != f"Bearer {API_KEY}":
+        if headers.get("authorization") != f"Bearer {self.api_key}":
             await _answer(send, 401, {"error": {"type": "invalid_request_error", "message": "Invalid key"}})
             return
         form = forms.decode(body.decode() if method == "POST" else scope["query_string"].decode())
-        status, answer = self.routes.answer(method, path, form, headers.get("idempotency-key"))
+        status, answer = self.ask(method, path, form, headers.get("idempotency-key"))
         if fault is not None and fault.kind == "hangs":
             await asyncio.sleep(30)
         if fault is not None and fault.kind == "lost":
@@ -117,9 +168,9 @@ class StripeDouble:
         return {"now": self.books.now(), "events": len(self.books.events)}
 
     @contextmanager
-    def serving(self) -> Iterator[StripeDouble]:
-        """Serve on a free port, in a thread, until the block ends."""
-        listener = socket.create_server(("127.0.0.1", 0))
+    def serving(self, listener: socket.socket | None = None) -> Iterator[StripeDouble]:
+        """Serve on that socket, else a free port, in a thread, until the block ends."""
+        listener = listener or socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
         config = uvicorn.Config(self, log_config=None, lifespan="off", access_log=False, loop="asyncio")
         config.timeout_graceful_shutdown = 1
@@ -159,6 +210,15 @@ async def _answer(send: Send, status: int, body: dict[str, Any]) -> None:
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})
+
+
+async def _show(send: Send, status: int, said: str) -> None:
+    """A page; with 303, the way to another."""
+    headers = [(b"content-type", b"text/html; charset=utf-8")]
+    if status == 303:
+        headers, said = [(b"location", said.encode())], ""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": said.encode()})
 
 
 async def _cut(send: Send) -> None:

@@ -1,0 +1,48 @@
+"""What the demo has been billed before anybody looks: the month before, by its plan's fee.
+
+Owns that the demo's first tenant is a customer since then. Its invoice is made and paid as every other's: the
+month is closed, the payment provider is asked, and what it says is noted. Uses nothing and writes nothing
+into the ledger.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from cli.operator import Services
+
+
+async def bill_last_month(services: Services, tenant_id: str) -> None:
+    """Again changes nothing. On the first of a month there is no invoice yet: months are closed on the
+    second.
+    """
+    from billing.invoices.closing import JournalAge, MonthClose
+    from billing.payments.rounds import PaymentRounds
+    from billing.stripe_gateway import StripeGateway
+    from cli.invoices import invoice_service
+    from cli.stripe import stripe_settings
+
+    now = datetime.now(UTC)
+    await _come_last_month(services, tenant_id, now)
+    await MonthClose(services.database, invoice_service(services), JournalAge(services.redis)).close_due(now)
+    settings = stripe_settings(services)
+    gateway = StripeGateway(settings)
+    try:
+        rounds = PaymentRounds(services.database, services.redis, gateway, settings)
+        await rounds.meter(now)
+        await rounds.look(now)
+    finally:
+        await gateway.close()
+
+
+async def _come_last_month(services: Services, tenant_id: str, now: datetime) -> None:
+    from billing.months import begin, month_of
+    from db.session import EVERY_TENANT
+    from tenants.models import Tenant
+
+    this_month = begin(month_of(now))
+    async with services.database.write(EVERY_TENANT) as session:
+        tenant = await session.get(Tenant, tenant_id)
+        assert tenant is not None
+        if tenant.created_at >= this_month:
+            tenant.created_at = begin(month_of(this_month - timedelta(days=1)))
