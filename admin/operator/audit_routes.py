@@ -20,6 +20,8 @@ from tenants.audit.service import OPERATOR_CHAIN
 
 HERE = EVERY_AUDIT.path
 FIELDS = ("tenant", *log.FIELDS)
+KNOWN_TYPES = sorted((*log.KNOWN_TYPES, "plan.created", "plan.updated", "price.created"))
+"""With those of the service itself."""
 
 
 class AuditRoutes:
@@ -65,7 +67,7 @@ class AuditRoutes:
             fields=given,
             problems=beside,
             query=urlencode(chosen),
-            known_types=log.KNOWN_TYPES,
+            known_types=KNOWN_TYPES,
             names=await self._directory.names([*{tenant_id for tenant_id, _ in rows}]),
             service=OPERATOR_CHAIN,
         )

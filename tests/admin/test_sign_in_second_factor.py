@@ -7,6 +7,7 @@ import base64
 import html
 import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +15,10 @@ import pytest
 from admin import lockout
 from admin.settings import ConsoleSettings
 from admin.sign_in_services import SignInServices
+from api.sign_in import open_sign_in
+from billing.notifications.settings import NotificationSettings
+from cli.datadir import DataDir
+from cli.programs import Service
 from tenants.actors import OPERATOR
 from tenants.errors import WrongCode
 from tenants.identities import codes
@@ -308,6 +313,26 @@ async def test_operators_have_one_before_anything_else(
         (operator,) = await site.operation.accounts.list()
         await site.account.second_factors.take_away(OPERATOR_TENANT, operator.id, OPERATOR)
         assert (await anew.get("/keys")).headers["location"] == f"/console{HERE}"
+
+
+async def test_the_setting_reaches_who_asks_and_only_a_demonstration_sets_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "ROOTSTOCK_CONSOLE_OPERATORS_SECOND_FACTOR"
+    monkeypatch.delenv(name, raising=False)
+    told = {
+        is_demo: Service(DataDir(tmp_path), tmp_path, "sapling", "none", "unix:///nowhere", is_demo=is_demo)
+        for is_demo in (True, False)
+    }
+    with told[True].data:
+        assert told[True].environment()[name] == "false"
+        assert name not in told[False].environment()
+        monkeypatch.setenv(name, "true")
+        assert told[True].environment()[name] == "true", "what the operator set himself wins"
+    for written in ("true", "false"):
+        monkeypatch.setenv(name, written)
+        async with open_sign_in(ConsoleSettings(), NotificationSettings()) as services:
+            assert services.operators_second_factor == (written == "true")
 
 
 async def test_of_tenants_users_the_operators_setting_asks_nothing(
