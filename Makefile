@@ -7,6 +7,8 @@ export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of processes: none shall compile the same modules again, and torch's take seconds.
 unexport PYTHONDONTWRITEBYTECODE
 TEST_PROCESSES ?= 3
+# Kernels that were compiled for a test once, by what they were made of: tests compile what has changed.
+TRITON_TEST_CACHE ?= $(CURDIR)/var/triton
 PACKAGES := adapters admin api billing cli db engine kernels sla telemetry tenants tokenization worker benchmarks examples
 DEMO_DATA ?= var/demo
 DEMO_PORT ?= 8000
@@ -59,10 +61,11 @@ browser: .venv/.installed
 	@$(BIN)/python -m tests.support.chromium
 
 # Most tests wait more than they work: three processes keep two cores busy. Those that measure time come last
-# and have the machine to themselves.
+# and have the machine to themselves; only files with that word are loaded to find them.
+unit: export TRITON_CACHE_DIR ?= $(TRITON_TEST_CACHE)
 unit: .venv/.installed
 	$(BIN)/python -m pytest -m "not gpu and not quiet" -n $(TEST_PROCESSES) --dist loadfile
-	$(BIN)/python -m pytest -m "not gpu and quiet"
+	$(BIN)/python -m pytest -m "not gpu and quiet" $$(grep -rlw quiet tests --include='test_*.py')
 
 # A process of its own: Triton decides for good when a kernel is defined.
 kernels: .venv/.installed
