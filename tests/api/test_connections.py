@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from api.connections import KERNEL_BUFFER, MAX_UNSENT, HeadFirst, connections_with
+from api.connections import KERNEL_BUFFER, MAX_UNSENT, HeadFirst
+from tests.support.slow_client import asked
 from tests.support.waiting import AwakeClock, eventually
 
 PIECE = b"x" * 4096
-REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Endless:
@@ -38,32 +35,9 @@ class Endless:
         self.ended.append((await receive())["type"])
 
 
-@asynccontextmanager
-async def served(app: Endless, patience: float) -> AsyncIterator[socket.socket]:
-    """A connection that has asked; with a small buffer, so that the server's fills."""
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, http=connections_with(patience), lifespan="off", log_config=None
-    )
-    server = uvicorn.Server(config)
-    running = asyncio.create_task(server.serve())
-    await eventually(lambda: server.started)
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    client.setblocking(False)
-    loop = asyncio.get_running_loop()
-    await loop.sock_connect(client, server.servers[0].sockets[0].getsockname())
-    await loop.sock_sendall(client, REQUEST)
-    try:
-        yield client
-    finally:
-        client.close()
-        server.should_exit = True
-        await running
-
-
 async def test_who_does_not_read_is_cut_off_and_holds_little_until_then() -> None:
     app = Endless()
-    async with served(app, patience=0.5) as client:
+    async with asked(app, patience=0.5) as client:
         await eventually(lambda: app.ended == ["http.disconnect"])
         received = client.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         # The kernel doubles what it is asked for.
@@ -73,7 +47,7 @@ async def test_who_does_not_read_is_cut_off_and_holds_little_until_then() -> Non
 async def test_who_reads_slowly_is_served() -> None:
     app = Endless()
     loop = asyncio.get_running_loop()
-    async with served(app, patience=1.5) as client, AwakeClock() as clock:
+    async with asked(app, patience=1.5) as client, AwakeClock() as clock:
         while clock.seconds < 2.0:
             await loop.sock_recv(client, 1 << 20)
             await asyncio.sleep(0.01)
@@ -137,7 +111,7 @@ async def test_answers_of_a_real_server_are_whole() -> None:
         )
         await send({"type": "http.response.body", "body": b"x" * size})
 
-    async with served(app, 5.0) as client:  # type: ignore[arg-type]
+    async with asked(app, patience=5.0) as client:
         loop = asyncio.get_running_loop()
         answer = await loop.sock_recv(client, 4096)
         assert answer.endswith(b"\r\n\r\nx")

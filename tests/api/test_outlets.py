@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
-from api.connections import StraightOutlet, connections_with
+from api.connections import StraightOutlet
 from api.outlets import AsgiOutlet, outlet_of
+from tests.support.slow_client import REQUEST, asked
 from tests.support.waiting import eventually
 
-REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 PIECE = b"x" * 4096
+PATIENCE = 60.0
 
 
 class Slow:
@@ -104,32 +101,9 @@ class Bitwise:
         await send({"type": "http.response.body", "body": b"end", "more_body": False})
 
 
-@asynccontextmanager
-async def asked(app: Bitwise) -> AsyncIterator[socket.socket]:
-    """A connection with a small buffer that has asked."""
-    config = uvicorn.Config(
-        app, host="127.0.0.1", port=0, http=connections_with(60.0), lifespan="off", log_config=None
-    )
-    server = uvicorn.Server(config)
-    running = asyncio.create_task(server.serve())
-    await eventually(lambda: server.started)
-    client = socket.socket()
-    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    client.setblocking(False)
-    loop = asyncio.get_running_loop()
-    await loop.sock_connect(client, server.servers[0].sockets[0].getsockname())
-    await loop.sock_sendall(client, REQUEST)
-    try:
-        yield client
-    finally:
-        client.close()
-        server.should_exit = True
-        await running
-
-
 async def test_pieces_go_straight_to_the_socket_and_wait_for_who_reads_slowly() -> None:
     app, loop = Bitwise(most=200), asyncio.get_running_loop()
-    async with asked(app) as client:
+    async with asked(app, PATIENCE) as client:
         await eventually(lambda: app.written > 1)
         written = -1
         while written != app.written:  # until what is kept for it is full
@@ -152,7 +126,7 @@ async def test_pieces_go_straight_to_the_socket_and_wait_for_who_reads_slowly() 
 
 async def test_a_client_that_hangs_up_is_told_of_at_once() -> None:
     app = Bitwise(most=10_000)
-    async with asked(app) as client:
+    async with asked(app, PATIENCE) as client:
         await eventually(lambda: app.written > 1)
         client.close()
         await eventually(lambda: "gone" in app.calls)
