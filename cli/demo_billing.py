@@ -17,14 +17,21 @@ async def bill_last_month(services: Services, tenant_id: str) -> None:
     second.
     """
     from billing.invoices.closing import JournalAge, MonthClose
-    from billing.payments.rounds import PaymentRounds
-    from billing.stripe_gateway import StripeGateway
     from cli.invoices import invoice_service
-    from cli.stripe import stripe_settings
 
     now = datetime.now(UTC)
     await _come_last_month(services, tenant_id, now)
-    await MonthClose(services.database, invoice_service(services), JournalAge(services.redis)).close_due(now)
+    close = MonthClose(services.database, invoice_service(services), JournalAge(services.redis))
+    if (await close.close_due(now)).months:
+        await _collect(services, now)
+
+
+async def _collect(services: Services, now: datetime) -> None:
+    """What the worker does every minute, at once: who looks finds the invoice paid."""
+    from billing.payments.rounds import PaymentRounds
+    from billing.stripe_gateway import StripeGateway  # a second to load
+    from cli.stripe import stripe_settings
+
     settings = stripe_settings(services)
     gateway = StripeGateway(settings)
     try:
