@@ -24,10 +24,11 @@ from tokenizers import Tokenizer
 
 from engine.vocabulary import Vocabulary
 from tokenization.chat_template import ChatTemplate
+from tokenization.pieces import Pieces
 
 INLINE_CHARACTERS = 4096
-"""Texts up to this long are encoded on the event loop (about a millisecond): a thread's round trip costs as
-much.
+"""Texts up to this long are encoded on the event loop (a millisecond at most, where its words are new): a
+thread's round trip costs as much.
 """
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
 _COMPOSING = {"NFC", "NFD", "NFKC", "NFKD"}
@@ -73,6 +74,11 @@ class TextCodec:
         self._special_ids = {token["content"]: token["id"] for token in special}
         self._names = {token["id"]: token["content"] for token in special}
         self._special = _any_of(self._special_ids)
+        self._added_ids = {token["content"]: token["id"] for token in added}
+        self._added = _any_of(self._added_ids)
+        self._words = _any_of(token["content"] for token in added if not token.get("special"))
+        """Added tokens that are such whoever writes them."""
+        self._pieces = Pieces.of(document, self._plain) if all(map(_stands_alone, added)) else None
         self._strips = {
             token["content"]: (bool(token.get("lstrip")), bool(token.get("rstrip"))) for token in special
         }
@@ -181,7 +187,7 @@ class TextCodec:
 
     def _encode_chat(self, chat: RenderedChat) -> list[int]:
         if self._special is None or not (chat.typed or self._always_cut):
-            return _ids(self._tokenizer, chat.text, add_special_tokens=False)
+            return self._encode_text(chat.text, self._added, self._tokenizer)
         token_ids: list[int] = []
         end, strips_left = 0, False
         for match in self._special.finditer(chat.text):
@@ -199,7 +205,26 @@ class TextCodec:
         text = chat.text[start:end]
         text = text.lstrip() if left else text
         text = text.rstrip() if right else text
-        return _ids(self._plain, text.translate(chat.typed), add_special_tokens=False) if text else []
+        return self._encode_text(text.translate(chat.typed), self._words, self._plain)
+
+    def _encode_text(self, text: str, added: re.Pattern[str] | None, tokenizer: Tokenizer) -> list[int]:
+        """By pieces where that gives the same; `added`: the added tokens that `tokenizer` looks for."""
+        if self._pieces is None or len(text) > INLINE_CHARACTERS:  # the tokenizer lets other threads run
+            return _ids(tokenizer, text, add_special_tokens=False)
+        token_ids: list[int] = []
+        end = 0
+        for match in added.finditer(text) if added is not None else ():
+            token_ids += self._encode_between(text[end : match.start()], tokenizer)
+            token_ids.append(self._added_ids[match[0]])
+            end = match.end()
+        return token_ids + self._encode_between(text[end:], tokenizer)
+
+    def _encode_between(self, text: str, tokenizer: Tokenizer) -> list[int]:
+        assert self._pieces is not None
+        if not text:
+            return []
+        token_ids = self._pieces.encode(text)
+        return _ids(tokenizer, text, add_special_tokens=False) if token_ids is None else token_ids
 
     def _encode_prompt(self, prompt: str) -> list[int]:
         token_ids = _ids(self._tokenizer, prompt, add_special_tokens=True)
@@ -213,6 +238,11 @@ def _ids(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     token_ids: list[int] = encoding.ids
     return token_ids
+
+
+def _stands_alone(added: dict[str, Any]) -> bool:
+    """An added token is found by its letters alone, and takes nothing else away."""
+    return not any(added.get(name) for name in ("lstrip", "rstrip", "single_word", "normalized"))
 
 
 def _any_of(strings: Iterable[str]) -> re.Pattern[str] | None:
