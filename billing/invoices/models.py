@@ -189,7 +189,7 @@ class InvoiceLine(TenantOwned, Base):
     tenant_id: Mapped[str]
     kind: Mapped[str]
     """`usage`, `storage` and `calibration` are the ledger's; `prepaid` was paid from the balance; `carried`
-    is what rounding left; `credit` is taken from the balance, `kept` is put into it.
+    is what the invoice before left; `credit` is taken from the balance, `kept` is put into it.
     """
     month: Mapped[date] = mapped_column(Date)
     """What it is for: earlier than the invoice's for what was recorded late."""
