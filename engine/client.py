@@ -176,8 +176,9 @@ class EngineClient:
                 self._view = None  # the next one asks again
             return None
 
-    async def spooled(self, within: float) -> list[bytes]:
-        """The usage events that wait on the engine's disk. One caller at a time.
+    async def spooled(self, within: float, most: int | None = None) -> list[bytes]:
+        """The usage events that wait on the engine's disk, in order; the first `most` of them, and some more
+        where there are more. One caller at a time.
 
         Raises EngineGone when it does not say within so many seconds, or is another one meanwhile.
         """
@@ -186,7 +187,7 @@ class EngineClient:
         try:
             async with asyncio.timeout(within):
                 incarnation = (await self.wait_ready()).incarnation
-                while position is not None:
+                while position is not None and (most is None or len(found) <= most):
                     if not self.ready:
                         raise EngineGone(f"engine at {self.endpoint} is gone")
                     self._send(AskSpooled(position))

@@ -24,6 +24,8 @@ LATE_AFTER = timedelta(hours=1)
 """Since an engine wrote it to its disk. Redis that is started anew is back in a minute."""
 ANSWERED_WITHIN = 5.0
 """Seconds for an engine to say all that waits on its disk, beginning with the connection."""
+MOST_HELD = 100_000
+"""Events of one engine that are looked at: the oldest. What comes after them is younger."""
 _BATCH = 1000
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 CUT_OFF = "error"
@@ -56,6 +58,11 @@ class SpoolComparison:
         waiting = [held[key] for key in sorted(held)]
         for first in range(0, len(waiting), _BATCH):
             found += await self._beside_the_ledger(waiting[first : first + _BATCH])
+        self.on_their_way += [
+            OnItsWay("", f"what comes after {MOST_HELD} events on the disk of {endpoint}", self._now)
+            for endpoint, answer in zip(self._endpoints, answers, strict=True)
+            if not isinstance(answer, str) and len(answer) > MOST_HELD
+        ]
         self.on_their_way.sort(key=lambda one: (one.since, one.what))
         return found
 
@@ -98,7 +105,7 @@ async def _held(endpoint: str) -> list[bytes] | str:
     client = EngineClient(endpoint, "books")
     await client.start()
     try:
-        return await client.spooled(ANSWERED_WITHIN)
+        return await client.spooled(ANSWERED_WITHIN, MOST_HELD)
     except EngineError as error:
         return str(error)
     finally:

@@ -172,7 +172,11 @@ async def test_a_disk_that_says_something_else_than_the_ledger_is_a_difference_a
 
 
 async def test_what_is_no_event_is_named_and_hides_nothing(
-    books: Books, engine: EngineProcess, client: EngineClient, own_redis: LocalServer
+    books: Books,
+    engine: EngineProcess,
+    client: EngineClient,
+    own_redis: LocalServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own_redis.stop()
     await ended(client, "req-x")
@@ -185,3 +189,10 @@ async def test_what_is_no_event_is_named_and_hides_nothing(
     assert report.outcomes["spools"].on_its_way == 1
     assert len(report.differences) == 600
     assert report.differences[0].what.startswith("an event on an engine's disk: not a usage event")
+    monkeypatch.setattr(spools, "MOST_HELD", 300)
+    report = await compared(books, engine.endpoint, url=own_redis.url)
+    assert 300 <= len(report.differences) < 601, "of very many the oldest are looked at"
+    assert [one.what.partition(" on the disk")[0] for one in report.on_their_way] == [
+        "req-x",
+        "what comes after 300 events",
+    ]
