@@ -24,7 +24,6 @@ class OverviewRoutes:
             catalogue=services.adapters.catalogue,
             keys=services.account.keys,
             limits=services.account.limits,
-            accounts=services.billing.accounts,
             credits=services.billing.credits,
         )
 

@@ -18,7 +18,6 @@ from admin.chart import COUNT, Chart, Point, Series, Spark
 from admin.pages.adapters import State, state_of
 from admin.pages.labels import TIERS, May
 from admin.pages.usage_query import day_words, midnight
-from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.reports.slices import REQUEST, UsageSlices, Used
 from sla.service import Lately, SlaReports
@@ -132,7 +131,6 @@ class OverviewPage:
     catalogue: AdapterCatalogue
     keys: KeyService
     limits: LimitService
-    accounts: BillingAccounts
     credits: CreditService
 
     async def gather(self, tenant_id: str, may: May, today: date | None = None) -> Overview:
@@ -189,13 +187,14 @@ class OverviewPage:
         if not may("billing.read"):
             return None
         effective = await self.limits.effective(tenant_id)
-        account = await self.accounts.find(tenant_id)
         amounts = [
             limit.amount
             for limit in effective
             if limit.metric == Metric.SPEND_PER_MONTH and limit.scope == "tenant" and not limit.model
         ]
-        balance = (await self.credits.balance(tenant_id)).amount if account.mode == "prepaid" else None
+        # There is such a limit exactly while usage is paid from the balance.
+        is_prepaid = any(limit.metric == Metric.PREPAID_BALANCE for limit in effective)
+        balance = (await self.credits.balance(tenant_id)).amount if is_prepaid else None
         return (min(amounts) if amounts else None), balance
 
 

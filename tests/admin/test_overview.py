@@ -82,6 +82,19 @@ async def test_spending_is_held_against_the_limit(site: Site, visitor: httpx.Asy
     assert 'value="100"' in (await visitor.get("/")).text
 
 
+async def test_what_is_left_is_shown_to_whoever_pays_in_advance(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    await sign_in(visitor)
+    tenant, billing, now = site.tenant_id, site.billing, datetime.now(UTC)
+    await billing.credits.add(tenant, "grant", 25_000_000, "grant 1", OPERATOR, now=now)
+    assert "no limit is set" in (await visitor.get("/")).text
+    await billing.accounts.set_mode(tenant, "prepaid", OPERATOR, now=now)
+    assert "$25 left in the balance" in (await visitor.get("/")).text
+    await billing.accounts.set_mode(tenant, "postpaid", OPERATOR, now=now + timedelta(minutes=2))
+    assert "no limit is set" in (await visitor.get("/")).text
+
+
 async def test_levels_are_those_of_the_last_day(site: Site, visitor: httpx.AsyncClient) -> None:
     now = datetime.now(UTC).replace(second=0, microsecond=0)
     counts = Counts(400, 3)

@@ -22,7 +22,7 @@ SPARE = 2
 MOST = {
     "/billing": (11, 2),
     "/operator/tenants/{tenant}": (15, 5),
-    "/": (10, 6),
+    "/": (8, 5),
     "/invoices/preview": (7, 2),
     "/invoices/preview.json": (7, 2),
     "/limits/alerts/{alert}": (7, 4),
