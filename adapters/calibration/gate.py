@@ -24,6 +24,9 @@ StoredDtype = Literal["bfloat16", "float8_e4m3"]
 SMALL: StoredDtype = "float8_e4m3"
 EXACT: StoredDtype = "bfloat16"
 _NAMES = {SMALL: "FP8", EXACT: "bf16"}
+UNSURE_NLL = 1.0
+"""Nats per right token of an adapter that does not know the samples: one was not trained on texts of which
+it gives the next token a third."""
 
 
 class Gate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -194,6 +197,13 @@ def _agreement(gate: Gate, measures: Measures, dtype: str, own: bool) -> Rule:
         f"{top1.value:.2%} of the positions [{top1.low:.2%} to {top1.high:.2%}]"
     )
     message += "." if passed else f"; at least {bound:.2%} are required."
+    unsure = measures.nll_reference.value
+    if not passed and own and unsure > UNSURE_NLL:
+        message += (
+            f" Unquantised, too, the adapter is {unsure:.2f} nats per token off your samples, and tokens "
+            "that are nearly a draw fall either way. Are they in the form it was trained on: prompt and "
+            "completion as plain text, or messages in the base's chat template?"
+        )
     return Rule("top1", passed, top1.value, bound, message)
 
 

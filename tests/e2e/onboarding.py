@@ -33,6 +33,9 @@ def widened_adapter(name: str, folder: Path, rank: int) -> Path:
     that behave the same."""
     folder.mkdir(parents=True)
     config = json.loads((SAPLING / name / CONFIG).read_text())
+    scaled = config["use_rslora"], config["rank_pattern"], config["alpha_pattern"]
+    assert not any(scaled), "its scale is alpha / r, the same everywhere"
+    assert config["lora_alpha"] * rank % config["r"] == 0
     arrays = {}
     for key, (dtype, shape, data) in _tensors(SAPLING / name / WEIGHTS).items():
         assert dtype == "BF16"

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from adapters.calibration.errors import ServingUnavailable
-from adapters.calibration.gate import Gate, StoredDtype
+from adapters.calibration.gate import UNSURE_NLL, Gate, StoredDtype
 from adapters.calibration.report import CalibrationReport
 from adapters.calibration.run import CalibrationRequest, CalibrationStack, calibrate
 from adapters.calibration.samples import Limits
@@ -33,6 +33,7 @@ from tests.adapters.calibration.sapling import (
     write_adapter,
     write_samples,
 )
+from tests.e2e.onboarding import widened_adapter
 from tokenization.codec import TextCodec
 
 ASKER = Asker(tenant="ten_one", model="sapling:mine@1", adapter_id="adp_mine", version=1)
@@ -132,6 +133,38 @@ async def test_a_good_adapter_passes_and_is_served_in_half_the_bytes(
     assert report.measures.fidelity["float8_e4m3"].top1.value > 0.99
     assert report.data.origin == "tenant"
     assert report.data.num_samples == NUM_SAMPLES
+
+
+async def test_zeros_that_widen_an_adapter_change_nothing(tmp_path: Path, sapling_codec: TextCodec) -> None:
+    bench = make_bench(tmp_path, sapling_codec, task="upper-case", num_samples=FEW)
+    wide = widened_adapter("upper-case", tmp_path / "wide", rank=64)
+    request = replace(bench.request, peft_dir=wide, artifacts=pack_all(wide, bench.stack.artifacts_dir))
+    report, widened = await bench.run(), await replace(bench, request=request).run()
+    assert report.decision.ready, report.decision.why_not
+    assert widened.decision.ready, widened.decision.why_not
+    assert gain(widened) == pytest.approx(gain(report), abs=1e-3)  # sums of other lengths round otherwise
+    for name, fidelity in report.measures.fidelity.items():
+        assert widened.measures.fidelity[name].nll.value == pytest.approx(fidelity.nll.value, abs=1e-3)
+        assert widened.measures.fidelity[name].top1 == fidelity.top1
+
+
+async def test_samples_in_another_form_than_it_was_trained_on_are_asked_about(
+    tmp_path: Path, sapling_codec: TextCodec
+) -> None:
+    """Conversations, without the template of conversations: the adapter guesses, and guesses are unstable."""
+    bench = make_bench(tmp_path, sapling_codec, task="upper-case")
+    plain = tmp_path / "plain.jsonl"
+    samples = [json.loads(line)["messages"] for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    plain.write_text(
+        "".join(
+            json.dumps({"prompt": asked["content"], "completion": answer["content"]}) + "\n"
+            for asked, answer in samples
+        )
+    )
+    report = await replace(bench, request=replace(bench.request, samples=plain)).run()
+    assert report.measures.nll_reference.value > UNSURE_NLL
+    (why,) = report.decision.why_not
+    assert "in the form it was trained on" in why
 
 
 BREAKAGES: dict[str, Callable[[Files], Files]] = {
