@@ -1,4 +1,5 @@
-"""The GPU part of `docs/performance.md`: plots and tables, from the committed results and from nothing else.
+"""What `docs/performance.md` has from the GPU and its host: plots and tables, from the committed results and
+from nothing else.
 
     python -m benchmarks.plots
 
@@ -132,6 +133,24 @@ def kernels(results: Results) -> str | None:
     return bar_chart("Kernels: % of the floor of bytes", "% of floor", bars, limit=100)
 
 
+def gateway(results: Results) -> str | None:
+    """What one API process adds by the rate of requests."""
+    report = results("gateway.json")
+    if report is None:
+        return None
+    rows = sorted([*report["by_rate"], report["at_half"]], key=lambda row: row["rate"])
+    series = [
+        Series(f"{quantile} added", [(row["rate"], row["added_ms"][quantile]) for row in rows])
+        for quantile in ("p50", "p95", "p99")
+    ]
+    return line_chart(
+        f"One API process on a core of its own, saturated at {report['saturating_rps']:,.0f} requests/s",
+        Axis("requests per second"),
+        Axis("ms added", log=True),
+        series,
+    )
+
+
 def _values(lines: dict[str, list[tuple[float, float]]]) -> tuple[float, ...]:
     """All x there are, ascending: where the axis is to have its marks."""
     return tuple(sorted({x for points in lines.values() for x, _ in points}))
@@ -143,6 +162,7 @@ PLOTTED: dict[str, Callable[[Results], str | None]] = {
     "throughput": throughput,
     "latency": latency,
     "kernels": kernels,
+    "gateway": gateway,
 }
 
 

@@ -51,6 +51,11 @@ def results(tmp_path: Path) -> Path:
                  "ratio_to_base": 0.953},
             ],
         },
+        "gateway.json": {
+            "saturating_rps": 2000.0,
+            "at_half": {"rate": 1000.0, "added_ms": {"p50": 2.0, "p95": 5.0, "p99": 8.0}},
+            "by_rate": [{"rate": 1500.0, "added_ms": {"p50": 3.0, "p95": 9.0, "p99": 24.0}}],
+        },
         "serving-llama-3.1-8b-fp8.json": {
             "slots": 256, "zipf": 1.0, "versions": {"torch": "2.11.0"}, "hardware": {"gpu": "NVIDIA H200"},
             "rows": [
