@@ -115,7 +115,9 @@ def database_url(
 ) -> Iterator[str]:
     """SQLAlchemy URL of a fresh database at the current schema, for the role that serves."""
     name = f"test_{next(_serial)}"
-    postgres_admin.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_template}")
+    # By files rather than page by page through the log; the only way before 15, which has no word for it.
+    strategy = "STRATEGY FILE_COPY" if postgres_admin.info.server_version >= 150000 else ""
+    postgres_admin.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_template} {strategy}")
     yield serving_url(database_at(postgres_server, name))
     postgres_admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
