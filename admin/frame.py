@@ -8,6 +8,7 @@ told when something is refused: a page, or JSON where a script asks. Refuses to 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
@@ -75,17 +76,8 @@ class Frame:
         self._operators_need_factor = services.sign_in.operators_second_factor
         self._explanations: Explanations = services.explanations
         self._refusals: tuple[type[Exception], ...] = (HTTPException, *services.explanations.known)
-        self._templates = Environment(
-            loader=FileSystemLoader(HERE / "templates"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            auto_reload=False,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
         self.version = _fingerprint(HERE / "static")
-        self._templates.globals["version"] = self.version
-        self._templates.filters |= words.FILTERS
+        self._templates = _templates(self.version)
 
     # Answers ----------------------------------------------------------------------------------------------
 
@@ -382,6 +374,22 @@ def _take_said(request: Request, visitor: Person) -> str:
 
 def _by_script(request: Request) -> bool:
     return request.headers.get("accept", "").startswith("application/json")
+
+
+@functools.cache
+def _templates(version: str) -> Environment:
+    """Compiled once in a process, however many consoles it has."""
+    templates = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.globals["version"] = version
+    templates.filters |= words.FILTERS
+    return templates
 
 
 def _fingerprint(folder: Path) -> str:
