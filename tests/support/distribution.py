@@ -20,6 +20,11 @@ LONGEST_FIRST = (
     "tests/cli/",
     "tests/api/",
     "tests/adapters/",
+    "tests/admin/",
+    "tests/billing/",
+    "tests/tenants/quotas/",
+    "tests/benchmarks/",
+    "tests/migrations/",
 )
 
 
