@@ -48,8 +48,10 @@ _STANDING = text(
         AND r.submitted_at BETWEEN to_timestamp(:earliest) AND to_timestamp(:latest)
     """
 )
+_PAID_BY_JOB = "calibration"
+"""Endpoint of the requests that score an adapter's samples: its job is charged, they are not."""
 _MISPRICED = text(
-    """
+    f"""
     SELECT r.tenant_id, r.request_id, r.submitted_at, f.name, f.expected, f.found
     FROM usage_records r LEFT JOIN prices p ON p.id = r.price_id
     CROSS JOIN LATERAL (SELECT CASE WHEN r.adapter_id IS NULL THEN 0 ELSE p.adapter_surcharge END) s(charge)
@@ -64,6 +66,7 @@ _MISPRICED = text(
     SELECT r.tenant_id, r.request_id, r.submitted_at, 'version of the price list', 1, 0
     FROM usage_records r
     WHERE r.submitted_at >= :start AND r.submitted_at < :end AND r.price_id = ''
+      AND r.endpoint <> '{_PAID_BY_JOB}'
       AND r.submitted_at >= (SELECT min(effective_from) + interval '1 minute' FROM prices)
     ORDER BY 3, 2, 4 LIMIT :most
     """

@@ -12,6 +12,7 @@ import pytest
 import redis.asyncio
 from sqlalchemy import text
 
+from adapters.calibration.serving import ENDPOINT as CALIBRATING
 from billing.metering import DEAD_LETTERS, GROUP, JournalMeter
 from billing.reconciliation.differences import CHECKS, Difference
 from billing.reconciliation.rendering import COLUMNS, as_csv, as_json, as_text
@@ -107,6 +108,12 @@ async def test_a_request_without_a_price_is_named(books: Books) -> None:
     assert await books.damage(changed) == 1
     found = [one for one in await books.differences() if one.check == "prices"]
     assert [(one.what, one.tenant_id) for one in found] == [("version of the price list of req-1", "tnt_b")]
+
+
+async def test_what_a_calibration_asked_needs_no_price(books: Books) -> None:
+    free = "UPDATE usage_records SET price_id = '', input_price = 0, output_price = 0, endpoint = :endpoint"
+    assert await books.damage(f"{free} WHERE request_id = 'req-1'", endpoint=CALIBRATING) == 1
+    assert [one for one in await books.differences() if one.check == "prices"] == []
 
 
 async def test_storage_that_was_not_charged_or_charged_wrongly_is_named(books: Books) -> None:
