@@ -310,6 +310,10 @@ class EngineClient:
 
     def _on_outputs(self, outputs: Outputs, gained: set[Generation]) -> None:
         generations = self._generations
+        for begun in outputs.begun:
+            generation = generations.get(begun.request_id)
+            if generation is not None:
+                generation.held_for = begun.seconds
         for scores in outputs.scores:
             generation = generations.get(scores.request_id)
             if generation is not None:

@@ -71,6 +71,7 @@ class Generation:
         "_unread",
         "_waiter",
         "error",
+        "held_for",
         "request_id",
         "scores",
         "usage",
@@ -82,6 +83,8 @@ class Generation:
         """Set once the engine has spoken its last word."""
         self.error: EngineError | None = None
         """Why there is no answer, or no more of it."""
+        self.held_for = 0.0
+        """Seconds that the first tokens were held back by the engine, of what is wanted whole."""
         self.scores: list[TokenLogprob] = []
         """Of the prompt's tokens from `score_from` on, where asked for; complete before the first chunk."""
         self._client = client
@@ -119,6 +122,11 @@ class Generation:
             self._client._num_unread -= self._num_unread
             self._unread, self._num_unread = [], 0
         return chunks
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether `take` would give anything."""
+        return bool(self._unread)
 
     @property
     def ended(self) -> bool:

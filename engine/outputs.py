@@ -5,10 +5,11 @@ Owns plain records. Refuses to know how they come about and where they are sent.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol import Finished, PromptScores, Rejected, TokenChunk, UsageEvent
+from engine.protocol import Begun, Finished, PromptScores, Rejected, TokenChunk, UsageEvent
 
 
 @dataclass(slots=True)
@@ -35,34 +36,42 @@ MOST_HELD = 256
 
 
 class HeldChunks:
-    """Chunks of one request that nobody reads as they come. The first is due at once: it says that there is
-    an answer.
-    """
+    """Chunks of one request that nobody reads as they come."""
 
-    __slots__ = ("_begun", "_chunks", "_num_tokens")
+    __slots__ = ("_chunks", "_first_at", "_num_tokens", "_told")
 
     def __init__(self) -> None:
-        self._begun = False
+        self._first_at: float | None = None
+        self._told = False
+        """Whoever reads them knows when the first was drawn."""
         self._chunks: list[TokenChunk] = []
         self._num_tokens = 0
 
     def add(self, chunk: TokenChunk) -> list[TokenChunk]:
         """Hold a chunk; what is due now, in order."""
+        if self._first_at is None:
+            self._first_at = time.monotonic()
         self._num_tokens += len(chunk.token_ids)
         last = self._chunks[-1] if self._chunks else None
         if last is not None and chunk.goes_on_from(last):
             last.token_ids.extend(chunk.token_ids)
         else:
             self._chunks.append(chunk)
-        if self._begun and self._num_tokens < MOST_HELD and chunk.finish_reason not in ("abort", "error"):
+        if self._num_tokens < MOST_HELD and chunk.finish_reason not in ("abort", "error"):
             return []
-        self._begun = True
         return self.take()
 
     def take(self) -> list[TokenChunk]:
         """All that is held."""
         chunks, self._chunks, self._num_tokens = self._chunks, [], 0
         return chunks
+
+    def begun(self, request_id: str) -> list[Begun]:
+        """How long ago the first was held, for the message that it goes with; nothing for later ones."""
+        if self._told or self._first_at is None:
+            return []
+        self._told = True
+        return [Begun(request_id, time.monotonic() - self._first_at)]
 
 
 @dataclass(slots=True)

@@ -84,8 +84,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     ttft_target: float | None = None
     """Seconds. It is refused rather than wait longer for its first token. None: the engine's, by class."""
     whole: bool = False
-    """Nobody reads it as it comes: after the first tokens come all others together, with the last word, or
-    many at a time."""
+    """Nobody reads it as it comes: its tokens come together, with the last word, or many at a time."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -209,6 +208,14 @@ class Rejected(msgspec.Struct, frozen=True):
     """Seconds until it may be worth asking again, as far as the engine can tell."""
 
 
+class Begun(msgspec.Struct, frozen=True, array_like=True):
+    """A request whose first tokens were held back come with this message."""
+
+    request_id: str
+    seconds: float
+    """Since the first of them was drawn."""
+
+
 class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     """All that one step has for one client, in one message."""
 
@@ -216,6 +223,7 @@ class Outputs(msgspec.Struct, frozen=True, tag="outputs"):
     finished: list[Finished] = []
     rejected: list[Rejected] = []
     scores: list[PromptScores] = []
+    begun: list[Begun] = []
 
 
 class EngineInfo(msgspec.Struct, frozen=True, tag="info"):

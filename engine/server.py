@@ -4,8 +4,8 @@ Owns the order in which things happen, which is what the bill rests on. For each
 
 1. counters in the in-flight table move (so a kill from here on bills what is about to be sent);
 2. chunks go to the transport, one message per client, including those that end a choice: streaming never
-   waits for Redis. Of requests that are wanted whole, those after the first are held: a message a token would
-   cost both ends more than the token did;
+   waits for Redis. Of requests that are wanted whole, they are held: a message a token would cost both
+   ends more than the token did;
 3. usage events go to the journal's thread, which writes them to Redis or disk, frees the rows and only then
    sends `Finished`, a second message, with what was held.
 
@@ -33,6 +33,7 @@ from engine.outputs import HeldChunks, StepOutputs
 from engine.protocol import (
     Abort,
     AskSpooled,
+    Begun,
     EngineInfo,
     EngineStats,
     EngineView,
@@ -99,6 +100,7 @@ class _LastWord:
     client: bytes
     finished: Finished
     chunks: list[TokenChunk]
+    begun: list[Begun]
 
 
 class EngineServer:
@@ -223,8 +225,10 @@ class EngineServer:
             route = self._routes.pop(finished.request_id)
             receipt = None
             if route.client is not None:
-                held = route.held.take() if route.held is not None else []
-                receipt = _LastWord(route.client, finished, held)
+                held, begun = [], []
+                if route.held is not None:
+                    held, begun = route.held.take(), route.held.begun(finished.request_id)
+                receipt = _LastWord(route.client, finished, held, begun)
             self._meter.settle(route.row, event, receipt)
         self._meter.end_step()
         for rejected in outputs.rejected:
@@ -236,6 +240,7 @@ class EngineServer:
     def _send_chunks(self, chunks: Iterable[TokenChunk], scores: Iterable[PromptScores]) -> None:
         by_client: dict[bytes, list[TokenChunk]] = {}
         scores_by_client: dict[bytes, list[PromptScores]] = {}
+        begun_by_client: dict[bytes, list[Begun]] = {}
         routes = self._routes
         rows: list[int] = []
         counts: list[int] = []
@@ -247,6 +252,10 @@ class EngineServer:
                 due = [chunk] if route.held is None else route.held.add(chunk)
                 if due:
                     by_client.setdefault(route.client, []).extend(due)
+                    if route.held is not None:
+                        begun_by_client.setdefault(route.client, []).extend(
+                            route.held.begun(chunk.request_id)
+                        )
         for found in scores:
             reader = routes[found.request_id].client
             if reader is not None:
@@ -254,15 +263,17 @@ class EngineServer:
                 by_client.setdefault(reader, [])
         self._meter.count(rows, counts)
         for client, theirs in by_client.items():
-            self._transport.send(client, Outputs(chunks=theirs, scores=scores_by_client.get(client, [])))
+            scores_of, begun_of = scores_by_client.get(client, []), begun_by_client.get(client, [])
+            self._transport.send(client, Outputs(chunks=theirs, scores=scores_of, begun=begun_of))
 
     def _say_last_words(self, receipts: list[object]) -> None:
         """On the journal's thread: these requests' usage is safe."""
         by_client: dict[bytes, Outputs] = {}
         for receipt in receipts:
             if isinstance(receipt, _LastWord):
-                outputs = by_client.setdefault(receipt.client, Outputs(chunks=[], finished=[]))
+                outputs = by_client.setdefault(receipt.client, Outputs(chunks=[], finished=[], begun=[]))
                 outputs.chunks.extend(receipt.chunks)
+                outputs.begun.extend(receipt.begun)
                 outputs.finished.append(receipt.finished)
         for client, outputs in by_client.items():
             self._transport.send(client, outputs)

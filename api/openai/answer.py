@@ -209,9 +209,9 @@ class Answer:
             self._hear(prompt)
 
     def _hear(self, prompt: int) -> None:
-        """Something of this prompt came, or it has ended."""
+        """Something of this prompt came, or it has ended; or the reader asks whether it has."""
         generation = self._generations[prompt]
-        if self._unbegun:
+        if prompt in self._unbegun and (generation.has_unread or generation.ended):
             self._begun(prompt, generation)
         if self._give is None or not self._wanted or self._error is not None or prompt not in self._open:
             return
@@ -234,8 +234,11 @@ class Answer:
         if generation.error is not None and self._give is None:
             self._error = generation.error
             self._wake()
-        elif not self._unbegun:
-            self._first_at = time.perf_counter()
+            return
+        if not generation.has_unread:  # it has ended, and with nothing
+            return
+        self._first_at = max(self._first_at, time.perf_counter() - generation.held_for)
+        if not self._unbegun:
             self._metrics.first_token(self.submission.tier, self._first_at - self._arrived)
             if self._give is None:
                 self._wake()

@@ -62,6 +62,8 @@ class Script:
     cached_tokens: int = 0
     scores: list[TokenLogprob] | None = None
     """Of the prompt; as it asks for unless told."""
+    held_for: float = 0.0
+    """Seconds, as an engine tells with what comes whole."""
 
 
 class FakeEngine:
@@ -183,6 +185,7 @@ class FakeEngine:
             asked = request.sampling
             scored = _logprobs(request.prompt_ids[asked.score_from :], asked.prompt_logprobs) or []
             generation.scores += scored if script.scores is None else script.scores
+            generation.held_for = script.held_for
             for number, step in enumerate(script.steps):
                 if number == script.gone_after:
                     generation._close(None, EngineGone("engine at ipc:///secret/path is gone"))

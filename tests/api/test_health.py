@@ -14,7 +14,7 @@ from api import health
 from api.app import create_app
 from engine.protocol import EngineStats
 from tests.api.conftest import World
-from tests.api.fakes import KEY, RESTRICTED_KEY
+from tests.api.fakes import KEY, RESTRICTED_KEY, Script
 
 STATS = EngineStats(
     engine_id="engine-0",
@@ -84,6 +84,31 @@ async def test_readyz_names_what_is_not_ready(world: World, monkeypatch: object)
     assert response.json()["not_ready"] == ["engine", "postgres", "redis"]
     assert response.json()["checks"]["redis"] == "ConnectionError"
     assert "password" not in response.text
+
+
+async def test_a_first_token_that_was_held_back_counts_from_when_it_was_drawn(
+    client: httpx.AsyncClient, world: World
+) -> None:
+    engine = world.engine
+    engine.script = lambda submit: engine.says(submit, "one two", delay=0.06, per_step=10, held_for=0.04)
+    body = {"model": "sapling", "messages": [{"role": "user", "content": "hi"}]}
+    began = time.perf_counter()
+    assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+    took = time.perf_counter() - began
+    seen = await metrics_of(client)
+    first = seen["rootstock_time_to_first_token_seconds_sum|default"]
+    assert 0.01 < first < took - 0.04
+    assert seen["rootstock_time_per_output_token_seconds_sum|default"] > 0.01  # of some three after the first
+
+
+async def test_what_the_engine_refuses_has_no_first_token(client: httpx.AsyncClient, world: World) -> None:
+    world.engine.script = lambda submit: Script(reject=("overloaded", "full", 1.0))
+    body = {"model": "sapling", "messages": [{"role": "user", "content": "hi"}]}
+    for stream in (False, True):
+        answer = await client.post("/v1/chat/completions", json={**body, "stream": stream})
+        assert answer.status_code == 503
+    seen = await metrics_of(client)
+    assert seen.get("rootstock_time_to_first_token_seconds_count|default", 0) == 0
 
 
 async def test_serving_is_measured(client: httpx.AsyncClient, world: World) -> None:

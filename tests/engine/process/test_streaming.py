@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,12 +69,28 @@ async def test_what_is_wanted_whole_comes_in_few_messages(engine: EngineProcess,
     generation = client.submit(submission("r2", 600, whole=True))
     items = [chunks async for chunks in generation]
 
-    assert [len(tokens_of(chunks)) for chunks in items] == [1, 256, 256, 87]
+    assert [len(tokens_of(chunks)) for chunks in items] == [256, 256, 88]
     chunks = [chunk for item in items for chunk in item]
     assert tokens_of(chunks) == tokens_of(streamed)
     assert chunks[-1].finish_reason == "length"
     assert generation.usage is not None
     assert generation.usage.completion_tokens == 600
+
+
+async def test_what_is_wanted_whole_says_how_long_its_first_token_was_held(
+    engine: EngineProcess, connect: Connect
+) -> None:
+    client = await connect(engine)
+    began = time.monotonic()
+    generation = client.submit(submission("r1", 30, whole=True))
+    items = [chunks async for chunks in generation]
+    took = time.monotonic() - began
+    assert len(items) == 1
+    assert 29 * 0.01 * 0.9 < generation.held_for < took  # steps of 10 ms after that of the first token
+
+    streamed = client.submit(submission("r2", 3))
+    await read(streamed)
+    assert streamed.held_for == 0
 
 
 async def test_what_is_wanted_whole_keeps_its_choices_and_logprobs_apart(
