@@ -155,13 +155,9 @@ class SessionStore:
 
     async def find(self, session_id: str | None) -> Opened | None:
         """The session of a request, its idle time started over; rotated when it is due."""
-        if not session_id or len(session_id) > 64:
+        session = await self._stored(session_id)
+        if session_id is None or session is None:
             return None
-        raw = await self._redis.get(_key(session_id))
-        if raw is None:
-            return None
-        assert isinstance(raw, bytes), "the client must not decode answers"
-        session = msgspec.msgpack.decode(raw, type=Session)
         if session.user_id is None or session.superseded:
             return Opened(session_id, session, fresh=False)
         now = time.time()
@@ -175,16 +171,22 @@ class SessionStore:
 
     async def peek(self, session_id: str | None) -> Opened | None:
         """The session of a request that may yet be refused: nothing of it changes, it lasts no longer."""
+        session = await self._stored(session_id)
+        if session_id is None or session is None:
+            return None
+        if session.user_id is not None and time.time() - session.started_at >= ABSOLUTE_S:
+            return None
+        return Opened(session_id, session, fresh=False)
+
+    async def _stored(self, session_id: str | None) -> Session | None:
+        """As Redis has it, whatever has become of it."""
         if not session_id or len(session_id) > 64:
             return None
         raw = await self._redis.get(_key(session_id))
         if raw is None:
             return None
         assert isinstance(raw, bytes), "the client must not decode answers"
-        session = msgspec.msgpack.decode(raw, type=Session)
-        if session.user_id is not None and time.time() - session.started_at >= ABSOLUTE_S:
-            return None
-        return Opened(session_id, session, fresh=False)
+        return msgspec.msgpack.decode(raw, type=Session)
 
     async def with_role(self, opened: Opened, role: str) -> Opened:
         """The session of a user who has this role now: rotated when it was another one before, whoever

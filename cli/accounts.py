@@ -209,17 +209,22 @@ def reset_user(data: Path | None, tenant: str, email: str, *, second_factor: boo
     """What another password is chosen by, shown this once."""
 
     async def work(services: Services) -> str:
-        from tenants.actors import OPERATOR
-        from tenants.errors import NoSecondFactor
-
         owner = await _tenant(services, tenant)
         user_id = await _user(services, owner, email)
-        if second_factor:
-            with suppress(NoSecondFactor):
-                await services.accounts.second_factors.take_away(owner.id, user_id, OPERATOR)
-        return (await services.accounts.credentials.make_reset(owner.id, user_id, OPERATOR)).token
+        return await reset_token(services, owner.id, user_id, second_factor)
 
     return call(data, work)
+
+
+async def reset_token(services: Services, tenant_id: str, user_id: str, second_factor: bool) -> str:
+    """What another password is chosen by. `second_factor`: a user who has one loses it, too."""
+    from tenants.actors import OPERATOR
+    from tenants.errors import NoSecondFactor
+
+    if second_factor:
+        with suppress(NoSecondFactor):
+            await services.accounts.second_factors.take_away(tenant_id, user_id, OPERATOR)
+    return (await services.accounts.credentials.make_reset(tenant_id, user_id, OPERATOR)).token
 
 
 def remove_user(data: Path | None, tenant: str, email: str) -> None:

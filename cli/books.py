@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.errors import CliError, UsageError
+from cli.months import read_month
 from cli.printing import Data
 
 if TYPE_CHECKING:
@@ -73,10 +74,7 @@ def span_of(month: str | None, days: int, now: datetime) -> tuple[datetime, date
     tomorrow = now.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
     if month is None:
         return tomorrow - timedelta(days=days), tomorrow
-    try:
-        start = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC)
-    except ValueError:
-        raise UsageError(f"--month takes a month such as 2027-01, not {month}") from None
+    start = read_month(month)
     if start >= tomorrow:
         raise UsageError(f"--month {month} has not begun")
     return start, min(begin(following(start)), tomorrow)

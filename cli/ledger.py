@@ -7,11 +7,12 @@ imported by the command that needs it.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.months import read_month
 from cli.printing import Data, print_rows
 
 if TYPE_CHECKING:
@@ -30,13 +31,9 @@ def rederive(
 ) -> None:
     """Sum a month of the ledger up again and print every sum that differs; exit 1 when one is left so."""
     from billing.rollups import rederive as sum_up
-    from cli.errors import UsageError
     from cli.operator import Services, call
 
-    try:
-        first = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC).date()
-    except ValueError:
-        raise UsageError(f"--month takes a month such as 2027-01, not {month}") from None
+    first = read_month(month).date()
 
     async def work(services: Services) -> list[RollupDifference]:
         return await sum_up(services.database, first, fix=fix)

@@ -6,7 +6,6 @@ Owns one call to the services per command. Everything heavy is imported by the c
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -83,18 +82,14 @@ def operator_reset(
     """Print a token, good once and for a day, by which an operator chooses another password at
     /console/reset.
     """
+    from cli.accounts import reset_token
     from cli.operator import call
 
     async def work(services: Services) -> str:
-        from tenants.actors import OPERATOR
-        from tenants.errors import NoSecondFactor
         from tenants.models import OPERATOR_TENANT
 
         user = await _operators(services).find(email)
-        if second_factor:
-            with suppress(NoSecondFactor):
-                await services.accounts.second_factors.take_away(OPERATOR_TENANT, user.id, OPERATOR)
-        return (await services.accounts.credentials.make_reset(OPERATOR_TENANT, user.id, OPERATOR)).token
+        return await reset_token(services, OPERATOR_TENANT, user.id, second_factor)
 
     print(call(data, work))
 

@@ -6,11 +6,12 @@ imported by the command that needs it.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.months import read_month
 from cli.printing import Data, print_rows
 
 if TYPE_CHECKING:
@@ -33,16 +34,11 @@ def rederive(
     data: Data = None,
 ) -> None:
     """Sum a month's minutes up again, print each hour and day that differs; exit 1 when one is left so."""
-    from cli.errors import UsageError
+    from billing.months import span
     from cli.operator import Services, call
     from sla.rollups import rederive as sum_up
 
-    try:
-        start = datetime.strptime(month, "%Y-%m").replace(tzinfo=UTC)
-    except ValueError:
-        raise UsageError(f"--month takes a month such as 2027-01, not {month}") from None
-    year, number = divmod(start.year * 12 + start.month, 12)
-    end = start.replace(year=year, month=number + 1)
+    start, end = span(read_month(month))
 
     async def work(services: Services) -> list[RollupDifference]:
         return await sum_up(services.database, start, end, fix=fix)

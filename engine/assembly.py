@@ -98,7 +98,7 @@ def build_engine(
     limits = settings.limits(sizes.context_length, config.vocab_size)
     construct = _gpu_parts if device.type == "cuda" else _cpu_parts
     parts = construct(model, sizes, settings, device_settings, server, base)
-    token_bytes = KVCache.block_bytes(config, 1, _kv_dtype(model, device_settings))
+    kv_token_bytes = KVCache.block_bytes(config, 1, _kv_dtype(model, device_settings))
     scheduler = Scheduler(
         limits=limits,
         pool=BlockPool(parts.num_blocks, BLOCK_SIZE),
@@ -107,7 +107,7 @@ def build_engine(
         token_bytes=vocabulary.token_bytes,
         engine_id=server.engine_id,
         incarnation=server.incarnation,
-        floor=ByteFloor(model.weight_bytes, model.head_bytes, token_bytes, parts.memory.slot_bytes),
+        floor=ByteFloor(model.weight_bytes, model.head_bytes, kv_token_bytes, parts.memory.slot_bytes),
     )
     info = EngineInfo(
         engine_id=server.engine_id,

@@ -12,7 +12,7 @@ from billing.invoices.credits import Balance
 from billing.invoices.drafting import Books
 from billing.invoices.service import invoice_views, standing_of
 from billing.invoices.views import InvoiceView
-from billing.months import begin, following, month_of
+from billing.months import month_of, span
 from db.session import EVERY_TENANT, Database, ReadSession
 
 
@@ -68,8 +68,7 @@ class CustomerReports:
 
 
 async def _uses(session: ReadSession, tenant_ids: Sequence[str], now: datetime) -> dict[str, CustomerUse]:
-    month = month_of(now)
-    start, end = begin(month), begin(following(month))
+    start, end = span(month_of(now))
     sums = CustomerSums(session)
     used = {row.tenant_id: row for row in await sums.used(tenant_ids, start, end)}
     charged = await sums.charged(tenant_ids, start, end)

@@ -24,7 +24,7 @@ from billing.invoices.repository import (
     PlanThen,
     Standing,
 )
-from billing.months import begin, between, following
+from billing.months import begin, between, following, span
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Books:
 
     async def covered(self, month: date) -> int:
         """Micro-USD of a month that the balance paid, as it was used."""
-        start, end = begin(month), begin(following(month))
+        start, end = span(month)
         covered = 0
         for period in await self._periods():
             since, until = max(start, period.since), min(end, period.until or end)

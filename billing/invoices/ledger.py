@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.invoices.lines import LedgerLine, LineKind
-from billing.months import begin, following
+from billing.months import span
 from billing.totals import LedgerTotals
 
 _LATEST = datetime(2100, 1, 1, tzinfo=UTC)
@@ -41,5 +41,5 @@ class MonthLedger:
                 line.quantity,
                 line.cost,
             )
-            for line in await self._totals.costs(begin(month), begin(following(month)))
+            for line in await self._totals.costs(*span(month))
         ]

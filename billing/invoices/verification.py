@@ -24,7 +24,7 @@ from billing.invoices.repository import (
     MonthRepository,
 )
 from billing.invoices.views import invoice_name
-from billing.months import begin, following
+from billing.months import following, span
 from db.session import EVERY_TENANT, Database, ReadSession
 from tenants.repository import TenantDirectory
 
@@ -175,7 +175,7 @@ async def _month(
 async def _rows(session: ReadSession, tenant_id: str, month: date) -> list[LedgerLine]:
     """The month's requests, from the ledger's rows."""
     repository = InvoiceRepository(session, tenant_id)
-    rows = await repository.priced_anew(begin(month), begin(following(month)))
+    rows = await repository.priced_anew(*span(month))
     return [
         LedgerLine("usage", item, row.model, row.service_tier, quantity, amount)
         for row in rows

@@ -17,7 +17,7 @@ from billing.invoices.repository import InvoiceRepository
 from billing.invoices.service import record_payment
 from billing.invoices.views import InvoiceView as Bill
 from billing.invoices.views import invoice_view, note_name
-from billing.months import begin, following
+from billing.months import span
 from billing.payments.customers import Customers
 from billing.payments.errors import ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import InvoiceView, PaymentGateway
@@ -149,7 +149,7 @@ class DocumentSending:
         it by the meter, as paid for our invoice; whether anything was. Nothing is asked for twice: one that
         is not settled there is for a person, to be voided or paid.
         """
-        start, end = begin(month), begin(following(month))
+        start, end = span(month)
         async with self._database.read(EVERY_TENANT) as session:
             if not await SendingQueue(session).was_metered_before(document.tenant_id, start):
                 return False

@@ -84,10 +84,7 @@ class MemberService:
         }
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
-            owners = await members.hold_owners()
-            user = await members.lock(user_id)
-            if user is None:
-                raise UserNotFound(user_id)
+            owners, user = await _held(members, user_id)
             revoked: Sequence[str] = []
             if role is not None and role != user.role:
                 await require_may_appoint(members, actor, user.role, role)
@@ -112,10 +109,7 @@ class MemberService:
         """
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
-            owners = await members.hold_owners()
-            user = await members.lock(user_id)
-            if user is None:
-                raise UserNotFound(user_id)
+            owners, user = await _held(members, user_id)
             await require_may_appoint(members, actor, user.role)
             if actor.user_id == user_id:
                 raise OwnAccount(user_id)
@@ -131,10 +125,7 @@ class MemberService:
         """Let a user who was disabled in again, and their keys. Raises UserNotFound, OwnersOnly."""
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
-            await members.hold_owners()
-            user = await members.lock(user_id)
-            if user is None:
-                raise UserNotFound(user_id)
+            _, user = await _held(members, user_id)
             await require_may_appoint(members, actor, user.role)
             if user.disabled_at is not None:
                 user.disabled_at = None
@@ -154,10 +145,7 @@ class MemberService:
         """
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
-            owners = await members.hold_owners()
-            user = await members.lock(user_id)
-            if user is None:
-                raise UserNotFound(user_id)
+            owners, user = await _held(members, user_id)
             await require_may_appoint(members, actor, user.role)
             if owners == {user_id}:
                 raise LastOwner(user_id)
@@ -281,6 +269,17 @@ def new_member(tenant_id: str, project_id: str, user_id: str, role: str) -> Proj
         role=role,
         added_at=datetime.now(UTC),
     )
+
+
+async def _held(members: MemberRepository, user_id: str) -> tuple[set[str], User]:
+    """The owners, whom nobody else changes until the transaction ends, and a user to be changed. Raises
+    UserNotFound.
+    """
+    owners = await members.hold_owners()
+    user = await members.lock(user_id)
+    if user is None:
+        raise UserNotFound(user_id)
+    return owners, user
 
 
 async def require_may_appoint(members: MemberRepository, actor: Actor, *roles: str) -> None:

@@ -51,12 +51,12 @@ class Visit:
     async def go(self, path: str) -> None:
         await self.page.goto(self.console + path)
 
-    async def sign_in(self, email: str, password: str) -> None:
+    async def sign_in(self, email: str, password: str, lands: str = "/") -> None:
         await self.go("/sign-in")
         await self.page.fill("#email", email)
         await self.page.fill("#password", password)
         await self.page.click("button[type=submit]")
-        await self.page.wait_for_url(f"{self.console}/")
+        await self.page.wait_for_url(self.console + lands)
 
     async def serious(self, *rules: str) -> list[str]:
         """What axe finds serious or worse on the page as it is, by these rules or all."""

@@ -109,11 +109,7 @@ async def test_the_pictures_move_while_the_engine_works_and_say_when_it_is_gone(
         context = await browser.new_context(viewport={"width": 1280, "height": 900})
         opened = await visit(context, origin)
         page = opened.page
-        await opened.go("/sign-in")
-        await page.fill("#email", OPERATOR_EMAIL)
-        await page.fill("#password", PASSWORD)
-        await page.click("button[type=submit]")
-        await page.wait_for_url(f"{opened.console}/operator/**")
+        await opened.sign_in(OPERATOR_EMAIL, PASSWORD, "/operator/**")
         await opened.go("/operator/engines")
 
         await expect(page.get_by_role("heading", level=1)).to_contain_text("engine-0 Serving")

@@ -38,11 +38,7 @@ async def test_an_operators_day(site: Site) -> None:
     async with chromium() as browser, served(site.whole) as origin:
         seen = await visit(await browser.new_context(viewport={"width": 1280, "height": 900}), origin)
         page = seen.page
-        await seen.go("/sign-in")
-        await page.fill("#email", OPERATOR_EMAIL)
-        await page.fill("#password", PASSWORD)
-        await page.click("button[type=submit]")
-        await page.wait_for_url(f"{seen.console}/operator/tenants")
+        await seen.sign_in(OPERATOR_EMAIL, PASSWORD, "/operator/tenants")
 
         await page.fill("#search", EMAIL.partition("@")[0])
         await page.click("text=Find >> visible=true")
