@@ -5,7 +5,7 @@ Refuses to change anything.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 
 from adapters import events
@@ -15,6 +15,7 @@ from adapters.models import Adapter, AdapterEvent, AdapterVersion
 from adapters.names import ADAPTER_ID, PART, ModelName, checked_part
 from adapters.repository import AdapterRepository
 from db.session import Database
+from tenants.naming import Named, NameRepository
 
 MAX_VERSION = 10**9 - 1
 
@@ -111,10 +112,18 @@ class AdapterCatalogue:
             events = await EventRepository(session, tenant_id).last_of(adapter_ids)
         return {event.adapter_id: event for event in events}
 
-    async def names(self, tenant_id: str, adapter_ids: Collection[str]) -> dict[str, tuple[str, bool]]:
-        """By id, what adapters on any base are or were called, and whether they are deleted."""
+    async def names(
+        self, tenant_id: str, adapter_ids: Collection[str], others: Collection[str] = ()
+    ) -> tuple[Mapping[str, tuple[str, bool]], Mapping[str, Named]]:
+        """By id, what adapters on any base are or were called, and whether they are deleted; and what
+        `others` are, of keys, people and projects, as the ledger has them beside adapters.
+        """
+        if not (adapter_ids or others):
+            return {}, {}
         async with self._database.read(tenant_id) as session:
-            return await AdapterRepository(session, tenant_id).names(adapter_ids)
+            adapters = AdapterRepository(session, tenant_id)
+            found = await adapters.names(adapter_ids) if adapter_ids else {}
+            return found, await NameRepository(session, tenant_id).of(others) if others else {}
 
     def follow(
         self, tenant_id: str, adapter_id: str, after: str | None = None

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, Select, cast, exists, func, select
+from sqlalchemy import ARRAY, Row, Select, Text, any_, bindparam, cast, exists, func, select
 from sqlalchemy.dialects.postgresql import JSONPATH
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.jobs.models import Job
 from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.names import ModelName
-from db.repository import TenantRepository
+from db.repository import TenantRepository, select_owned
 from tenants.models import Plan, Tenant
 
 Found = Row[Adapter, AdapterVersion | None]
@@ -78,9 +79,8 @@ class AdapterRepository(TenantRepository):
 
     async def names(self, adapter_ids: Collection[str]) -> dict[str, tuple[str, bool]]:
         """By id, the name and whether the adapter is deleted: such are found here alone."""
-        columns = (Adapter.id, Adapter.name, Adapter.deleted_at.is_not(None))
-        query = self.select_own(Adapter, *columns).where(Adapter.id.in_(adapter_ids))
-        return {id_: (name, gone) for id_, name, gone in (await self.session.execute(query)).all()}
+        rows = (await self.execute_own(_names(), ids=list(adapter_ids))).all()
+        return {id_: (name, gone) for id_, name, gone in rows}
 
     async def count(self) -> int:
         """How many adapters the tenant has, on any base."""
@@ -184,6 +184,13 @@ class AdapterRepository(TenantRepository):
 
     def _versions(self, adapter_id: str) -> Select[Any]:
         return self.select_own(AdapterVersion).where(AdapterVersion.adapter_id == adapter_id)
+
+
+@cache
+def _names() -> Select[Any]:
+    ids = bindparam("ids", type_=ARRAY(Text))
+    columns = (Adapter.id, Adapter.name, Adapter.deleted_at.is_not(None))
+    return select_owned(Adapter, *columns).where(Adapter.id == any_(ids))
 
 
 class AdapterDirectory:

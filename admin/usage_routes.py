@@ -32,7 +32,7 @@ class UsageRoutes:
     def __init__(self, frame: Frame, services: ConsoleServices) -> None:
         self._frame = frame
         self._reports = services.usage
-        labels = LabelBook(services.names, services.adapters.catalogue)
+        labels = LabelBook(services.adapters.catalogue)
         self._usage = UsagePage(services.usage.slices, labels)
         self._requests = RequestsPage(services.usage.slices, services.usage.receipts, labels)
 

@@ -188,7 +188,7 @@ class UsageRepository(TenantRepository):
         if not found:
             return []
         statement = _sums(tuple(piece.unit for piece in found), unit, tuple(group_by), tuple(wanted))
-        rows = await self.execute_own(statement, begins=start, **_bounds(found), **wanted)
+        rows = await self.execute_own(statement, begins=start, **bounds(found), **wanted)
         return list(rows.all())
 
     async def since(self, start: datetime, end: datetime, limit: Limit) -> dict[str, int]:
@@ -200,7 +200,7 @@ class UsageRepository(TenantRepository):
         whose = {} if limit.scope == "tenant" else {"scope_id": limit.scope_id}
         if limit.scope == "key":
             whose["counted_id"] = limit.counted_id
-        row = (await self.execute_own(statement, begins=start, **_bounds(found), **whose)).first()
+        row = (await self.execute_own(statement, begins=start, **bounds(found), **whose)).first()
         return dict.fromkeys(SUMS, 0) if row is None else {name: getattr(row, name) for name in SUMS}
 
 
@@ -248,18 +248,14 @@ def _since(grains: tuple[Unit, ...], scope: Scope, model: str) -> Select[Any]:
 def _summed(
     grains: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], covers: Covers
 ) -> Select[Any]:
-    """The sums of rows that `covers`, of a stretch of time in pieces of these grains, whose `_bounds` are
+    """The sums of rows that `covers`, of a stretch of time in pieces of these grains, whose `bounds` are
     parameters; `begins` is another.
     """
     parts = []
     for number, grain in enumerate(grains):
         rollup: Any = ROLLUPS[grain]
         at = getattr(rollup, grain)
-        bucket = (
-            bindparam("begins", type_=INSTANT)
-            if unit is None
-            else func.date_trunc(unit, at, "UTC", type_=INSTANT)
-        )
+        bucket = bindparam("begins", type_=INSTANT) if unit is None else _bucket(at, unit, grain)
         groups = [getattr(rollup, name) for name in group_by]
         totals = [func.sum(getattr(rollup, name)).label(name) for name in SUMS]
         part = select_owned(rollup, bucket.label("bucket"), *groups, *totals)
@@ -271,7 +267,13 @@ def _summed(
     return select(*keys, *sums).group_by(*keys).order_by(*keys)
 
 
-def _bounds(found: Sequence[Piece]) -> dict[str, datetime]:
+def _bucket(at: Any, unit: Unit, grain: Unit) -> Any:
+    """Sums of the unit's own grain stand where it begins already: truncating costs as much as adding up."""
+    return at if grain == unit else func.date_trunc(unit, at, "UTC", type_=INSTANT)
+
+
+def bounds(found: Sequence[Piece]) -> dict[str, datetime]:
+    """Parameters that say where pieces begin and end, by their place."""
     starts = {f"start_{number}": piece.start for number, piece in enumerate(found)}
     return starts | {f"end_{number}": piece.end for number, piece in enumerate(found)}
 

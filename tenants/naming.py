@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
-from sqlalchemy import literal, union_all
+from sqlalchemy import ARRAY, CompoundSelect, Text, any_, bindparam, literal, union_all
 
-from db.repository import TenantRepository
+from db.repository import TenantRepository, select_owned
 from db.session import Database
 from tenants.models import ApiKey, Project, ServiceAccount, User
 
@@ -47,19 +48,25 @@ class NameService:
 class NameRepository(TenantRepository):
     async def of(self, ids: Collection[str]) -> Mapping[str, Named]:
         """A person who signed in stands where a key would, so an id is looked for among all kinds."""
-        kinds: tuple[tuple[ThingKind, Any, Any, Any], ...] = (
-            ("key", ApiKey, ApiKey.name, ApiKey.revoked_at),
-            ("user", User, User.email, User.removed_at),
-            ("service_account", ServiceAccount, ServiceAccount.name, ServiceAccount.deleted_at),
-            ("project", Project, Project.name, Project.archived_at),
-        )
-        found = union_all(
-            *(
-                self.select_own(model, literal(kind), model.id, name, ended.is_not(None)).where(
-                    model.id.in_(ids)
-                )
-                for kind, model, name, ended in kinds
-            )
-        )
-        rows = (await self.session.execute(found)).all()
+        rows = (await self.execute_own(_named(), ids=list(ids))).all()
         return {id_: Named(kind, name, is_gone) for kind, id_, name, is_gone in rows}
+
+
+@cache
+def _named() -> CompoundSelect[Any]:
+    """The ids are one parameter: one for each would be another statement for every number of them."""
+    kinds: tuple[tuple[ThingKind, Any, Any, Any], ...] = (
+        ("key", ApiKey, ApiKey.name, ApiKey.revoked_at),
+        ("user", User, User.email, User.removed_at),
+        ("service_account", ServiceAccount, ServiceAccount.name, ServiceAccount.deleted_at),
+        ("project", Project, Project.name, Project.archived_at),
+    )
+    ids = bindparam("ids", type_=ARRAY(Text))
+    return union_all(
+        *(
+            select_owned(model, literal(kind), model.id, name, ended.is_not(None)).where(
+                model.id == any_(ids)
+            )
+            for kind, model, name, ended in kinds
+        )
+    )

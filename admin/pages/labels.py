@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from adapters.catalogue import AdapterCatalogue
-from tenants.naming import Named, NameService
+from tenants.naming import Named
 from tenants.roles import Right
 
 TIERS = {"priority": "Priority", "default": "Default", "flex": "Flex"}
@@ -91,8 +91,7 @@ class Labels:
 class LabelBook:
     """Looks them up, all in one go."""
 
-    def __init__(self, names: NameService, catalogue: AdapterCatalogue) -> None:
-        self._names = names
+    def __init__(self, catalogue: AdapterCatalogue) -> None:
         self._catalogue = catalogue
 
     async def of(self, tenant_id: str, asked: Iterable[tuple[str, str]], may: May) -> Labels:
@@ -103,5 +102,5 @@ class LabelBook:
                 adapters.add(value)
             elif value and dimension in ("project", "user", "key"):
                 named.add(value)
-        names = await self._names.of(tenant_id, named) if named else {}
-        return Labels(names, await self._catalogue.names(tenant_id, adapters) if adapters else {}, may)
+        called, names = await self._catalogue.names(tenant_id, adapters, named)
+        return Labels(names, called, may)

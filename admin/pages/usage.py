@@ -122,12 +122,11 @@ class UsagePage:
     async def gather(self, tenant_id: str, asked: Asked, may: May) -> UsageView:
         """Raises InvalidReportQuery, DatabaseUnavailable."""
         column = BY_ID[asked.group].column if asked.group else None
-        found = await self._slices.used(
+        looked = await self._slices.look(
             tenant_id, asked.start, asked.end, unit=asked.unit, group_by=column, slice=asked.slice
         )
-        values = await self._slices.values(tenant_id, asked.start, asked.end)
-        is_used = bool(found or values["model"]) or await self._slices.is_used(tenant_id)
-        sums = gathered(found, asked)
+        values = looked.values
+        sums = gathered(looked.used, asked)
         ranked = sums.ranked(asked.show)
         named = {(one.id, value) for one in DIMENSIONS for value, _ in values[one.column][:MAX_CHOICES]}
         named |= {(id, value) for id, chosen in asked.chosen.items() for value in chosen}
@@ -150,7 +149,7 @@ class UsagePage:
             rest=(len(left), added(sums.groups[group] for group in left)) if left else None,
             filters=[_filter(one, values[one.column], asked, labels) for one in DIMENSIONS],
             chips=chips_of(asked, labels),
-            is_used=is_used,
+            is_used=looked.was_ever,
         )
 
 

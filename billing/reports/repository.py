@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
     ARRAY,
     BigInteger,
     ColumnElement,
+    Select,
     bindparam,
     cast,
     func,
@@ -26,9 +28,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay, UsageRollupHour
-from billing.repository import INSTANT
-from billing.rollups import KEYS, ROLLUPS, pieces
-from db.repository import TenantRepository
+from billing.repository import INSTANT, bounds
+from billing.rollups import KEYS, ROLLUPS, Unit, pieces
+from db.repository import TenantRepository, select_owned
 
 Place = tuple[datetime, str]
 """Of a row in the ledger's order: its moment, and its id among those of the same moment."""
@@ -89,20 +91,12 @@ class SliceRepository(LedgerRows):
         """By column of the sums' keys, each value in [start, end) and how many requests have it, the most
         frequent first.
         """
-        parts = []
-        for piece in pieces(start, end, "day"):
-            rollup: Any = ROLLUPS[piece.unit]
-            at = getattr(rollup, piece.unit)
-            columns = [getattr(rollup, name) for name in (*KEYS, "num_requests")]
-            parts.append(self.select_own(rollup, *columns).where(at >= piece.start, at < piece.end))
         found: dict[str, list[tuple[str, int]]] = {name: [] for name in KEYS}
-        if not parts:
+        stretch = pieces(start, end, "day")
+        if not stretch:
             return found
-        rows = union_all(*parts).subquery("rows")
-        keys = [rows.c[name] for name in KEYS]
-        requests = cast(func.sum(rows.c.num_requests), BigInteger).label("requests")
-        query = select(*keys, requests).group_by(func.grouping_sets(*(tuple_(key) for key in keys)))
-        for *values, number in (await self.session.execute(query.order_by(requests.desc(), *keys))).all():
+        statement = _values(tuple(piece.unit for piece in stretch))
+        for *values, number in (await self.execute_own(statement, **bounds(stretch))).all():
             # Of a set's columns all but its own are NULL, and its own never is.
             name, value = next(pair for pair in zip(KEYS, values, strict=True) if pair[1] is not None)
             found[name].append((value, number))
@@ -157,6 +151,25 @@ class SliceRepository(LedgerRows):
             query = select(row).select_from(hour.join(within, true()))
             query = query.order_by(row.submitted_at.desc(), row.request_id.desc()).limit(limit)
         return (await self.session.execute(query)).scalars().all()
+
+
+@lru_cache(maxsize=64)
+def _values(grains: tuple[Unit, ...]) -> Select[Any]:
+    """Of a stretch of time in pieces of these grains. What has all keys alike is added up first: of many days
+    there are few such, and each is counted once for every key.
+    """
+    parts = []
+    for number, grain in enumerate(grains):
+        rollup: Any = ROLLUPS[grain]
+        at, keys = getattr(rollup, grain), [getattr(rollup, name) for name in KEYS]
+        sums = select_owned(rollup, *keys, func.sum(rollup.num_requests).label("num_requests"))
+        within = (at >= bindparam(f"start_{number}"), at < bindparam(f"end_{number}"))
+        parts.append(sums.where(*within).group_by(*keys))
+    rows = union_all(*parts).subquery("rows")
+    keys = [rows.c[name] for name in KEYS]
+    requests = cast(func.sum(rows.c.num_requests), BigInteger).label("requests")
+    sets = func.grouping_sets(*(tuple_(key) for key in keys))
+    return select(*keys, requests).group_by(sets).order_by(requests.desc(), *keys)
 
 
 def _is_among(column: Any, values: Sequence[str]) -> ColumnElement[bool]:

@@ -42,6 +42,19 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """At a stretch of time."""
+
+    used: list[Used]
+    values: Mapping[str, list[tuple[str, int]]]
+    """By OpenAI's name of each dimension, the values that its requests have, whatever is filtered, with how
+    many do, the most frequent first.
+    """
+    was_ever: bool
+    """Whether the tenant asked for anything, in this time or in another."""
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Of a request in the list: what is older stands below it."""
 
@@ -64,7 +77,7 @@ class UsageSlices:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def used(
+    async def look(
         self,
         tenant_id: str,
         start: datetime,
@@ -73,7 +86,7 @@ class UsageSlices:
         unit: Unit,
         group_by: str | None = None,
         slice: Slice = WHOLE,
-    ) -> list[Used]:
+    ) -> Look:
         """What was used in [start, end), whole minutes, by bucket and by the values of `group_by`, one of
         `COLUMNS`. Charges are among it where nothing is filtered: they are no project's, no key's and no
         model's; storage is its adapter's.
@@ -82,7 +95,11 @@ class UsageSlices:
         """
         check_filters(**slice.filters)
         async with self._database.read(tenant_id) as session:
-            return await _used(session, tenant_id, start, end, unit, group_by, slice)
+            rows = SliceRepository(session, tenant_id)
+            used = await _used(session, tenant_id, start, end, unit, group_by, slice)
+            values = await rows.values(start, end)
+            was_ever = bool(used or values["model"]) or await rows.is_used()
+        return Look(used, {name: values[column] for name, column in COLUMNS.items()}, was_ever)
 
     async def by_day(
         self, tenant_id: str, start: datetime, end: datetime, adapter_ids: Sequence[str], since: datetime
@@ -96,16 +113,6 @@ class UsageSlices:
             if not adapter_ids:
                 return whole, []
             return whole, await _used(session, tenant_id, since, end, "day", "adapter_id", adapters)
-
-    async def values(
-        self, tenant_id: str, start: datetime, end: datetime
-    ) -> Mapping[str, list[tuple[str, int]]]:
-        """By OpenAI's name of each dimension, the values that requests in [start, end) have, with how many
-        do, the most frequent first. Raises DatabaseUnavailable.
-        """
-        async with self._database.read(tenant_id) as session:
-            found = await SliceRepository(session, tenant_id).values(start, end)
-        return {name: found[column] for name, column in COLUMNS.items()}
 
     async def is_used(self, tenant_id: str) -> bool:
         """Whether the tenant ever asked for anything."""

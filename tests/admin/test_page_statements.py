@@ -20,6 +20,7 @@ MORE = 4
 SPARE = 2
 """A process looks for open incidents every few seconds, with whatever page comes then."""
 MOST = {
+    "/usage": (6, 3),
     "/billing": (11, 2),
     "/operator/tenants/{tenant}": (15, 5),
     "/": (8, 5),

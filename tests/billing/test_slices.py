@@ -63,7 +63,7 @@ async def test_sums_are_those_of_the_reports(database: Database, slices: UsageSl
                 sums = expected.setdefault((bucket["start_time"], (group and one[group]) or ""), [0] * 5)
                 sums[4] = one["amount_micro_usd"]
         found: dict[tuple[int, str], list[int]] = {}
-        for used in await slices.used(tenant, *SPAN, unit="day", group_by=group):
+        for used in (await slices.look(tenant, *SPAN, unit="day", group_by=group)).used:
             sums = found.setdefault((int(used.bucket.timestamp()), used.group), [0] * 5)
             measures = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost")
             for place, name in enumerate(measures):
@@ -74,7 +74,7 @@ async def test_sums_are_those_of_the_reports(database: Database, slices: UsageSl
 
 async def test_filters_narrow_and_leave_charges_out(slices: UsageSlices, tenant: str) -> None:
     async def total(slice: Slice) -> tuple[int, int]:
-        found = await slices.used(tenant, *SPAN, unit="hour", slice=slice)
+        found = (await slices.look(tenant, *SPAN, unit="hour", slice=slice)).used
         return sum(one.requests for one in found), sum(one.cost for one in found)
 
     one = FULL.cost(Usage(1000, 400, 100))
@@ -89,14 +89,20 @@ async def test_filters_narrow_and_leave_charges_out(slices: UsageSlices, tenant:
 
 
 async def test_values_are_those_in_the_days_of_the_tenant_alone(slices: UsageSlices, tenant: str) -> None:
-    found = await slices.values(tenant, *SPAN)
+    looked = await slices.look(tenant, *SPAN, unit="day", slice=Slice(models=("gone",)))
+    assert not looked.used
+    assert looked.was_ever
+    found = looked.values
     assert set(found) == set(COLUMNS)
     assert ("flex", 1) in found["service_tier"]
     assert found["adapter_id"] == [("", 3), ("adp_a", 1)]
     assert dict(found["user_id"])["user_1"] == 1
-    assert (await slices.values(tenant, SPAN[1], instant(END + DAY)))["model"] == []
-    assert await slices.is_used(tenant)
-    assert not await slices.is_used("tnt_new")
+    minutes = instant(START - 60), instant(END - HOUR // 2)
+    assert (await slices.look(tenant, *minutes, unit="day")).values == found
+    later = await slices.look(tenant, SPAN[1], instant(END + DAY), unit="day")
+    assert later.values["model"] == []
+    assert later.was_ever
+    assert not (await slices.look("tnt_new", *SPAN, unit="day")).was_ever
 
 
 async def test_requests_come_newest_first_and_page_by_page(slices: UsageSlices, tenant: str) -> None:
