@@ -6,7 +6,7 @@ gives what `templates/charts.html` draws (`charts.figure`), with `static/charts.
 each place holds when it is pointed at, and the same as a table for those who do not see it. Across, a chart
 takes whatever room it has: places are per cent, so that its text stays legible on a telephone. No script.
 
-Owns where things lie. Refuses to know what is drawn: figures are put into words by the `Unit` that is given,
+Owns where things lie. Refuses to know what is drawn (`admin.drawing`): figures are put into words by the `Unit` that is given,
 and colours are roles (`tone`), which the sheet fills.
 """
 
@@ -28,7 +28,7 @@ _TOP = 10
 _MAX_MARKS = 8
 _WIDEST_BAR = 5.0
 _FILLED = 0.74
-_ACROSS = 1000
+ACROSS = 1000
 """Units across the plot of a path."""
 _TIP_ROWS = 9
 
@@ -162,30 +162,26 @@ class Spark:
 
 def bars(caption: str, points: Sequence[Point], series: Sequence[Series], unit: Unit) -> Chart:
     """The series of each point on top of each other; what is below 0, beneath."""
-    tops = [sum(max(one.values[at] or 0, 0) for one in series) for at in range(len(points))]
-    bottoms = [sum(min(one.values[at] or 0, 0) for one in series) for at in range(len(points))]
+    columns = [[one.values[at] or 0 for one in series] for at in range(len(points))]
+    tops = [sum(value for value in column if value > 0) for column in columns]
+    bottoms = [sum(value for value in column if value < 0) for column in columns]
     scale = _Scale(min(bottoms, default=0), max(tops, default=0), unit)
     slot = 100 / max(1, len(points))
     width = min(slot * _FILLED, _WIDEST_BAR)
     drawn = []
-    for at in range(len(points)):
+    for at, column in enumerate(columns):
+        x = round(slot * (at + 0.5) - width / 2, 3)
         above = below = 0.0
-        for one in series:
-            value = one.values[at] or 0
+        for one, value in zip(series, column, strict=True):
             if not value:
                 continue
             start = above if value > 0 else below
             top, bottom = sorted((scale.y(start), scale.y(start + value)))
-            x = slot * (at + 0.5) - width / 2
             # What is there is seen, however little it is beside the rest.
-            drawn.append(
-                Bar(round(x, 3), round(width, 3), round(top, 1), round(max(bottom - top, 1), 1), one.tone)
-            )
+            drawn.append(Bar(x, round(width, 3), round(top, 1), round(max(bottom - top, 1), 1), one.tone))
             above, below = (above + value, below) if value > 0 else (above, below + value)
-    totals = [sum(one.values[at] or 0 for one in series) for at in range(len(points))]
-    return _chart(
-        caption, points, series, unit, scale, totals=totals if len(series) > 1 else None, bars=drawn
-    )
+    totals = [sum(column) for column in columns] if len(series) > 1 else None
+    return _chart(caption, points, series, unit, scale, totals=totals, bars=drawn)
 
 
 def lines(caption: str, points: Sequence[Point], series: Sequence[Series], unit: Unit) -> Chart:
@@ -196,7 +192,7 @@ def lines(caption: str, points: Sequence[Point], series: Sequence[Series], unit:
     paths = []
     for one in series:
         runs = _runs([None if value is None else scale.y(value) for value in one.values])
-        line = " ".join(_polyline(run, slot * _ACROSS / 100) for run in runs if len(run) > 1)
+        line = " ".join(_polyline(run, slot * ACROSS / 100) for run in runs if len(run) > 1)
         dots = [(round(slot * (run[0][0] + 0.5), 3), run[0][1]) for run in runs if len(run) == 1]
         paths.append(Path(one.tone, line, dots))
     return _chart(caption, points, series, unit, scale, paths=paths)

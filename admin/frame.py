@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
-from admin import security, words
+from admin import drawing, security, words
 from admin.forms import MAX_FIELDS, read_form
 from admin.navigation import OPERATOR_SECTIONS, grouped, sections_for
 from admin.posted import FOREIGN
@@ -388,7 +388,7 @@ def _templates(version: str) -> Environment:
         lstrip_blocks=True,
     )
     templates.globals["version"] = version
-    templates.filters |= words.FILTERS
+    templates.filters |= words.FILTERS | drawing.FILTERS
     return templates
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from admin import words
 from admin.chart import Chart
@@ -16,15 +16,14 @@ from admin.pages.labels import Label, LabelBook, Labels, May
 from admin.pages.usage_query import BY_ID, DIMENSIONS, MEASURES, NONE, RANGES, Asked, Dimension
 from admin.pages.usage_sums import (
     TITLES,
+    Bucket,
     Gathered,
     Sums,
     added,
-    bucket_words,
     buckets_of,
     chart_of,
     gathered,
     group_label,
-    narrowed,
     tones,
 )
 from billing.reports.slices import REQUEST, UsageSlices
@@ -197,15 +196,13 @@ def _group_rows(sums: Gathered, asked: Asked, labels: Labels) -> list[Row]:
     return rows
 
 
-def _bucket_rows(sums: Gathered, buckets: Sequence[datetime], asked: Asked) -> list[Row]:
+def _bucket_rows(sums: Gathered, buckets: Sequence[Bucket], asked: Asked) -> list[Row]:
     """The latest first; those that nothing was used in are left out."""
     rows = []
     for bucket in reversed(buckets):
-        if bucket not in sums.buckets:
-            continue
-        view = narrowed(bucket, asked)
-        narrower = "" if asked.step == "hour" else view.query
-        rows.append(Row(Label(bucket_words(bucket, asked)), sums.buckets[bucket], "", narrower, view.query))
+        if bucket.at in sums.buckets:
+            narrower = "" if asked.step == "hour" else bucket.query
+            rows.append(Row(Label(bucket.words), sums.buckets[bucket.at], "", narrower, bucket.query))
     return rows
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal, Protocol
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, quote_plus
 
 from admin.problems import Refused
 from billing.reports.slices import Slice
@@ -183,7 +183,7 @@ class Asked:
 
     @property
     def query(self) -> str:
-        return urlencode(self.fields)
+        return "&".join(f"{name}={quote_plus(value)}" for name, value in self.fields)
 
 
 def read(params: Params, today: date) -> Asked:

@@ -53,6 +53,20 @@ class Sums:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A step of the time that is asked for."""
+
+    at: datetime
+    """Where it begins."""
+    tick: str
+    """What it is called beneath an axis."""
+    words: str
+    """In full."""
+    query: str
+    """Of the page that is narrowed to its days, or its hour."""
+
+
 @dataclass(slots=True)
 class Gathered:
     whole: Sums = field(default_factory=Sums)
@@ -92,8 +106,14 @@ def added(found: Iterable[Sums]) -> Sums:
     return total
 
 
-def buckets_of(asked: Asked) -> list[datetime]:
-    """Where the steps begin."""
+def buckets_of(asked: Asked) -> list[Bucket]:
+    """The steps, in order."""
+    return [
+        Bucket(at, _tick(at, asked), _words(at, asked), _narrowed(at, asked).query) for at in _starts(asked)
+    ]
+
+
+def _starts(asked: Asked) -> list[datetime]:
     if asked.step == "month":
         found, at = [], asked.first.replace(day=1)
         while at <= asked.last:
@@ -104,21 +124,26 @@ def buckets_of(asked: Asked) -> list[datetime]:
     return [asked.start + number * width for number in range((asked.end - asked.start) // width)]
 
 
-def bucket_words(bucket: datetime, asked: Asked) -> str:
+def _tick(at: datetime, asked: Asked) -> str:
+    if asked.step == "hour":
+        return f"{at:%H}:00"
+    return f"{at:%b} {at.day}" if asked.step == "day" else f"{at:%b %Y}"
+
+
+def _words(at: datetime, asked: Asked) -> str:
     if asked.step == "month":
-        return f"{bucket:%B %Y}"
+        return f"{at:%B %Y}"
     if asked.step == "hour":
-        return f"{bucket:%b} {bucket.day}, {bucket:%H}:00"
-    return f"{bucket:%a}, {day_words(bucket.date())}"
+        return f"{at:%b} {at.day}, {at:%H}:00"
+    return f"{at:%a}, {day_words(at.date())}"
 
 
-def narrowed(bucket: datetime, asked: Asked) -> Asked:
-    """To the days, or the hour, of one bucket."""
+def _narrowed(at: datetime, asked: Asked) -> Asked:
     if asked.step == "hour":
-        return asked.of_hour(bucket)
+        return asked.of_hour(at)
     if asked.step == "day":
-        return asked.of_days(bucket.date(), bucket.date())
-    month = asked.of_month(bucket.date())
+        return asked.of_days(at.date(), at.date())
+    month = asked.of_month(at.date())
     return asked.of_days(max(month.first, asked.first), min(month.last, asked.last))
 
 
@@ -132,7 +157,7 @@ def tones(ranked: Sequence[Group]) -> dict[Group, str]:
     return dict(zip(ranked[:TOP], chart.TONES, strict=False))
 
 
-def chart_of(sums: Gathered, buckets: Sequence[datetime], asked: Asked, labels: Labels) -> Chart:
+def chart_of(sums: Gathered, buckets: Sequence[Bucket], asked: Asked, labels: Labels) -> Chart:
     if asked.group:
         series = _by_group(sums, buckets, asked, labels)
     elif asked.show == "tokens":
@@ -147,11 +172,11 @@ def chart_of(sums: Gathered, buckets: Sequence[datetime], asked: Asked, labels: 
     return chart.bars(caption, points, series, USD if asked.show == "cost" else COUNT)
 
 
-def _values(sums: Gathered, buckets: Sequence[datetime], measure: str) -> list[float]:
-    return [(sums.buckets.get(bucket) or Sums()).of(measure) for bucket in buckets]
+def _values(sums: Gathered, buckets: Sequence[Bucket], measure: str) -> list[float]:
+    return [(sums.buckets.get(bucket.at) or Sums()).of(measure) for bucket in buckets]
 
 
-def _by_kind(sums: Gathered, buckets: Sequence[datetime]) -> list[Series]:
+def _by_kind(sums: Gathered, buckets: Sequence[Bucket]) -> list[Series]:
     cached, output = _values(sums, buckets, "cached"), _values(sums, buckets, "output")
     fresh = [whole - known for whole, known in zip(_values(sums, buckets, "input"), cached, strict=True)]
     return [
@@ -161,45 +186,38 @@ def _by_kind(sums: Gathered, buckets: Sequence[datetime]) -> list[Series]:
     ]
 
 
-def _by_charge(sums: Gathered, buckets: Sequence[datetime]) -> list[Series]:
+def _by_charge(sums: Gathered, buckets: Sequence[Bucket]) -> list[Series]:
     names = {(REQUEST, ""): ("Requests", "input")} | {
         (kind, ""): (title, tone) for (kind, title), tone in zip(CHARGES.items(), ("c1", "c2"), strict=True)
     }
     return [
-        Series(title, tone, [sums.at(group, bucket).cost for bucket in buckets])
+        Series(title, tone, [sums.at(group, bucket.at).cost for bucket in buckets])
         for group, (title, tone) in names.items()
         if group in sums.groups or group == (REQUEST, "")
     ]
 
 
-def _by_group(sums: Gathered, buckets: Sequence[datetime], asked: Asked, labels: Labels) -> list[Series]:
+def _by_group(sums: Gathered, buckets: Sequence[Bucket], asked: Asked, labels: Labels) -> list[Series]:
     ranked = [group for group in sums.ranked(asked.show) if sums.groups[group].of(asked.show)]
     coloured = tones(sums.ranked(asked.show))
     series = [
         Series(
             group_label(group, asked, labels).text,
             coloured[group],
-            [sums.at(group, bucket).of(asked.show) for bucket in buckets],
+            [sums.at(group, bucket.at).of(asked.show) for bucket in buckets],
         )
         for group in ranked
         if group in coloured
     ]
     rest = [group for group in ranked if group not in coloured]
     if rest:
-        values = [sum(sums.at(group, bucket).of(asked.show) for group in rest) for bucket in buckets]
+        values = [sum(sums.at(group, bucket.at).of(asked.show) for group in rest) for bucket in buckets]
         series.append(Series(f"{len(rest)} more", "rest", values))
     return series
 
 
-def _point(bucket: datetime, asked: Asked) -> Point:
-    if asked.step == "hour":
-        tick = f"{bucket:%H}:00"
-    elif asked.step == "day":
-        tick = f"{bucket:%b} {bucket.day}"
-    else:
-        tick = f"{bucket:%b %Y}"
-    view = narrowed(bucket, asked)
-    if bucket.date() > asked.today:
-        return Point(tick, bucket_words(bucket, asked))
+def _point(bucket: Bucket, asked: Asked) -> Point:
+    if bucket.at.date() > asked.today:
+        return Point(bucket.tick, bucket.words)
     path = "usage/requests" if asked.step == "hour" else "usage"
-    return Point(tick, bucket_words(bucket, asked), f"{path}?{view.query}")
+    return Point(bucket.tick, bucket.words, f"{path}?{bucket.query}")

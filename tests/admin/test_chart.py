@@ -9,7 +9,7 @@ import pytest
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import admin
-from admin import chart
+from admin import chart, drawing
 from admin.chart import COUNT, HEIGHT, USD, Point, Series
 
 DAYS = [Point(f"Nov {day}", f"{day} November") for day in range(1, 4)]
@@ -18,6 +18,7 @@ _TEMPLATES = Path(admin.__path__[0]) / "templates"
 
 def drawn(shown: chart.Chart) -> str:
     environment = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined)
+    environment.filters |= drawing.FILTERS
     return environment.from_string('{% import "charts.html" as c %}{{ c.figure(shown) }}').render(shown=shown)
 
 
@@ -109,6 +110,18 @@ def test_markup_has_the_figures_and_escapes_names() -> None:
     assert page.count("<a class") == 1
     assert page.count("<tr>") == 5
     assert 'role="img"' in drawn(chart.lines("x", DAYS, [Series("x", "c0", [1, None, 2])], COUNT))
+
+
+def test_bars_are_drawn_where_they_lie() -> None:
+    series = [Series("Input", "input", [100, 0, 50]), Series("Output", "output", [300, 0, 0])]
+    shown = chart.bars("Tokens", DAYS, series, COUNT)
+    paths = re.findall(r'<path class="(\w+)" d="([^"]+)">', drawn(shown))
+    assert [tone for tone, _ in paths] == ["input", "output"]
+    boxes = re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h-([\d.]+)z", "".join(line for _, line in paths))
+    found = [tuple(map(float, box)) for box in boxes]
+    places = sorted(shown.bars, key=lambda bar: bar.tone == "output")
+    expected = [(bar.x * 10, bar.y, bar.width * 10, bar.height, bar.width * 10) for bar in places]
+    assert found == [pytest.approx(box, abs=0.01) for box in expected]
 
 
 def test_a_spark_is_a_line_or_nothing() -> None:
