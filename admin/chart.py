@@ -6,8 +6,8 @@ gives what `templates/charts.html` draws (`charts.figure`), with `static/charts.
 each place holds when it is pointed at, and the same as a table for those who do not see it. Across, a chart
 takes whatever room it has: places are per cent, so that its text stays legible on a telephone. No script.
 
-Owns where things lie. Refuses to know what is drawn (`admin.drawing`): figures are put into words by the `Unit` that is given,
-and colours are roles (`tone`), which the sheet fills.
+Owns where things lie. Refuses to know how they are drawn, which `admin.drawing` and the template do: figures
+are put into words by the `Unit` that is given, and colours are roles (`tone`), which the sheet fills.
 """
 
 from __future__ import annotations

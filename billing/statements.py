@@ -55,13 +55,12 @@ class Statements:
             books = Books(session, tenant_id)
             preview = await self._invoices.previewed(books, standing, month_of(now), now)
             until = now.replace(hour=0, minute=0, second=0, microsecond=0) + _DAY
-            days = {(since + number * _DAY).date(): 0 for number in range((until - since).days)}
-            for line in await LedgerTotals(session, tenant_id).costs(since, until, unit="day", group_by=()):
-                days[line.bucket.date()] += line.cost
+            costs = await LedgerTotals(session, tenant_id).by_day(since, until)
+            days = [(since + number * _DAY).date() for number in range((until - since).days)]
             return Statement(
                 account_of(tenant_id, standing.account),
                 preview,
-                [*days.items()],
+                [(day, costs.get(day, 0)) for day in days],
                 Balance(standing.credits, await books.drawn()),
                 await AccountRepository(session, tenant_id).credits(limit=num_credits),
                 await PaymentRecords(session).owed_invoices(tenant_id),

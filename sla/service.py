@@ -112,7 +112,7 @@ class SlaReports:
         async with self._database.read(tenant_id) as session:
             repository = SlaRepository(session, tenant_id)
             [shares] = await repository.shares([since], now)
-            latest = await repository.latest(since, LATEST_MINUTES)
+            latest = await repository.latest(since, LATEST_MINUTES) if shares else {}
         return [
             Lately(
                 tier,

@@ -6,15 +6,31 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, select, text, union_all
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.models import Charge, Reversal, UsageRollupDay
-
-# Each tenant's is the end of its part of the primary key: one step into an index, however much it has used.
-_LAST = text("""
-SELECT t.id, (SELECT max(minute) FROM usage_rollups r WHERE r.tenant_id = t.id) AS minute
+# Whatever is asked of a tenant is a stretch of an index. Its latest request is the end of its part of the
+# primary key: one step, however much it has used.
+_USES = text("""
+SELECT t.id, used.requests, used.input_tokens, used.output_tokens,
+    CAST(used.cost + charged.cost - taken.cost AS bigint) AS spend,
+    (SELECT max(minute) FROM usage_rollups r WHERE r.tenant_id = t.id) AS last_at
 FROM unnest(CAST(:tenants AS text[])) AS t(id)
+CROSS JOIN LATERAL (
+    SELECT CAST(coalesce(sum(num_requests), 0) AS bigint) AS requests,
+        CAST(coalesce(sum(prompt_tokens), 0) AS bigint) AS input_tokens,
+        CAST(coalesce(sum(completion_tokens), 0) AS bigint) AS output_tokens,
+        coalesce(sum(cost), 0) AS cost
+    FROM usage_rollup_days WHERE tenant_id = t.id AND day >= :start AND day < :end
+) AS used
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(cost), 0) AS cost FROM charges
+    WHERE tenant_id = t.id AND at >= :start AND at < :end
+) AS charged
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(cost), 0) AS cost FROM reversals
+    WHERE tenant_id = t.id AND at >= :start AND at < :end AND charge_id IS NOT NULL
+) AS taken
 """)
 
 
@@ -24,33 +40,10 @@ class CustomerSums:
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
-    async def used(self, tenant_ids: Sequence[str], start: datetime, end: datetime) -> Sequence[Any]:
-        """Rows (tenant_id, num_requests, prompt_tokens, completion_tokens, cost) of whole UTC days."""
-        day = UsageRollupDay
-        sums = (day.num_requests, day.prompt_tokens, day.completion_tokens, day.cost)
-        query = (
-            select(day.tenant_id, *(func.sum(column).label(column.key) for column in sums))
-            .where(day.tenant_id.in_(tenant_ids), day.day >= start, day.day < end)
-            .group_by(day.tenant_id)
-        )
-        return (await self.session.execute(query)).all()
-
-    async def charged(self, tenant_ids: Sequence[str], start: datetime, end: datetime) -> dict[str, int]:
-        """By tenant, what was charged besides requests, less what of such charges was taken back."""
-        charged = select(Charge.tenant_id, Charge.cost).where(
-            Charge.tenant_id.in_(tenant_ids), Charge.at >= start, Charge.at < end
-        )
-        taken = select(Reversal.tenant_id, -Reversal.cost).where(
-            Reversal.tenant_id.in_(tenant_ids),
-            Reversal.at >= start,
-            Reversal.at < end,
-            Reversal.charge_id.is_not(None),
-        )
-        rows = union_all(charged, taken).subquery()
-        query = select(rows.c.tenant_id, func.sum(rows.c.cost)).group_by(rows.c.tenant_id)
-        return {tenant_id: int(cost) for tenant_id, cost in (await self.session.execute(query)).all()}
-
-    async def last(self, tenant_ids: Sequence[str]) -> dict[str, datetime | None]:
-        """By tenant, the minute of its latest request."""
-        rows = await self.session.execute(_LAST, {"tenants": list(tenant_ids)})
-        return {row.id: row.minute for row in rows}
+    async def uses(self, tenant_ids: Sequence[str], start: datetime, end: datetime) -> Sequence[Any]:
+        """A row (id, requests, input_tokens, output_tokens, spend, last_at) of each tenant, of whole days:
+        spend is micro-USD of requests and of all else that is charged, less what of it was taken back then;
+        `last_at`, the minute of its latest request ever.
+        """
+        values = {"tenants": list(tenant_ids), "start": start, "end": end}
+        return (await self.session.execute(_USES, values)).all()

@@ -68,21 +68,5 @@ class CustomerReports:
 
 
 async def _uses(session: ReadSession, tenant_ids: Sequence[str], now: datetime) -> dict[str, CustomerUse]:
-    start, end = span(month_of(now))
-    sums = CustomerSums(session)
-    used = {row.tenant_id: row for row in await sums.used(tenant_ids, start, end)}
-    charged = await sums.charged(tenant_ids, start, end)
-    last = await sums.last(tenant_ids)
-    found = {}
-    for tenant_id in tenant_ids:
-        row = used.get(tenant_id)
-        counts = (
-            (0, 0, 0, 0)
-            if row is None
-            else (row.num_requests, row.prompt_tokens, row.completion_tokens, row.cost)
-        )
-        requests, prompt, completion, cost = map(int, counts)
-        found[tenant_id] = CustomerUse(
-            requests, prompt, completion, cost + charged.get(tenant_id, 0), last.get(tenant_id)
-        )
-    return found
+    rows = await CustomerSums(session).uses(tenant_ids, *span(month_of(now)))
+    return {id: CustomerUse(*use) for id, *use in rows}

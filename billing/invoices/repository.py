@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Date, Row, bindparam, cast, func, select, text, union_all
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Date,
+    Row,
+    Text,
+    any_,
+    bindparam,
+    cast,
+    func,
+    select,
+    text,
+    union_all,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -76,6 +89,15 @@ def _unsettled() -> Any:
 
 
 _UNSETTLED = _unsettled()
+_LINES_FOR = select_owned(InvoiceLine).where(
+    InvoiceLine.month == bindparam("month", type_=Date), InvoiceLine.kind.in_((*LEDGER_KINDS, "prepaid"))
+)
+_OF_INVOICES = any_(bindparam("ids", type_=ARRAY(Text)))
+_NOTES = select_owned(CreditNote).where(CreditNote.invoice_id == _OF_INVOICES).order_by(CreditNote.number)
+_PAYMENTS = (
+    select_owned(InvoicePayment).where(InvoicePayment.invoice_id == _OF_INVOICES).order_by(InvoicePayment.id)
+)
+_PERIODS = select_owned(PrepaidPeriod).order_by(PrepaidPeriod.since)
 _PLANS_THEN = text(
     """
     SELECT spans.month,
@@ -154,8 +176,7 @@ class AccountRepository(TenantRepository):
 
     async def periods(self) -> list[PrepaidPeriod]:
         """In which usage is paid from the balance, the earliest first."""
-        query = self.select_own(PrepaidPeriod).order_by(PrepaidPeriod.since)
-        return list((await self.session.execute(query)).scalars())
+        return list((await self.execute_own(_PERIODS)).scalars())
 
     async def credit(self, kind: str, reference: str) -> CreditEntry | None:
         query = self.select_own(CreditEntry).where(
@@ -220,10 +241,7 @@ class InvoiceRepository(TenantRepository):
 
     async def lines_for(self, month: date) -> list[InvoiceLine]:
         """Lines of all invoices for what was used in a month."""
-        query = self.select_own(InvoiceLine).where(
-            InvoiceLine.month == month, InvoiceLine.kind.in_((*LEDGER_KINDS, "prepaid"))
-        )
-        return list((await self.session.execute(query)).scalars())
+        return list((await self.execute_own(_LINES_FOR, month=month)).scalars())
 
     async def unsettled(self, before: date) -> list[date]:
         """Months before that whose ledger is not what was invoiced of it, the earliest first."""
@@ -263,20 +281,12 @@ class InvoiceRepository(TenantRepository):
         return list((await self.session.execute(query)).all())
 
     async def notes(self, invoice_ids: Sequence[str]) -> list[CreditNote]:
-        query = (
-            self.select_own(CreditNote)
-            .where(CreditNote.invoice_id.in_(invoice_ids))
-            .order_by(CreditNote.number)
-        )
-        return list((await self.session.execute(query)).scalars())
+        found = await self.execute_own(_NOTES, ids=list(invoice_ids))
+        return list(found.scalars())
 
     async def payments(self, invoice_ids: Sequence[str]) -> list[InvoicePayment]:
-        query = (
-            self.select_own(InvoicePayment)
-            .where(InvoicePayment.invoice_id.in_(invoice_ids))
-            .order_by(InvoicePayment.id)
-        )
-        return list((await self.session.execute(query)).scalars())
+        found = await self.execute_own(_PAYMENTS, ids=list(invoice_ids))
+        return list(found.scalars())
 
     async def payment(self, kind: str, reference: str) -> InvoicePayment | None:
         query = self.select_own(InvoicePayment).where(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from sqlalchemy import Row, delete, exists, func, literal, select
+from sqlalchemy import Row, Text, bindparam, delete, exists, func, literal, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
@@ -26,6 +26,16 @@ S = TypeVar("S", MeterEvent, Document)
 
 _RANKS = ("draft", "open", "uncollectible", "void", "paid")
 """An invoice of the provider's only moves to the right."""
+
+
+_OWED = (
+    select(ProviderInvoice)
+    .where(
+        ProviderInvoice.tenant_id == bindparam("tenant_id", type_=Text),
+        ProviderInvoice.status.in_(("open", "uncollectible")),
+    )
+    .order_by(ProviderInvoice.period_start)
+)
 
 
 class SendingQueue:
@@ -329,15 +339,7 @@ class PaymentRecords:
         return [(row[0], row[1]) for row in await self.session.execute(query)]
 
     async def owed_invoices(self, tenant_id: str) -> list[ProviderInvoice]:
-        query = (
-            select(ProviderInvoice)
-            .where(
-                ProviderInvoice.tenant_id == tenant_id,
-                ProviderInvoice.status.in_(("open", "uncollectible")),
-            )
-            .order_by(ProviderInvoice.period_start)
-        )
-        return list((await self.session.execute(query)).scalars())
+        return list((await self.session.execute(_OWED, {"tenant_id": tenant_id})).scalars())
 
     # Events ------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Row, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Row, Text, and_, bindparam, exists, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from tenants.models import OPERATOR_TENANT, ApiKey, Plan, Tenant, User
@@ -52,6 +52,20 @@ class KeyCount:
     last_used_at: datetime | None
 
 
+_ENDED: Any = or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at <= func.now())
+_KEYS = (
+    select(
+        ApiKey.kind,
+        func.count().filter(~func.coalesce(_ENDED, False)),
+        func.count().filter(_ENDED),
+        func.max(ApiKey.last_used_at),
+    )
+    .where(ApiKey.tenant_id == bindparam("tenant_id", type_=Text))
+    .group_by(ApiKey.kind)
+    .order_by(ApiKey.kind.desc())
+)
+
+
 class EveryTenant:
     """All of them, and what is counted of one."""
 
@@ -78,16 +92,4 @@ class EveryTenant:
 
     async def keys(self, tenant_id: str) -> list[KeyCount]:
         """By kind."""
-        ended: Any = or_(ApiKey.revoked_at.is_not(None), ApiKey.expires_at <= func.now())
-        query = (
-            select(
-                ApiKey.kind,
-                func.count().filter(~func.coalesce(ended, False)),
-                func.count().filter(ended),
-                func.max(ApiKey.last_used_at),
-            )
-            .where(ApiKey.tenant_id == tenant_id)
-            .group_by(ApiKey.kind)
-            .order_by(ApiKey.kind.desc())
-        )
-        return [KeyCount(*row) for row in await self.session.execute(query)]
+        return [KeyCount(*row) for row in await self.session.execute(_KEYS, {"tenant_id": tenant_id})]

@@ -21,8 +21,8 @@ SPARE = 2
 """A process looks for open incidents every few seconds, with whatever page comes then."""
 MOST = {
     "/usage": (6, 3),
-    "/billing": (11, 2),
-    "/operator/tenants/{tenant}": (15, 5),
+    "/billing": (10, 2),
+    "/operator/tenants/{tenant}": (13, 5),
     "/": (8, 5),
     "/invoices/preview": (7, 2),
     "/invoices/preview.json": (7, 2),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pytest
 import redis.asyncio
 from openai.types.admin.organization import UsageCostsResponse
 
+from billing.customers.service import CustomerReports, CustomerUse
 from billing.errors import InvalidReportQuery
 from billing.rates import Rate
+from billing.reports.buckets import instant
 from billing.service import UsageReports
+from billing.totals import LedgerTotals
 from db.session import Database
 from engine.protocol import Usage
 from tenants.service import TenantService
@@ -67,6 +71,38 @@ async def test_days_cost_what_their_requests_and_charges_do(database: Database, 
         [(1, None, None, None)],
         [(-ONE - 5000, None, None, None)],
     ]
+
+
+async def test_days_of_statements_cost_the_same(
+    database: Database, redis_client: redis.asyncio.Redis, tenant: str
+) -> None:
+    other = await TenantService(database, redis_client).create_tenant("birch")
+    await book(database, other.id, Booked([{"at": START, "usage": Usage(9, 0, 9), "rate": FULL}], [], [], []))
+    span = instant(START), instant(START + 4 * DAY)
+    async with database.read(tenant) as session:
+        totals = LedgerTotals(session, tenant)
+        found = await totals.by_day(*span)
+        expected: dict[date, int] = {}
+        for line in await totals.costs(*span, unit="day", group_by=()):
+            day = line.bucket.date()
+            expected[day] = expected.get(day, 0) + line.cost
+        assert found == expected
+        assert [*found.values()].count(0) == 0
+        assert await totals.by_day(instant(START + DAY), instant(START + 2 * DAY)) == {
+            instant(START + DAY).date(): ONE + 6400
+        }
+
+
+async def test_customers_used_what_each_of_them_did(
+    database: Database, redis_client: redis.asyncio.Redis, tenant: str
+) -> None:
+    other = await TenantService(database, redis_client).create_tenant("birch")
+    reports, last = CustomerReports(database), instant(START + 3 * DAY)
+    october = await reports.month([tenant, other.id], instant(START + DAY))
+    assert october[tenant] == CustomerUse(4, 4000, 400, 3 * ONE + ONE // 2 + 1400 + 5000, last)
+    assert october[other.id] == CustomerUse()
+    november = await reports.month([tenant, other.id], instant(START + 5 * DAY))
+    assert november[tenant] == CustomerUse(1, 1, 0, 1 - ONE - 5000, last)
 
 
 async def test_line_items_tell_kinds_of_tokens_classes_and_charges_apart(
