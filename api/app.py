@@ -119,7 +119,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         },
         _show,
     )
-    edge = Edge(direct, services.metrics, _body_limits(services.limits))
+    edge = Edge(direct, services.metrics, _body_limits(services.limits), services.afterwards)
     edge.openapi = app.openapi  # type: ignore[attr-defined]
     return edge
 

@@ -14,6 +14,7 @@ from fastapi import Request
 
 from adapters.files.service import FileService, UploadService
 from adapters.resolver import ModelResolver
+from api.afterwards import Afterwards
 from api.books_metrics import BooksCollector
 from api.errors import (
     ClientGone,
@@ -116,6 +117,7 @@ class Services:
     sla: SlaRecorder
     sla_reports: SlaReports
     metrics: ServingMetrics = field(default_factory=ServingMetrics)
+    afterwards: Afterwards = field(default_factory=Afterwards)
     checks: Mapping[str, Check] = field(default_factory=dict)
     """By the name /readyz shows: postgres, redis, schema. The engine is asked directly."""
     limits: Limits = field(default_factory=Limits)

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+import types
+from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
 from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
 import structlog
 
+from api.afterwards import Afterwards
 from api.errors import ApiError, BodyTooLarge, SlowBody, body_of, face_of, headers_of
 from telemetry.metrics import ServingMetrics
 
@@ -71,10 +73,14 @@ class Edge:
         app: what serves the request.
         metrics: where requests are counted.
         limits: of bodies.
+        afterwards: does what is done of a request that has been answered.
     """
 
-    def __init__(self, app: AsgiApp, metrics: ServingMetrics, limits: BodyLimits) -> None:
+    def __init__(
+        self, app: AsgiApp, metrics: ServingMetrics, limits: BodyLimits, afterwards: Afterwards | None = None
+    ) -> None:
         self._app = app
+        self._afterwards = afterwards or Afterwards()
         self._metrics = metrics
         self._limits = limits
         self._log = log.bind()  # once: a logger that is not bound is made anew for every line
@@ -92,7 +98,9 @@ class Edge:
         try:
             await self._serve(scope, headers, receive, exchange)
         finally:
-            self._account(scope, state, exchange)
+            self._afterwards.add(
+                self._account, scope, state, exchange, time.perf_counter() - exchange.started
+            )
 
     async def _serve(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, exchange: _Exchange
@@ -117,8 +125,7 @@ class Edge:
             elif not exchange.complete:
                 raise  # The status is out: all that is left is to break the connection off.
 
-    def _account(self, scope: Scope, state: dict[str, Any], exchange: _Exchange) -> None:
-        seconds = time.perf_counter() - exchange.started
+    def _account(self, scope: Scope, state: dict[str, Any], exchange: _Exchange, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         status = exchange.status or 499
         method = scope["method"] if scope["method"] in _METHODS else "other"
@@ -126,6 +133,7 @@ class Edge:
         write = self._log.debug if scope["path"] in _QUIET else self._log.info
         write(
             "request",
+            request_id=state["request_id"],
             method=scope["method"],
             path=scope["path"],
             status=status,
@@ -190,18 +198,29 @@ class _BoundedBody:
     async def __call__(self) -> Message:
         if self._done:
             return await self._receive()
-        began = time.perf_counter()
+        receiving = self._receive().__await__()
         try:
-            async with asyncio.timeout(self._patience()):
-                message = await self._receive()
-        except TimeoutError:
-            raise SlowBody("The request's body did not arrive in time.") from None
-        self._waited += time.perf_counter() - began
+            waits_for = next(receiving)
+        except StopIteration as at_once:  # most bodies come with their head: no clock is set for them
+            message = at_once.value
+        else:
+            message = await self._wait(receiving, waits_for)
         if message["type"] == "http.request":
             self._received += len(message.get("body", b""))
             if self._received > self._limit.max_bytes:
                 raise _too_large(self._limit.max_bytes)
             self._done = not message.get("more_body", False)
+        return message
+
+    async def _wait(self, receiving: Generator[Any, Any, Message], waits_for: Any) -> Message:
+        """Raises SlowBody."""
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._patience()):
+                message = await _go_on(receiving, waits_for)
+        except TimeoutError:
+            raise SlowBody("The request's body did not arrive in time.") from None
+        self._waited += time.perf_counter() - began
         return message
 
     def _patience(self) -> float:
@@ -211,6 +230,22 @@ class _BoundedBody:
         if limit.min_rate:
             left = min(left + self._received / limit.min_rate, limit.timeout)
         return max(0.0, left)
+
+
+@types.coroutine
+def _go_on(begun: Generator[Any, Any, Message], waits_for: Any) -> Generator[Any, Any, Message]:
+    """Await what was begun already, and waits for something."""
+    try:
+        while True:
+            try:
+                sent = yield waits_for
+            except BaseException as error:  # noqa: BLE001  it is the awaited one's
+                waits_for = begun.throw(error)
+            else:
+                waits_for = begun.send(sent)
+    except StopIteration as end:
+        message: Message = end.value
+        return message
 
 
 def _request_id(offered: bytes | None) -> bytes:

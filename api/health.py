@@ -49,6 +49,7 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
     services = services_of(request)
+    services.afterwards.run()
     if services.payments_waiting is not None:
         await services.payments_waiting.refresh()
     if services.books is not None:

@@ -29,6 +29,7 @@ from adapters.resolver import ModelResolver
 from adapters.storage import StorageSettings, open_store
 from admin.app import BillingServices
 from admin.settings import ConsoleSettings
+from api.afterwards import Afterwards
 from api.app import create_app
 from api.books_metrics import BooksCollector
 from api.connections import connections_with
@@ -79,6 +80,8 @@ COLLECT_AFTER = (10_000, 20, 50)
 """Objects, and younger collections, after which the collector looks for cycles. Requests leave next to none,
 and at Python's own 700 looking took a twentieth of the process's time.
 """
+AFTERWARDS = 0.01
+"""Seconds by which lines of the log and counters may be late."""
 log = structlog.get_logger(__name__)
 
 
@@ -153,6 +156,7 @@ async def open_services(
     sla = SlaRecorder(cache)
     windows = BegunWindows(rows, WindowUsage(rows))
     quotas = Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", seed=windows)
+    afterwards = Afterwards(AFTERWARDS)
     store, sandbox = open_store(storage), Sandbox()
     async with contextlib.AsyncExitStack() as opened:
         opened.push_async_callback(rows.close)
@@ -162,6 +166,7 @@ async def open_services(
         for part in (keys, models, prices, sla, quotas, engine, watch):
             await part.start()
             opened.push_async_callback(part.close)
+        opened.callback(afterwards.run)
         opened.push_async_callback(sandbox.close)
         await _start_ahead(sandbox)
         usage = UsageReports(rows)
@@ -211,6 +216,7 @@ async def open_services(
                 settings.min_file_rate,
                 settings.ping_interval,
             ),
+            afterwards=afterwards,
             onboarding=onboarding,
             accounts=accounts,
             webhooks=billing.webhooks,

@@ -113,19 +113,11 @@ class RowCache(Generic[V]):
         """The value, or None when there is no such row. Raises DatabaseUnavailable when nothing is cached
         either.
         """
+        value = self.at_hand(group, key)
+        if value is not None:
+            return value
         place = (group, key)
         now = self._clock()
-        entry = self._present.get(place)
-        if (
-            entry is not None
-            and now < entry.expires_at
-            and (self.listening or now - entry.loaded_at < DEAF_TTL)
-        ):
-            self._present.move_to_end(place)
-            if now >= entry.renew_at:
-                entry.renew_at = now + RETRY_AFTER
-                self._renew_soon(place)
-            return entry.value
         missing_since = self._missing.get(place)
         if missing_since is not None and now - missing_since < (
             self._missing_ttl if self.listening else DEAF_TTL
@@ -139,6 +131,23 @@ class RowCache(Generic[V]):
                 raise
             stale.expires_at = stale.renew_at = self._clock() + RETRY_AFTER
             return stale.value
+
+    def at_hand(self, group: str, key: str) -> V | None:
+        """The value where `get` would not wait for it; None says nothing of whether there is such a row."""
+        place = (group, key)
+        now = self._clock()
+        entry = self._present.get(place)
+        if (
+            entry is None
+            or now >= entry.expires_at
+            or not (self.listening or now - entry.loaded_at < DEAF_TTL)
+        ):
+            return None
+        self._present.move_to_end(place)
+        if now >= entry.renew_at:
+            entry.renew_at = now + RETRY_AFTER
+            self._renew_soon(place)
+        return entry.value
 
     async def invalidate(self, group: str) -> None:
         """Tell every process, this one included, to forget `group`. After the commit, or they load the old

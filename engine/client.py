@@ -210,7 +210,7 @@ class EngineClient:
             self._connection.socket.send(_encoder.encode(message), zmq.NOBLOCK)
         # The descriptor is edge-triggered, and sending may have swallowed an edge: look for what came in
         # meanwhile.
-        if self._connection.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if self._connection.has_message:
             self._loop.call_soon(self._on_readable)
 
     # The connection ---------------------------------------------------------------------------------------
@@ -286,10 +286,9 @@ class EngineClient:
         connection = self._connection
         if connection is None:
             return False
-        try:
-            payload = connection.socket.recv(zmq.NOBLOCK)
-        except zmq.Again:
+        if not connection.has_message:
             return False
+        payload = connection.socket.recv(zmq.NOBLOCK)
         connection.last_heard = self._loop.time()
         try:
             message = _decoder.decode(payload)

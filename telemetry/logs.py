@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import sys
+import time
 from collections.abc import Callable, MutableMapping
 from functools import lru_cache
 from typing import Any, Literal, TextIO
@@ -17,6 +18,8 @@ import msgspec
 import structlog
 
 Format = Literal["json", "console", "auto"]
+Event = MutableMapping[str, Any]
+"""A line's fields, as structlog's processors hand them on."""
 
 REDACTED = "[redacted]"
 CHATTY = ("alembic", "celery.beat", "celery.app.trace", "celery.worker.strategy")
@@ -56,15 +59,13 @@ def configure(process: str, level: str = "info", form: Format = "auto", stream: 
             exception_formatter=structlog.dev.plain_traceback,
         )
         if console
-        else structlog.processors.JSONRenderer(serializer=_json)
+        else _json_line
     )
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
-        structlog.processors.StackInfoRenderer(),
-        *([] if console else [structlog.processors.format_exc_info]),
-        _Name(process),
+        _traces_apart if console else _traces_as_text,
+        _Stamp(process, _time_of_day if console else _Clock()),
         redact,
     ]
     structlog.configure(
@@ -92,29 +93,68 @@ def configure(process: str, level: str = "info", form: Format = "auto", stream: 
         logger.propagate = name != "uvicorn.access"
 
 
-class _Name:
-    """Puts the process's name into each line."""
+_with_stack = structlog.processors.StackInfoRenderer()
 
-    def __init__(self, process: str) -> None:
+
+def _traces_apart(logger: Any, method: str, event: Event) -> Event:
+    """What a renderer for people shows of an exception itself."""
+    return _with_stack(logger, method, event) if "stack_info" in event else event
+
+
+def _traces_as_text(logger: Any, method: str, event: Event) -> Event:
+    """Few lines have any: none pays for looking twice."""
+    if "stack_info" in event:
+        event = _with_stack(logger, method, event)
+    if "exc_info" in event:
+        event = structlog.processors.format_exc_info(logger, method, event)
+    return event
+
+
+class _Clock:
+    """The time as ISO 8601 has it, in UTC. Of the seconds, which are the dear part, each is written once."""
+
+    def __init__(self) -> None:
+        self._last = -1, ""  # one object: threads that log see both of it, or neither
+
+    def __call__(self) -> str:
+        now, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+        second, text = self._last
+        if second != now:
+            text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+            self._last = now, text
+        return f"{text}.{nanoseconds // 1000:06d}Z"
+
+
+def _time_of_day() -> str:
+    return time.strftime("%H:%M:%S")
+
+
+class _Stamp:
+    """Puts the process's name and the time into each line."""
+
+    def __init__(self, process: str, clock: Callable[[], str]) -> None:
         self._process = process
+        self._clock = clock
 
-    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    def __call__(self, logger: Any, method: str, event: Event) -> Event:
+        event["timestamp"] = self._clock()
         event["process"] = self._process
         return event
 
 
-def redact(logger: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+def redact(logger: Any, method: str, event: Event) -> Event:
     """structlog processor: what stands under a secret's name is not written, however deep it is nested."""
     for name, value in event.items():
-        event[name] = _clean(name, value)
+        if type(value) not in _PLAIN and (type(value) is not str or _names_secret(name)):
+            event[name] = _clean(name, value)
     return event
 
 
-_PLAIN = (bool, int, float, type(None))
+_PLAIN = frozenset({bool, int, float, type(None)})
 
 
 def _clean(name: str, value: Any) -> Any:
-    if isinstance(value, _PLAIN):
+    if type(value) in _PLAIN:
         return value
     if _names_secret(name):
         return REDACTED
@@ -132,9 +172,12 @@ def _names_secret(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
-def _json(event: Any, **_: Any) -> str:
+_encode = msgspec.json.Encoder(enc_hook=repr).encode
+
+
+def _json_line(logger: Any, method: str, event: Event) -> str:
     try:
-        return msgspec.json.encode(event, enc_hook=repr).decode()
+        return _encode(event).decode()
     except (TypeError, ValueError):  # halves of characters, keys that are no text
         return json.dumps(event, default=repr, skipkeys=True)
 
@@ -145,10 +188,11 @@ class _Scrubbed:
     def __init__(self, renderer: Callable[..., str | bytes]) -> None:
         self._renderer = renderer
 
-    def __call__(self, logger: Any, method: str, event: MutableMapping[str, Any]) -> str:
+    def __call__(self, logger: Any, method: str, event: Event) -> str:
         line = str(self._renderer(logger, method, event))
         lower = line.lower()
         # Most lines have nothing that could begin a secret, and the whole pattern costs as much as the line.
-        if any(sign in lower for sign in _SECRET_SIGNS):
-            return _SECRET_TEXT.sub(REDACTED, line)
+        for sign in _SECRET_SIGNS:
+            if sign in lower:
+                return _SECRET_TEXT.sub(REDACTED, line)
         return line

@@ -82,9 +82,12 @@ class KeyResolver:
         Raises InvalidApiKey; AddressNotAllowed, also where a key has networks and the address is not known;
         DatabaseUnavailable for a key not seen lately.
         """
-        if not well_formed(plaintext):
-            raise InvalidApiKey
-        known = await self._cache.get(self._hasher.digest(plaintext).hex(), "")
+        digest_hex = self._hasher.digest(plaintext).hex()
+        known = self._cache.at_hand(digest_hex, "")
+        if known is None:
+            if not well_formed(plaintext):  # not looked at before: what is known is one
+                raise InvalidApiKey
+            known = await self._cache.get(digest_hex, "")
         if known is None or (known.expires_at is not None and known.expires_at <= datetime.now(UTC)):
             raise InvalidApiKey
         context = known.context

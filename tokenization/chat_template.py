@@ -51,6 +51,8 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         self._template = environment.from_string(source)
+        # What Jinja gives it is a chain of maps, which it would copy name by name for every text.
+        self._template.globals = dict(self._template.globals)
         self._special_tokens = special_tokens
 
     @classmethod

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from api.afterwards import Afterwards
 from api.detokenizer import Detokenizer
 from api.errors import GenerationAborted, GenerationFailed
 from api.openai.booking import Booking
@@ -85,6 +86,7 @@ class Answer:
     Args:
         booking: what is asked, and what was reserved for it.
         observation: is told how it was served.
+        afterwards: tells of it once it has ended.
         chat: an assistant's turn, which begins a text; a completion goes on with one.
         arrived: `time.perf_counter()` of the request's arrival.
         echo: per prompt, what is put before its choices' text.
@@ -96,6 +98,7 @@ class Answer:
         observation: Observation,
         text: TextCodec,
         metrics: ServingMetrics,
+        afterwards: Afterwards,
         arrived: float,
         chat: bool,
         echo: list[str] | None = None,
@@ -105,6 +108,7 @@ class Answer:
         self._booking = booking
         self.echo = echo
         self._metrics = metrics
+        self._afterwards = afterwards
         self._arrived = arrived
         self._first_at = arrived
         self._generations: list[Generation] = []
@@ -200,7 +204,7 @@ class Answer:
             await self._news()
         self._raise_error()
         self._give = None
-        self._account()
+        self._afterwards.add(self._account, time.perf_counter())
 
     def go_on(self) -> None:
         """The reader wants more again."""
@@ -290,8 +294,8 @@ class Answer:
             sum(usage.completion_tokens for usage in usages),
         )
 
-    def _account(self) -> None:
-        now = time.perf_counter()
+    def _account(self, now: float) -> None:
+        """Tell how it was served, up to its end at `now`."""
         usage = self.usage
         tier = self.submission.tier
         per_choice = usage.completion_tokens / len(self._choices)

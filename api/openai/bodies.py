@@ -7,9 +7,11 @@ goes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 
 from api.openai.answer import Answer, Piece
 from api.openai.logprobs import joined
@@ -77,6 +79,22 @@ async def whole(answer: Answer, chat: bool) -> bytes:
             "system_fingerprint": submission.fingerprint,
         }
     )
+
+
+class JsonAnswer(Response):
+    """A whole answer, and what is said of the caller's limits. Its head is this alone: the framework's own
+    making of one, for which there may be anything, takes as long as sending it.
+    """
+
+    def __init__(self, body: bytes, headers: Mapping[str, str]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = body
+        self.raw_headers = [
+            (b"content-length", b"%d" % len(body)),
+            (b"content-type", b"application/json"),
+            *((name.encode(), value.encode()) for name, value in headers.items()),
+        ]
 
 
 class ChunkFormat:

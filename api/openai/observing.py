@@ -6,9 +6,6 @@ its limits, counts as nothing; nor does a caller that left before its first toke
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from api.errors import face_of
 from engine.protocol import PriorityClass
 from sla.recorder import SlaRecorder
@@ -20,7 +17,11 @@ FEWEST_RATED = 16
 
 
 class Observation:
-    """Of one request. `tier` is the class it asks for, then the one that serves it."""
+    """Of one request. `tier` is the class it asks for, then the one that serves it. As a context it tells of
+    what is raised within the block; of an answer that goes on after it, its sender tells.
+    """
+
+    __slots__ = ("_caller", "_metrics", "_recorder", "_told", "tier")
 
     def __init__(self, caller: TenantContext, recorder: SlaRecorder, metrics: ServingMetrics) -> None:
         self.tier = PriorityClass.DEFAULT
@@ -28,6 +29,13 @@ class Observation:
         self._recorder = recorder
         self._metrics = metrics
         self._told = False
+
+    def __enter__(self) -> Observation:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            self.failed(error)
 
     def answered(self, first_token_seconds: float | None, tokens_per_second: float | None = None) -> None:
         """As far as the client wanted to read. None: there was nothing to measure."""
@@ -52,14 +60,3 @@ class Observation:
         if face_of(error).status >= 500:
             self._recorder.failed(self._caller.tenant_id, self.tier)
             self._metrics.unserved(self.tier)
-
-
-@contextmanager
-def observed(caller: TenantContext, recorder: SlaRecorder, metrics: ServingMetrics) -> Iterator[Observation]:
-    """Tells of what is raised within the block. Of an answer that goes on after it, its sender tells."""
-    observation = Observation(caller, recorder, metrics)
-    try:
-        yield observation
-    except Exception as error:
-        observation.failed(error)
-        raise

@@ -26,11 +26,11 @@ from api.deps import (
 from api.errors import NoRoomForFlex
 from api.openai import schemas
 from api.openai.answer import Answer
-from api.openai.bodies import ChunkFormat, whole
+from api.openai.bodies import ChunkFormat, JsonAnswer, whole
 from api.openai.booking import Booking, asked_for, book
-from api.openai.observing import Observation, observed
+from api.openai.observing import Observation
 from api.openai.schemas import CompletionRequest, GenerationFields
-from api.openai.stream import EventStream, while_connected
+from api.openai.stream import EventStream, WhileConnected
 from api.openai.submission import Draft, chat_draft, completion_draft
 from api.openapi import ERROR_RESPONSES, json_body
 from api.outlets import outlet_of
@@ -59,7 +59,7 @@ async def chat_completion(request: Request, services: Services, caller: TenantCo
     """The same for whoever is known already, such as somebody who signed in to the console. Raises what the
     route does.
     """
-    with observed(caller, services.sla, services.metrics) as observation:
+    with Observation(caller, services.sla, services.metrics) as observation:
         body = schemas.decode_chat(await read_json(request))
         model = await _model(services, caller, body.model)
         draft = await chat_draft(body, caller, model, engine_of(services), services.text)
@@ -77,7 +77,7 @@ async def create_completion(request: Request) -> Response:
     """The continuation of a prompt, or of each of several."""
     services = services_of(request)
     caller = await authenticate(request, GENERATE)
-    with observed(caller, services.sla, services.metrics) as observation:
+    with Observation(caller, services.sla, services.metrics) as observation:
         body = schemas.decode_completion(await read_json(request))
         model = await _model(services, caller, body.model)
         draft = await completion_draft(body, caller, model, engine_of(services), services.text)
@@ -147,21 +147,30 @@ async def _run(
     echo: list[str] | None,
 ) -> Response:
     submission, reservation = booking.submission, booking.reservation
-    headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
-    answer = Answer(booking, observation, services.text, services.metrics, request.state.arrived, chat, echo)
+    answer = Answer(
+        booking,
+        observation,
+        services.text,
+        services.metrics,
+        services.afterwards,
+        request.state.arrived,
+        chat,
+        echo,
+    )
     outlet = outlet_of(request.scope, request.receive, request._send)
     answer.submit(services.engine)
+    headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
     if body.stream:
-        with while_connected(outlet, answer):
+        with WhileConnected(outlet, answer):
             await answer.admitted()
         include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
         events = ChunkFormat(submission, chat, include_usage, echo)
         return EventStream(
             answer, events, include_usage, services.limits.ping_interval, services.metrics, headers
         )
-    with while_connected(outlet, answer):
+    with WhileConnected(outlet, answer):
         answered = await whole(answer, chat)
-    return Response(answered, media_type="application/json", headers=headers)
+    return JsonAnswer(answered, headers)
 
 
 @router.get("/models", operation_id="listModels", tags=["Models"])

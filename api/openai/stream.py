@@ -8,8 +8,7 @@ bytes leave.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import structlog
 from starlette.responses import Response
@@ -28,16 +27,25 @@ DONE = b"data: [DONE]\n\n"
 log = structlog.get_logger(__name__)
 
 
-@contextmanager
-def while_connected(outlet: Outlet, answer: Answer) -> Iterator[None]:
+class WhileConnected:
     """When the client hangs up within the block, the answer is aborted, and who awaits it there is told with
     ClientGone.
     """
-    outlet.watch(lambda: answer.break_off(ClientGone("The client hung up.")), nothing)
-    try:
-        yield
-    finally:
-        outlet.unwatch()
+
+    __slots__ = ("_answer", "_outlet")
+
+    def __init__(self, outlet: Outlet, answer: Answer) -> None:
+        self._outlet = outlet
+        self._answer = answer
+
+    def __enter__(self) -> None:
+        self._outlet.watch(self._gone, nothing)
+
+    def __exit__(self, *_: object) -> None:
+        self._outlet.unwatch()
+
+    def _gone(self) -> None:
+        self._answer.break_off(ClientGone("The client hung up."))
 
 
 class EventStream(Response):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import cast
+
+import msgspec
 
 from adapters.resolver import ResolvedModel
 from api.errors import ContextLengthExceeded, InvalidValue
@@ -23,8 +24,7 @@ from tokenization.chat_template import TemplateRefusal
 from tokenization.codec import TextCodec
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
+class Submission(msgspec.Struct, frozen=True):
     """One API request on its way to the engine: a Submit per prompt, and what heads its answer."""
 
     id: str
@@ -42,8 +42,7 @@ class Submission:
     logprobs: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """A request that fits. Nothing was reserved for it yet."""
 
     id: str

@@ -1,5 +1,5 @@
-"""A connection to Redis for calls that a request waits for: everything written in one turn of the loop leaves
-in one packet, answers are matched by their order.
+"""A connection to Redis for calls that a request waits for: one that is urgent leaves at once, what else is
+written in that turn of the loop in one packet; answers are matched by their order.
 
 Owns the connection, its coming back, and noticing soon that Redis is away. Knows the wire protocol as far as
 the answers it asks for need it (integers, strings, errors), no script and no key. The general client's calls
@@ -74,13 +74,14 @@ class Link:
         if connection is not None:
             connection.drop("closed")
 
-    def call(self, packed: bytes) -> asyncio.Future[Any]:
-        """Send a command as `scripts.command` packs it. Raises LinkDown at once while there is no connection;
-        the future raises it when that is lost meanwhile, or ReplyError.
+    def call(self, packed: bytes, *, urgent: bool = False) -> asyncio.Future[Any]:
+        """Send a command as `scripts.command` packs it, with the others of this turn of the loop; an `urgent`
+        one now, unless others wait already. Raises LinkDown at once while there is no connection; the future
+        raises it when that is lost meanwhile, or ReplyError.
         """
         if self._connection is None:
             raise LinkDown("not connected")
-        return self._connection.call(packed)
+        return self._connection.call(packed, urgent)
 
     async def _keep_connected(self) -> None:
         pause = FIRST_PAUSE
@@ -175,6 +176,8 @@ class _Connection(asyncio.Protocol):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
+        self._is_gathering = False
+        """Something was sent in this turn of the loop, or is to be at its end."""
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._incoming = b""
         self._answers_seen = 0
@@ -182,17 +185,23 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        # Without a limit to stay below, uvloop writes at once; else when all else of its turn is done.
+        self._transport.set_write_buffer_limits(high=0)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.drop(str(error or "closed by the server"))
 
-    def call(self, packed: bytes) -> asyncio.Future[Any]:
+    def call(self, packed: bytes, urgent: bool = False) -> asyncio.Future[Any]:
         if self._transport is None:
             raise LinkDown("not connected")
         future = self._loop.create_future()
-        if not self._outgoing:
+        if urgent and not self._is_gathering:
+            self._transport.write(packed)
+        else:
+            self._outgoing.append(packed)
+        if not self._is_gathering:
+            self._is_gathering = True
             self._loop.call_soon(self._flush)
-        self._outgoing.append(packed)
         self._waiting.append(future)
         if self._watch is None:
             self._look_later(0)
@@ -215,6 +224,7 @@ class _Connection(asyncio.Protocol):
         self._on_lost(self, reason)
 
     def _flush(self) -> None:
+        self._is_gathering = False
         if self._transport is not None and self._outgoing:
             self._transport.write(b"".join(self._outgoing))
             self._outgoing.clear()

@@ -158,7 +158,7 @@ class Quotas:
                 force,
             )
             try:
-                answer: bytes = await self._link.call(packed)
+                answer: bytes = await self._link.call(packed, urgent=True)
             except ReplyError as error:
                 if not str(error).startswith("NOSCRIPT"):
                     raise

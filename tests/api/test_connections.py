@@ -62,6 +62,9 @@ class Written(asyncio.Transport):
         self.writes: list[bytes] = []
         self.closed = False
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
     def write(self, data: bytes) -> None:  # type: ignore[override]
         assert not self.closed
         self.writes.append(data)
