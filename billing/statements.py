@@ -52,7 +52,7 @@ class Statements:
         """`since`: the beginning of the first of its days. Raises TenantNotFound, DatabaseUnavailable."""
         async with self._database.read(tenant_id) as session:
             standing = await standing_of(session, tenant_id)
-            books = Books(session, tenant_id)
+            books = Books(session, tenant_id, was_prepaid=standing.was_prepaid)
             preview = await self._invoices.previewed(books, standing, month_of(now), now)
             until = now.replace(hour=0, minute=0, second=0, microsecond=0) + _DAY
             costs = await LedgerTotals(session, tenant_id).by_day(since, until)

@@ -57,7 +57,7 @@ class CustomerReports:
         """Raises TenantNotFound, DatabaseUnavailable."""
         async with self._database.read(EVERY_TENANT) as session:
             standing = await standing_of(session, tenant_id)
-            books = Books(session, tenant_id)
+            books = Books(session, tenant_id, was_prepaid=standing.was_prepaid)
             invoices = await books.invoices.page(limit=num_invoices)
             return Customer(
                 (await _uses(session, [tenant_id], now))[tenant_id],

@@ -90,11 +90,14 @@ def _settled(standing: Standing) -> date | None:
 class Books:
     """What a tenant's months come to, and what was invoiced of them, as one transaction sees it."""
 
-    def __init__(self, session: AsyncSession, tenant_id: str) -> None:
+    def __init__(self, session: AsyncSession, tenant_id: str, *, was_prepaid: bool = True) -> None:
+        """`was_prepaid`: False where the tenant is known to have no prepaid periods, which are not asked for
+        then.
+        """
         self.invoices = InvoiceRepository(session, tenant_id)
         self._ledger = MonthLedger(session, tenant_id)
         self._accounts = AccountRepository(session, tenant_id)
-        self._known_periods: list[PrepaidPeriod] | None = None
+        self._known_periods: list[PrepaidPeriod] | None = None if was_prepaid else []
         self._known_drawn: int | None = None
 
     async def _periods(self) -> list[PrepaidPeriod]:

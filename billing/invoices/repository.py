@@ -57,6 +57,7 @@ _STANDING = (
         Invoice,
         select_owned(CreditEntry, _CREDITS).scalar_subquery(),
         select(func.max(ClosedMonth.month)).scalar_subquery(),
+        select_owned(PrepaidPeriod, PrepaidPeriod.since).exists(),
     )
     .outerjoin(Plan, Plan.id == Tenant.plan_id)
     .outerjoin(BillingAccount, BillingAccount.tenant_id == Tenant.id)
@@ -71,10 +72,11 @@ def _month(at: Any) -> ColumnElement[date]:
 
 def _unsettled() -> Any:
     end = bindparam("end", type_=INSTANT)
+    # Added up by day first: to say which month it is in costs more of a row than the rest.
+    used = select_owned(UsageRollupDay, UsageRollupDay.day, func.sum(UsageRollupDay.cost).label("cost"))
+    days = used.where(UsageRollupDay.day < end).group_by(UsageRollupDay.day).subquery()
     ledger = (
-        select_owned(UsageRollupDay, _month(UsageRollupDay.day), UsageRollupDay.cost.label("amount")).where(
-            UsageRollupDay.day < end
-        ),
+        select(_month(days.c.day), days.c.cost.label("amount")),
         select_owned(Charge, _month(Charge.at), Charge.cost).where(Charge.at < end),
         select_owned(Reversal, _month(Reversal.at), -Reversal.cost).where(
             Reversal.at < end, Reversal.charge_id.is_not(None)
@@ -130,6 +132,8 @@ class Standing:
     credits: int
     """See `AccountRepository.credits_sum`."""
     last_closed: date | None
+    was_prepaid: bool
+    """Whether usage is, or ever was, paid from the balance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +153,8 @@ class AccountRepository(TenantRepository):
         found: Any = (await self.execute_own(_STANDING)).one_or_none()
         if found is None:
             return None
-        tenant, plan, account, latest, credits_sum, last_closed = found
-        return Standing(tenant, plan, account, latest, int(credits_sum), last_closed)
+        tenant, plan, account, latest, credits_sum, last_closed, was_prepaid = found
+        return Standing(tenant, plan, account, latest, int(credits_sum), last_closed, was_prepaid)
 
     async def plans_then(self, months: Sequence[date]) -> dict[date, PlanThen]:
         """By month, as they were when it ended; of months that nothing was written down of, as they are."""

@@ -94,7 +94,8 @@ class InvoiceService:
             raise InvalidBillingMonth(f"month must have begun, {month:%Y-%m} has not")
         async with self._database.read(tenant_id) as session:
             standing = await standing_of(session, tenant_id)
-            return await self.previewed(Books(session, tenant_id), standing, month, now)
+            books = Books(session, tenant_id, was_prepaid=standing.was_prepaid)
+            return await self.previewed(books, standing, month, now)
 
     async def previewed(self, books: Books, standing: Standing, month: date, now: datetime) -> InvoiceView:
         """The same within a transaction that is open: of a month that has begun."""

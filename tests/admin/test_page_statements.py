@@ -21,11 +21,11 @@ SPARE = 2
 """A process looks for open incidents every few seconds, with whatever page comes then."""
 MOST = {
     "/usage": (6, 3),
-    "/billing": (10, 2),
-    "/operator/tenants/{tenant}": (13, 5),
+    "/billing": (9, 2),
+    "/operator/tenants/{tenant}": (12, 5),
     "/": (8, 5),
-    "/invoices/preview": (7, 2),
-    "/invoices/preview.json": (7, 2),
+    "/invoices/preview": (6, 2),
+    "/invoices/preview.json": (6, 2),
     "/limits/alerts/{alert}": (7, 4),
 }
 """Statements, and transactions."""
