@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import date, datetime
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from sqlalchemy import Date, Select, bindparam, cast, func, select, union_all
@@ -88,7 +89,7 @@ class LedgerTotals(TenantRepository):
         if not (project_ids or key_ids):
             lines += await self._charges(start, end, unit, "adapter_id" in group_by)
         lines = [line for line in lines if line.quantity or line.cost]
-        return sorted(lines, key=lambda line: (line.bucket, *(getattr(line, name) for name in GROUPS)))
+        return sorted(lines, key=attrgetter("bucket", *GROUPS))
 
     async def by_day(self, start: datetime, end: datetime) -> dict[date, int]:
         """Micro-USD of each UTC day in [start, end), whole days, in which anything was used or taken back."""

@@ -60,11 +60,10 @@ class ServiceAccountsPage:
         self, tenant_id: str, project_id: str, after: str | None = None, *, limit: int = PAGE
     ) -> AccountList:
         """Raises ProjectNotFound, DatabaseUnavailable."""
-        found = await self._accounts.list(tenant_id, project_id, after=after, limit=limit + 1)
-        uses = await self._accounts.uses(tenant_id, [one.id for one in found[:limit]])
+        found = await self._accounts.with_uses(tenant_id, project_id, after=after, limit=limit + 1)
         rows = [
-            AccountRow(one.id, one.name, uses[one.id].num_keys, uses[one.id].last_used_at, one.created_at)
-            for one in found[:limit]
+            AccountRow(one.id, one.name, use.num_keys, use.last_used_at, one.created_at)
+            for one, use in found[:limit]
         ]
         return AccountList(rows, rows[-1].id if len(found) > limit else None)
 

@@ -4,7 +4,7 @@ after its commit.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -52,19 +52,19 @@ class ServiceAccountService:
         """Accounts beyond the one whose id is `after`. Raises ProjectNotFound."""
         async with self._database.read(tenant_id) as session:
             projects = ProjectRepository(session, tenant_id)
-            if await projects.find(project_id) is None:
-                raise ProjectNotFound(project_id)
-            page = await projects.account_page(
-                project_id, after=after, limit=limit, newest_first=newest_first
-            )
+            page = await _page(projects, project_id, after, limit, newest_first=newest_first)
         return [*page]
 
-    async def uses(self, tenant_id: str, account_ids: Collection[str]) -> dict[str, AccountUse]:
-        """Of each of these accounts."""
+    async def with_uses(
+        self, tenant_id: str, project_id: str, *, after: str | None = None, limit: int = 20
+    ) -> Sequence[tuple[ServiceAccount, AccountUse]]:
+        """The same, the newest first, each with its use. Raises ProjectNotFound."""
         async with self._database.read(tenant_id) as session:
-            rows = await ProjectRepository(session, tenant_id).account_uses(account_ids)
-        found = {account_id: AccountUse(count, used) for account_id, count, used in rows}
-        return {account_id: found.get(account_id, AccountUse()) for account_id in account_ids}
+            projects = ProjectRepository(session, tenant_id)
+            page = await _page(projects, project_id, after, limit, newest_first=True)
+            rows = await projects.account_uses([one.id for one in page]) if page else []
+        uses = {account_id: AccountUse(count, used) for account_id, count, used in rows}
+        return [(one, uses.get(one.id, AccountUse())) for one in page]
 
     async def get(self, tenant_id: str, project_id: str, account_id: str) -> ServiceAccount:
         """Raises ServiceAccountNotFound, whatever of the two is not there."""
@@ -151,3 +151,11 @@ class ServiceAccountService:
                 {"name": account.name, "revoked_keys": revoked},
                 project_id=project_id,
             )
+
+
+async def _page(
+    projects: ProjectRepository, project_id: str, after: str | None, limit: int, *, newest_first: bool
+) -> Sequence[ServiceAccount]:
+    if await projects.find(project_id) is None:
+        raise ProjectNotFound(project_id)
+    return await projects.account_page(project_id, after=after, limit=limit, newest_first=newest_first)
