@@ -94,6 +94,7 @@ class Edge:
         state = scope.setdefault("state", {})
         state["request_id"] = exchange.request_id.decode()
         state["arrived"] = exchange.started
+        state["headers"] = headers
         structlog.contextvars.bind_contextvars(request_id=state["request_id"])
         try:
             await self._serve(scope, headers, receive, exchange)

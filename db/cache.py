@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -34,9 +35,10 @@ DEAF_AFTER = 1.5
 """Seconds without one after which the channel counts as lost."""
 RETRY_AFTER = 1.0
 """Seconds that an outdated entry serves before PostgreSQL, found away, is tried again."""
-RENEW_FROM = 0.75
-"""Of its life: an entry used after that is loaded again ahead of its end, so that what is in steady use keeps
-nobody waiting.
+RENEW_FROM = 0.5, 0.75
+"""Of its life, a share between these, drawn for each: an entry used after that is loaded again ahead of its
+end, so that what is in steady use keeps nobody waiting, and what was first loaded in one moment is not for
+ever loaded in one.
 """
 RENEW_TOGETHER = 0.5
 """Seconds over which those are gathered: loads that begin in the same moment can share a query."""
@@ -215,7 +217,8 @@ class RowCache(Generic[V]):
             before = self._present.get(place)
             if before is not None and before.value == value:
                 value = before.value  # what others have made of it stays of use
-            self._present[place] = _Entry(value, now, now + self._ttl, now + RENEW_FROM * self._ttl)
+            renew_at = now + random.uniform(*RENEW_FROM) * self._ttl
+            self._present[place] = _Entry(value, now, now + self._ttl, renew_at)
             self._present.move_to_end(place)
             if len(self._present) > self._max_entries:
                 self._present.popitem(last=False)

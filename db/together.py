@@ -15,8 +15,8 @@ V = TypeVar("V")
 
 AT_ONCE = 2
 """Queries under way: one that is slow does not hold up all others."""
-MOST = 200
-"""Of one query."""
+MOST = 64
+"""Of one query: while its rows are read, all else waits."""
 
 
 class Together(Generic[K, V]):

@@ -57,6 +57,8 @@ STATS_INTERVAL = 0.25
 VIEW_INTERVAL = 0.25
 """Seconds for which a view is good enough for whoever asks next."""
 IDLE_WAIT = 1.0
+QUIET_AFTER = 0.02
+"""Seconds without a message or work."""
 ABORT_GRACE = 5.0
 """Seconds that aborted requests have for their last words when a drain runs out of time."""
 FLUSH_SECONDS = 2.0
@@ -282,15 +284,21 @@ class EngineServer:
 
     def _take_messages(self, wait: bool) -> None:
         """Deal with everything that has come; with `wait`, until something has or IDLE_WAIT is over."""
-        if wait:
-            self._take_stats()
         try:
-            delivery = self._inbox.get(timeout=IDLE_WAIT) if wait else self._inbox.get_nowait()
+            delivery = self._wait_for_one() if wait else self._inbox.get_nowait()
             while True:
                 self._take(delivery)
                 delivery = self._inbox.get_nowait()
         except queue.Empty:
             pass
+
+    def _wait_for_one(self) -> Delivery | _AdapterLoaded | _JournalFailed | _Wake:
+        """Raises queue.Empty. Gauges are looked at once it is quiet, not between any two requests."""
+        try:
+            return self._inbox.get(timeout=QUIET_AFTER)
+        except queue.Empty:
+            self._take_stats()
+            return self._inbox.get(timeout=IDLE_WAIT)
 
     def _take(self, delivery: Delivery | _AdapterLoaded | _JournalFailed | _Wake) -> None:
         match delivery:

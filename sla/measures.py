@@ -17,6 +17,14 @@ OUTPUT_RATE_EDGES = tuple(0.5 * 2 ** (number / 4) for number in range(56))
 """Tokens per second of a choice: 0.5 to 6900."""
 
 
+def first_token_bucket(seconds: float) -> int:
+    return bisect_left(FIRST_TOKEN_EDGES, seconds)
+
+
+def output_rate_bucket(tokens_per_second: float) -> int:
+    return bisect_left(OUTPUT_RATE_EDGES, tokens_per_second)
+
+
 @dataclass(slots=True)
 class Counts:
     """Of any set of requests; two sets' counts add up."""
@@ -38,12 +46,12 @@ class Counts:
     def first_token(self, seconds: float, target: float) -> None:
         self.first_tokens += 1
         self.first_tokens_in_time += seconds <= target
-        self.first_token_histogram[bisect_left(FIRST_TOKEN_EDGES, seconds)] += 1
+        self.first_token_histogram[first_token_bucket(seconds)] += 1
 
     def output_rate(self, tokens_per_second: float, promised: float) -> None:
         self.rated += 1
         self.rated_fast += tokens_per_second >= promised
-        self.output_rate_histogram[bisect_left(OUTPUT_RATE_EDGES, tokens_per_second)] += 1
+        self.output_rate_histogram[output_rate_bucket(tokens_per_second)] += 1
 
     def add(self, other: Counts) -> None:
         self.requests += other.requests

@@ -18,7 +18,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from engine.protocol import PriorityClass
-from sla.measures import Counts
+from sla.measures import first_token_bucket, output_rate_bucket
 from tenants.terms import Terms
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class SlaRecorder:
         self._clock = clock
         self._source = token_hex(8)
         self._number = 0
-        self._counts: dict[tuple[str, str, int], Counts] = {}
+        self._tallies: dict[tuple[str, str, int], _Tally] = {}
         self._unsent: bytes | None = None
         self._dropped = 0
         self._flusher: asyncio.Task[None] | None = None
@@ -83,29 +83,31 @@ class SlaRecorder:
         tokens_per_second: float | None,
     ) -> None:
         """A request was answered, as far as its client wanted to read. None: there was no such moment."""
-        counts = self._of(tenant_id, tier)
-        if counts is None:
+        tally = self._of(tenant_id, tier)
+        if tally is None:
             return
-        counts.requests += 1
+        tally.requests += 1
         if first_token_seconds is not None:
-            counts.first_token(first_token_seconds, terms.ttft_target_ms / 1000)
+            in_time = first_token_seconds <= terms.ttft_target_ms / 1000
+            tally.first_tokens.count(first_token_bucket(first_token_seconds), in_time)
         if tokens_per_second is not None:
-            counts.output_rate(tokens_per_second, terms.min_output_tokens_per_second)
+            fast = tokens_per_second >= terms.min_output_tokens_per_second
+            tally.rated.count(output_rate_bucket(tokens_per_second), fast)
 
     def failed(self, tenant_id: str, tier: PriorityClass) -> None:
         """A request was not answered, or not to its end, by our fault."""
-        counts = self._of(tenant_id, tier)
-        if counts is not None:
-            counts.requests += 1
-            counts.failed += 1
+        tally = self._of(tenant_id, tier)
+        if tally is not None:
+            tally.requests += 1
+            tally.failed += 1
 
     async def flush(self) -> bool:
         """Hand on what was counted. False when it has to be tried again."""
-        while self._unsent is not None or self._counts:
+        while self._unsent is not None or self._tallies:
             if self._unsent is None:
                 self._number += 1
-                self._unsent = msgspec.msgpack.encode([_delta(*item) for item in self._counts.items()])
-                self._counts = {}
+                self._unsent = msgspec.msgpack.encode([_delta(*item) for item in self._tallies.items()])
+                self._tallies = {}
             batch = {"source": self._source, "number": self._number, "counts": self._unsent}
             try:
                 await self._redis.xadd(STREAM, batch)  # type: ignore[arg-type]
@@ -123,26 +125,56 @@ class SlaRecorder:
             await asyncio.sleep(FLUSH_SECONDS)
             await self.flush()
 
-    def _of(self, tenant_id: str, tier: PriorityClass) -> Counts | None:
+    def _of(self, tenant_id: str, tier: PriorityClass) -> _Tally | None:
         place = (tenant_id, tier.value, int(self._clock()) // MINUTE * MINUTE)
-        counts = self._counts.get(place)
-        if counts is None:
-            if len(self._counts) >= MOST_HELD:
+        tally = self._tallies.get(place)
+        if tally is None:
+            if len(self._tallies) >= MOST_HELD:
                 self._dropped += 1
                 return None
-            counts = self._counts[place] = Counts()
-        return counts
+            tally = self._tallies[place] = _Tally()
+        return tally
 
 
-def _delta(place: tuple[str, str, int], counts: Counts) -> Delta:
+class _Measured:
+    """What was measured of some requests. A second has few of most tenants: their buckets are a handful."""
+
+    __slots__ = ("buckets", "num", "num_kept")
+
+    def __init__(self) -> None:
+        self.num = 0
+        self.num_kept = 0
+        """Of them, as was promised."""
+        self.buckets: dict[int, int] = {}
+
+    def count(self, bucket: int, kept: bool) -> None:
+        self.num += 1
+        self.num_kept += kept
+        self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+
+
+class _Tally:
+    """A Delta that grows."""
+
+    __slots__ = ("failed", "first_tokens", "rated", "requests")
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.failed = 0
+        self.first_tokens = _Measured()
+        self.rated = _Measured()
+
+
+def _delta(place: tuple[str, str, int], tally: _Tally) -> Delta:
+    first_tokens, rated = tally.first_tokens, tally.rated
     return Delta(
         *place,
-        counts.requests,
-        counts.failed,
-        counts.first_tokens,
-        counts.first_tokens_in_time,
-        counts.rated,
-        counts.rated_fast,
-        [(bucket, count) for bucket, count in enumerate(counts.first_token_histogram) if count],
-        [(bucket, count) for bucket, count in enumerate(counts.output_rate_histogram) if count],
+        tally.requests,
+        tally.failed,
+        first_tokens.num,
+        first_tokens.num_kept,
+        rated.num,
+        rated.num_kept,
+        [*first_tokens.buckets.items()],
+        [*rated.buckets.items()],
     )

@@ -148,7 +148,7 @@ async def test_what_is_in_use_is_renewed_ahead_of_its_end(
     cache._heard_at = float("inf")
     await cache.get("a", "1")
     table.rows["a/1"] = "anew"
-    clock.now += 30 * RENEW_FROM
+    clock.now += 30 * RENEW_FROM[1]
     table.gate = asyncio.Event()
     assert await cache.get("a", "1") == "one", "nobody waits for it"
     assert await cache.get("a", "1") == "one"
@@ -180,7 +180,7 @@ async def test_what_is_renewed_at_about_the_same_time_is_loaded_together(
     for key in ("a/2", "b/1"):
         await cache.get(*key.split("/"))
     table.gate = asyncio.Event()
-    clock.now += 30 * RENEW_FROM
+    clock.now += 30 * RENEW_FROM[1]
     table.rows["a/1"] = "".join(["on", "e"])  # equal, and another object
     for key in ("a/1", "a/2", "b/1"):
         await cache.get(*key.split("/"))
