@@ -9,8 +9,9 @@ nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
+from html import escape
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from admin.chart import ACROSS, Bar, Chart, Spot
 
@@ -50,9 +51,8 @@ def _spot(spot: Spot, height: int) -> str:
             f'{key}<text x="{x}" y="{y}">{escape(_cut(name))}</text>'
             f'<text class="value" x="208" y="{y}">{escape(value)}</text>'
         )
-    if spot.href is None:
-        begin, end = '<g class="spot">', "</g>"
-    else:
+    begin, end = '<g class="spot">', "</g>"
+    if spot.href:
         begin = f'<a class="spot" href="{escape(spot.href)}" aria-label="{escape(spot.words)}">'
         end = "</a>"
     side, edge = ("right", "100%") if spot.is_left else ("left", "0")
