@@ -12,9 +12,9 @@ the engine needs for its answer, its median at that rate, is subtracted from eve
 traffic, engine, Redis and PostgreSQL share what the measured process leaves them, and whatever else runs on
 the machine counts there too. `one_at_a_time` has no waiting.
 
-`--processes 4` looks at so many API processes besides, behind a balancer that gives each request to the one
-with the fewest under way. `--compare litellm` does the same as for one process with LiteLLM's proxy
-(`benchmarks.gateway_litellm`), in the same run.
+`--processes 4` looks at so many API processes besides, with an engine each, behind a balancer that gives
+each request to the one with the fewest under way. `--compare litellm` does the same as for one process with
+LiteLLM's proxy (`benchmarks.gateway_litellm`), in the same run.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Bench:
         return dataclasses.replace(run, cpu=self._site.api_cpu_seconds() - before)
 
     def straight(self, task: Task) -> Run:
-        return self._answered(msgspec.structs.replace(task, urls=[self._site.engine_endpoint]))
+        return self._answered(msgspec.structs.replace(task, urls=self._site.engine_endpoints))
 
     def _answered(self, task: Task) -> Run:
         cores = BusyCores(self._site.cores)
@@ -212,10 +212,10 @@ def _less(ms: dict[str, float], engine_ms: float) -> dict[str, float]:
 
 def _streams(bench: Bench, site: Site, seconds: float) -> dict[str, Any]:
     """All rows of the engine streaming: a token for each in every step, then as fast as it can."""
-    site.start_engine(STREAM_STEP_S)
+    site.start_engines(STREAM_STEP_S)
     changes = {"stream": True, "at_once": STREAMS, "max_tokens": STREAM_TOKENS}
     paced = bench.through_api(bench.task(seconds, **changes))
-    site.start_engine(0.0)
+    site.start_engines(0.0)
     unpaced = bench.through_api(bench.task(seconds / 2, **changes))
     return {
         "stream_tok_s_per_core": _per(paced.outcome.tokens, paced.cpu),

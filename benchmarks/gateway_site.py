@@ -95,7 +95,8 @@ class Site:
     """One of each tenant first, then the others."""
     environment: Mapping[str, str]
     apis: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    engine: subprocess.Popen[bytes] | None = None
+    engines: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    """One for each of the API's processes, in their order."""
     worker: subprocess.Popen[bytes] | None = None
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -105,8 +106,11 @@ class Site:
         return self.urls[0]
 
     @property
-    def engine_endpoint(self) -> str:
-        return self.environment["ROOTSTOCK_API_ENGINE_ENDPOINT"]
+    def engine_endpoints(self) -> list[str]:
+        return [self.engine_endpoint(number) for number in range(len(self.urls))]
+
+    def engine_endpoint(self, number: int) -> str:
+        return f"ipc://{self.folder}/engine-{number}.sock"
 
     def start(
         self, *command: str, cores: frozenset[int] | None = None, **settings: str
@@ -124,12 +128,21 @@ class Site:
         self.started.append(process)
         return process
 
-    def start_engine(self, step_seconds: float, **settings: str) -> None:
-        """In place of the one that runs, if any; returns when the API has found it."""
-        if self.engine is not None:
-            stop(self.engine)
+    def start_engines(self, step_seconds: float, **settings: str) -> None:
+        """In place of those that run, if any; returns when the API has found them."""
+        for engine in self.engines:
+            stop(engine)
         settings["ROOTSTOCK_ENGINE_NULL_STEP_SECONDS"] = str(step_seconds)
-        self.engine = self.start("-m", "engine.main", "--null", cores=None, **settings)
+        self.engines = [
+            self.start(
+                *("-m", "engine.main", "--null"),
+                cores=None,
+                ROOTSTOCK_ENGINE_ENGINE_ID=f"engine-{number}",
+                ROOTSTOCK_ENGINE_ENDPOINT=endpoint,
+                **settings,
+            )
+            for number, endpoint in enumerate(self.engine_endpoints)
+        ]
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
@@ -158,7 +171,11 @@ class Site:
 
 @contextmanager
 def running_site(folder: Path, api: Mapping[str, str] | None = None, num_apis: int = 1) -> Iterator[Site]:
-    """Everything, ready to be asked; stopped at the end. `api`: settings of these processes."""
+    """Everything, ready to be asked; stopped at the end. Each of the API's processes has an engine of its own.
+
+    Args:
+        api: settings of the API's processes.
+    """
     cores = Cores.shared_out(num_apis)
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores.others)  # whatever is started inherits it
@@ -175,10 +192,14 @@ def running_site(folder: Path, api: Mapping[str, str] | None = None, num_apis: i
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         site = Site(folder, cores, urls, redis.url, db_url, postgres.url, keys, environment)
         try:
-            site.start_engine(0.0)
+            site.start_engines(0.0)
             site.worker = site.start("-m", "cli.main", "work", "--queues", "rootstock", "--nice", "10")
             for number, port in enumerate(ports):
-                named = {"ROOTSTOCK_API_NAME": f"api-{number}", "ROOTSTOCK_API_PORT": str(port)}
+                named = {
+                    "ROOTSTOCK_API_NAME": f"api-{number}",
+                    "ROOTSTOCK_API_PORT": str(port),
+                    "ROOTSTOCK_API_ENGINE_ENDPOINT": site.engine_endpoint(number),
+                }
                 its = cores.of_measured(number)
                 site.apis.append(site.start("-m", "api.main", cores=its, **named, **(api or {})))
             site.wait_until_ready()
@@ -189,15 +210,12 @@ def running_site(folder: Path, api: Mapping[str, str] | None = None, num_apis: i
 
 
 def settings(folder: Path, redis_url: str, db_url: str, secret: str) -> dict[str, str]:
-    endpoint = f"ipc://{folder}/engine.sock"
     return {
         "OMP_NUM_THREADS": "1",
         "ROOTSTOCK_ENGINE_BASE": str(BASE),
         "ROOTSTOCK_ENGINE_BASE_NAME": BASE_NAME,
-        "ROOTSTOCK_ENGINE_ENDPOINT": endpoint,
         "ROOTSTOCK_ENGINE_REDIS_URL": redis_url,
         "ROOTSTOCK_ENGINE_DATA_DIR": str(folder),
-        "ROOTSTOCK_API_ENGINE_ENDPOINT": endpoint,
         "ROOTSTOCK_API_BASE_PATH": str(BASE),
         "ROOTSTOCK_API_BASE_NAME": BASE_NAME,
         "ROOTSTOCK_API_REDIS_URL": redis_url,

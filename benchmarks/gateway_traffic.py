@@ -6,7 +6,7 @@ Several servers get them as a balancer by least connections hands them out: each
 
 Owns sending, timing and checking; prints one JSON object. A request's time runs from the moment its bytes
 are handed to the kernel to the last byte of its answer; how late it was handed over is told beside. The same
-arrivals can go straight to an engine, past any HTTP. Refuses to know who answers and what the figures are
+arrivals can go straight to engines, past any HTTP. Refuses to know who answers and what the figures are
 for.
 """
 
@@ -36,7 +36,7 @@ class Task(msgspec.Struct):
     """What to send."""
 
     urls: list[str]
-    """`http://...` of chat completions endpoints that take turns, or an engine's one `ipc://...`."""
+    """`http://...` of chat completions endpoints, or engines' `ipc://...`."""
     model: str
     prompts: list[str]
     keys: list[str]
@@ -224,10 +224,12 @@ async def engine_sender(task: Task) -> tuple[Send, Callable[[], Awaitable[None]]
     for prompt in task.prompts:
         chat = codec.render_chat([{"role": "user", "content": prompt}])
         prompts.append(await codec.encode_chat(chat))
-    client = EngineClient(task.urls[0], "traffic")
-    await client.start()
+    clients = [EngineClient(url, "traffic") for url in task.urls]
+    for client in clients:
+        await client.start()
     async with asyncio.timeout(30):
-        await client.wait_ready()
+        for client in clients:
+            await client.wait_ready()
     sampling = SamplingParams(max_tokens=task.max_tokens, ignore_eos=True)
 
     async def send(number: int) -> tuple[int, int]:
@@ -240,13 +242,18 @@ async def engine_sender(task: Task) -> tuple[Send, Callable[[], Awaitable[None]]
             submitted_at=time.time(),
             whole=not task.stream,
         )
+        client = min(clients, key=lambda client: client.num_open)
         async for chunks in client.submit(submit):
             tokens += sum(len(chunk.token_ids) for chunk in chunks)
         if tokens != task.max_tokens:
             raise Wrong("not as many tokens as asked for")
         return tokens, 1
 
-    return send, client.close
+    async def close() -> None:
+        for client in clients:
+            await client.close()
+
+    return send, close
 
 
 class _Traffic:

@@ -186,8 +186,7 @@ class Bench:
         return {"rss": rss | {"kernel_tcp": kernel_memory()}}
 
     def _pids(self) -> dict[str, int]:
-        assert self._site.engine is not None
-        return {"api": self._site.apis[0].pid, "engine": self._site.engine.pid}
+        return {"api": self._site.apis[0].pid, "engine": self._site.engines[0].pid}
 
     def _cpu(self) -> float:
         return cpu_seconds(self._pids()["api"])
@@ -222,7 +221,7 @@ def _in_mib(figures: dict[str, Any]) -> dict[str, Any]:
 
 def start_engine(site: Site, num_streams: int) -> None:
     """With room for all of them."""
-    site.start_engine(
+    site.start_engines(
         STEP_S,
         ROOTSTOCK_ENGINE_MAX_ROWS="4096",
         ROOTSTOCK_ENGINE_MAX_BATCH_TOKENS="8192",
