@@ -32,8 +32,7 @@ log = structlog.get_logger(__name__)
 
 class HeadFirst:
     """A transport that holds a response's head back for what follows in the same turn of the loop: one packet
-    instead of two, and one wake-up of whoever reads it. That leaves at once: uvloop keeps what is within a
-    transport's limit until all else of the turn is done, which may be the work of many requests.
+    instead of two, and one wake-up of whoever reads it.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -44,11 +43,7 @@ class HeadFirst:
     def write(self, data: bytes) -> None:
         if self._head:
             data, self._head = self._head + data, b""
-            self._transport.set_write_buffer_limits(high=0)
-            self._transport.write(data)
-            self._transport.set_write_buffer_limits(high=MAX_UNSENT)
-            return
-        if data.startswith(_HEAD):  # a body that does waits for a turn, too: nothing is lost by it
+        elif data.startswith(_HEAD):  # a body that does waits for a turn, too: nothing is lost by it
             self._head = data
             self._loop.call_soon(self._let_go)
             return

@@ -171,7 +171,7 @@ class Site:
 
 @contextmanager
 def running_site(folder: Path, api: Mapping[str, str] | None = None, num_apis: int = 1) -> Iterator[Site]:
-    """Everything, ready to be asked; stopped at the end. Each of the API's processes has an engine of its own.
+    """Everything, ready to be asked; stopped at the end. Each process of the API has an engine of its own.
 
     Args:
         api: settings of the API's processes.

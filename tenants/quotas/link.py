@@ -185,8 +185,6 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
-        # Without a limit to stay below, uvloop writes at once; else when all else of its turn is done.
-        self._transport.set_write_buffer_limits(high=0)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.drop(str(error or "closed by the server"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 
+import uvloop
 from starlette.types import Receive, Scope, Send
 
 from api.connections import KERNEL_BUFFER, MAX_UNSENT, HeadFirst
-from tests.support.slow_client import asked
+from tests.support.slow_client import REQUEST, asked
 from tests.support.waiting import AwakeClock, eventually
 
 PIECE = b"x" * 4096
@@ -61,9 +63,6 @@ class Written(asyncio.Transport):
         super().__init__()
         self.writes: list[bytes] = []
         self.closed = False
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
 
     def write(self, data: bytes) -> None:  # type: ignore[override]
         assert not self.closed
@@ -120,3 +119,35 @@ async def test_answers_of_a_real_server_are_whole() -> None:
         assert answer.endswith(b"\r\n\r\nx")
         await loop.sock_sendall(client, b"GET /abcd HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await loop.sock_recv(client, 4096)).endswith(b"\r\n\r\nxxxxx")
+
+
+class Prompt:
+    """Looks whether its second answer has left, before its turn of the loop is over."""
+
+    def __init__(self) -> None:
+        self.client: socket.socket | None = None
+        self.has_left = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+        await send({"type": "http.response.body", "body": b"x"})
+        if self.client is not None:
+            self.has_left = bool(select.select([self.client], [], [], 2.0)[0])
+
+
+def test_an_answer_does_not_wait_for_other_work_of_its_turn() -> None:
+    """On the loop that serves, which has not always written at once."""
+
+    async def ask() -> bool:
+        app = Prompt()
+        async with asked(app, patience=5.0) as client:
+            loop = asyncio.get_running_loop()
+            await loop.sock_recv(client, 4096)
+            app.client = client
+            await loop.sock_sendall(client, REQUEST)
+            assert (await loop.sock_recv(client, 4096)).endswith(b"\r\n\r\nx")
+        return app.has_left
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(ask())

@@ -170,6 +170,25 @@ async def test_what_is_in_use_is_renewed_ahead_of_its_end(
     await cache.close()
 
 
+async def test_what_was_loaded_in_one_moment_is_renewed_in_many(
+    table: Rows, redis_client: redis.asyncio.Redis
+) -> None:
+    clock = Clock()
+    cache = RowCache(redis_client, CHANNEL, table.load, ttl=30, clock=clock)
+    cache._heard_at = float("inf")
+    for number in range(200):
+        table.rows[f"a/{number}"] = "one"
+        await cache.get("a", str(number))
+    num_due = []
+    for share in (RENEW_FROM[0], sum(RENEW_FROM) / 2, RENEW_FROM[1]):
+        then = clock.now + 30 * share + 0.001
+        num_due.append(sum(entry.renew_at <= then for entry in cache._present.values()))
+    assert num_due[0] == 0
+    assert 50 < num_due[1] < 150
+    assert num_due[2] == 200
+    await cache.close()
+
+
 async def test_what_is_renewed_at_about_the_same_time_is_loaded_together(
     table: Rows, redis_client: redis.asyncio.Redis
 ) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import structlog
@@ -34,7 +36,33 @@ def test_json_lines_name_process_level_and_time(written: io.StringIO) -> None:
     first, second = (json.loads(line) for line in written.getvalue().splitlines())
     assert (first["event"], first["count"], first["level"], first["process"]) == ("hello", 3, "info", "api-3")
     assert first["timestamp"].endswith("Z")
+    told = datetime.fromisoformat(first["timestamp"])
+    assert abs(told - datetime.now(UTC)) < timedelta(minutes=1)
     assert (second["event"], second["level"]) == ("careful with that", "warning")
+
+
+def test_every_line_has_the_second_it_was_written_in(
+    written: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs.configure("api", form="json", stream=written)
+    for moment in (1_700_000_000_000_001_000, 1_700_000_000_999_999_999, 1_700_000_001_000_000_000):
+        monkeypatch.setattr(time, "time_ns", lambda moment=moment: moment)
+        structlog.get_logger().info("x")
+    stamps = [json.loads(line)["timestamp"] for line in written.getvalue().splitlines()]
+    assert stamps == [f"2023-11-14T22:13:{rest}Z" for rest in ("20.000001", "20.999999", "21.000000")]
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_line_tells_what_was_raised_and_where(written: io.StringIO, form: logs.Format) -> None:
+    logs.configure("api", form=form, stream=written)
+    try:
+        raise KeyError("nothing there")
+    except KeyError as error:
+        structlog.get_logger().error("failed", exc_info=error)
+    structlog.get_logger().info("here", stack_info=True)
+    text = written.getvalue()
+    assert "KeyError" in text
+    assert text.count("test_a_line_tells_what_was_raised") >= 2, "where it was raised, and the stack"
 
 
 def test_auto_is_json_where_nobody_watches(written: io.StringIO) -> None:
