@@ -54,24 +54,31 @@ class Cores:
 
     measured: frozenset[int]
     others: frozenset[int]
+    each: int = 1
+    """Cores of a measured process: one runs Python, a second its network's thread and interrupts."""
 
     @classmethod
     def shared_out(cls, num_measured: int = 1) -> Cores:
-        """A core for each measured process; one for all of them where that leaves none for the rest."""
+        """Two cores for each measured process where that leaves as many for the rest, else one; one for all
+        of them where that leaves none.
+        """
         usable = sorted(os.sched_getaffinity(0))
         if len(usable) == 1:
             return cls(frozenset(usable), frozenset(usable))
-        first = num_measured if num_measured < len(usable) else 1
-        return cls(frozenset(usable[:first]), frozenset(usable[first:]))
+        each = 2 if 4 * num_measured <= len(usable) else 1
+        first = each * num_measured if each * num_measured < len(usable) else 1
+        return cls(frozenset(usable[:first]), frozenset(usable[first:]), each)
 
     def of_measured(self, number: int) -> frozenset[int]:
         """That process's own."""
         measured = sorted(self.measured)
-        return frozenset({measured[number % len(measured)]})
+        first = self.each * number % len(measured)
+        return frozenset(measured[first : first + self.each])
 
     def described(self) -> dict[str, str]:
+        each = "a core" if self.each == 1 else f"{self.each} cores"
         return {
-            "measured processes": f"pinned to a core each: {_listed(self.measured)}",
+            "measured processes": f"pinned to {each} each: {_listed(self.measured)}",
             "everything else (traffic, engine, Redis, PostgreSQL, worker)": f"core {_listed(self.others)}",
         }
 

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from benchmarks.gateway_litellm import OUTPUT_TOKENS, STREAM_TOKENS, NullUpstream
 from benchmarks.gateway_site import BusyCores, Cores
 from benchmarks.gateway_traffic import Outcome, Task, run
@@ -113,3 +115,25 @@ def test_a_core_is_as_busy_as_what_runs_on_it() -> None:
         os.sched_setaffinity(0, before)
     assert shares["measured"] > 0.9, "it had nothing else to do than this"
     assert 0 < shares["others"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_measured", "each"),
+    [
+        (1, 1, [{0}]),
+        (2, 1, [{0}]),
+        (2, 4, [{0}, {0}, {0}, {0}]),
+        (4, 1, [{0, 1}]),
+        (8, 4, [{0}, {1}, {2}, {3}]),
+        (16, 1, [{0, 1}]),
+        (16, 4, [{0, 1}, {2, 3}, {4, 5}, {6, 7}]),
+    ],
+)
+def test_measured_processes_have_cores_that_nothing_else_runs_on(
+    monkeypatch: pytest.MonkeyPatch, num_cores: int, num_measured: int, each: list[set[int]]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(num_cores)))
+    cores = Cores.shared_out(num_measured)
+    assert [cores.of_measured(number) for number in range(num_measured)] == each
+    assert cores.measured | cores.others == set(range(num_cores))
+    assert num_cores == 1 or not cores.measured & cores.others
