@@ -49,5 +49,5 @@ class Afterwards:
         for work, arguments in waiting:
             try:
                 work(*arguments)
-            except Exception as error:
-                log.error("work put off has failed", work=work.__qualname__, exc_info=error)
+            except Exception:
+                log.exception("work put off has failed", work=work.__qualname__)

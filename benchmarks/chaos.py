@@ -302,7 +302,7 @@ async def run(folder: Path, kills: int, seed: int) -> tuple[dict[str, Any], Verd
         books = await settled(site)
         verdict = audit(site.postgres.url, site.witnesses, seen)
         off = budgets_off(site.postgres.url, books["used"])
-        verdict.differences += await reconciled(site.postgres.url, site.redis.url)
+        verdict.differences += await reconciled(site.postgres.url, site.redis.url, site.engine_endpoint)
         verdict.differences += [f"ended by itself: {one}" for one in killing.own_ends]
         if books["dead_letters"]:
             verdict.differences.append(f"{books['dead_letters']} dead letters")

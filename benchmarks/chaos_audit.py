@@ -198,13 +198,13 @@ def budgets_off(owner_url: str, used: dict[str, dict[str, int]]) -> list[int]:
     return [counts["tokens_per_day"] - ledger.get(tenant_id, 0) for tenant_id, counts in used.items()]
 
 
-async def reconciled(owner_url: str, redis_url: str) -> list[str]:
-    """What the service itself finds when it compares its books."""
+async def reconciled(owner_url: str, redis_url: str, engine: str) -> list[str]:
+    """What the service itself finds when it compares its books; `engine`: whose disk it asks for."""
     database = Database(serving_url(owner_url))
     client = redis.asyncio.Redis.from_url(redis_url)
     tomorrow = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
     try:
-        report = await ReconciliationService(database, client).reconcile(
+        report = await ReconciliationService(database, client, engines=[engine]).reconcile(
             tomorrow - timedelta(days=2), tomorrow
         )
     finally:

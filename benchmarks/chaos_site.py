@@ -192,18 +192,21 @@ class Site:
     def witnesses(self) -> Path:
         return self.folder / "witnesses"
 
+    @property
+    def engine_endpoint(self) -> str:
+        return f"ipc://{self.folder}/engine.sock"
+
     def environment(self, name: str) -> dict[str, str]:
-        endpoint = f"ipc://{self.folder}/engine.sock"
         return {
             "ROOTSTOCK_ENGINE_BASE": str(BASE),
             "ROOTSTOCK_ENGINE_BASE_NAME": BASE_NAME,
-            "ROOTSTOCK_ENGINE_ENDPOINT": endpoint,
+            "ROOTSTOCK_ENGINE_ENDPOINT": self.engine_endpoint,
             "ROOTSTOCK_ENGINE_REDIS_URL": self.redis.url,
             "ROOTSTOCK_ENGINE_DATA_DIR": str(self.folder),
             "ROOTSTOCK_ENGINE_NULL_STEP_SECONDS": "0.004",
             "ROOTSTOCK_ENGINE_NULL_DEPTH": str(self.num_engines % 2),
             "ROOTSTOCK_DEVICE_NUM_BLOCKS": "220",
-            "ROOTSTOCK_API_ENGINE_ENDPOINT": endpoint,
+            "ROOTSTOCK_API_ENGINE_ENDPOINT": self.engine_endpoint,
             "ROOTSTOCK_API_BASE_PATH": str(BASE),
             "ROOTSTOCK_API_BASE_NAME": BASE_NAME,
             "ROOTSTOCK_API_REDIS_URL": self.redis.url,

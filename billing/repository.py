@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Date,
     DateTime,
     Row,
     Select,
@@ -27,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.folding import Measured
-from billing.models import Price, RollupSums, UsageRecord
+from billing.models import Charge, Price, Reversal, RollupSums, UsageRecord, UsageRollupDay
 from billing.rollups import ROLLUPS, SUMS, Piece, Unit, add_sql, hold_ledger, pieces
 from db.repository import TenantRepository, select_owned
 from tenants.limits.kinds import Limit, Scope
@@ -305,3 +306,20 @@ class PriceList:
         """The version that is paid at `moment`; None before the first."""
         query = select(Price).where(Price.effective_from <= moment).order_by(Price.effective_from.desc())
         return (await self.session.execute(query.limit(1))).scalar_one_or_none()
+
+
+def _costs_by_day() -> Select[Any, Any]:
+    def of(at: Any, *columns: Any) -> Select[Any]:
+        begins, ends = (bindparam(name, type_=INSTANT) for name in ("start", "end"))
+        return select_owned(at.class_, at.label("at"), *columns).where(at >= begins, at < ends)
+
+    used = of(UsageRollupDay.day, func.sum(UsageRollupDay.cost).label("cost")).group_by(UsageRollupDay.day)
+    charged = of(Charge.at, Charge.cost)
+    taken = of(Reversal.at, -Reversal.cost).where(Reversal.charge_id.is_not(None))
+    rows = union_all(used, charged, taken).subquery()
+    day = cast(func.timezone("UTC", rows.c.at), Date).label("day")
+    return select(day, func.sum(rows.c.cost)).group_by(day)
+
+
+COSTS_BY_DAY = _costs_by_day()
+"""(UTC day, micro-USD) of a tenant in [start, end), whole days: used, charged, less what was taken back."""

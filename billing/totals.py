@@ -13,13 +13,10 @@ from datetime import date, datetime
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
-from sqlalchemy import Date, Select, bindparam, cast, func, select, union_all
-
 from billing.charges import ChargeRepository
-from billing.models import Charge, Reversal, UsageRollupDay
-from billing.repository import INSTANT, UsageRepository
+from billing.repository import COSTS_BY_DAY, UsageRepository
 from billing.rollups import Unit
-from db.repository import TenantRepository, select_owned
+from db.repository import TenantRepository
 
 LineKind = Literal["input", "cached_input", "output", "adapter_storage", "calibration"]
 LINE_KINDS: tuple[LineKind, ...] = get_args(LineKind)
@@ -46,22 +43,6 @@ class CostLine:
 
 
 GROUPS = tuple(field.name for field in fields(CostLine))[4:]
-
-
-def _by_day() -> Select[Any, Any]:
-    def of(at: Any, *columns: Any) -> Select[Any]:
-        begins, ends = (bindparam(name, type_=INSTANT) for name in ("start", "end"))
-        return select_owned(at.class_, at.label("at"), *columns).where(at >= begins, at < ends)
-
-    used = of(UsageRollupDay.day, func.sum(UsageRollupDay.cost).label("cost")).group_by(UsageRollupDay.day)
-    charged = of(Charge.at, Charge.cost)
-    taken = of(Reversal.at, -Reversal.cost).where(Reversal.charge_id.is_not(None))
-    rows = union_all(used, charged, taken).subquery()
-    day = cast(func.timezone("UTC", rows.c.at), Date).label("day")
-    return select(day, func.sum(rows.c.cost)).group_by(day)
-
-
-_BY_DAY = _by_day()
 
 
 class LedgerTotals(TenantRepository):
@@ -93,7 +74,7 @@ class LedgerTotals(TenantRepository):
 
     async def by_day(self, start: datetime, end: datetime) -> dict[date, int]:
         """Micro-USD of each UTC day in [start, end), whole days, in which anything was used or taken back."""
-        rows = await self.execute_own(_BY_DAY, start=start, end=end)
+        rows = await self.execute_own(COSTS_BY_DAY, start=start, end=end)
         return {day: int(cost) for day, cost in rows}
 
     async def _charges(

@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 from api import asked_metrics, health
+from api.afterwards import Afterwards
 from api.books_metrics import BooksCollector
 from telemetry.metrics import ServingMetrics
 from tests.billing.reconciliation.conftest import NOW, Books
@@ -17,7 +18,9 @@ from tests.billing.reconciliation.conftest import NOW, Books
 async def test_a_scrape_shows_the_last_comparison(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asked_metrics, "ASK_EVERY", 0.0)
     collector = BooksCollector(books.service)
-    services = SimpleNamespace(metrics=ServingMetrics(), payments_waiting=None, books=collector)
+    services = SimpleNamespace(
+        metrics=ServingMetrics(), payments_waiting=None, books=collector, afterwards=Afterwards()
+    )
     services.metrics.registry.register(services.books)
     app = FastAPI()
     app.include_router(health.router)
