@@ -31,7 +31,7 @@ from telemetry import logs
 
 log = structlog.get_logger(__name__)
 
-THREAD_SWITCH_SECONDS = 0.0005
+THREAD_SWITCH_SECONDS = 0.0001
 """The transport's thread shares the interpreter with the step loop: at Python's default of 5 ms a chunk could
 wait longer for its turn than the step took that made it."""
 

@@ -1,6 +1,6 @@
 """The usage journal: every event reaches Redis, or the local disk until Redis is back.
 
-Owns one thread that writes what it is given in order: to the Redis stream, a pipeline per batch; while Redis
+Owns one thread that writes what it is given in order: to the Redis stream, in one packet a batch; while Redis
 is away to the spool (fsync'ed), which is replayed in order once Redis answers. An entry is reported written
 when either has it. Delivery is at least once: an event may appear twice, and readers let the largest counts
 of a request win. When neither takes an event the journal fails and the engine must stop: tokens are not given
@@ -46,6 +46,8 @@ SPOOLED_PAGE = 250
 """Events in one answer to who asks what waits on the disk: some half a millisecond of the step loop's."""
 MAX_QUEUED = 10_000
 """Batches (one per step at most). Past it the step loop waits: memory is bounded and nothing is skipped."""
+FULL_WAIT, FULL_WARNING = 0.005, 0.5
+"""Seconds between two looks then, and between two lines of the log."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -73,14 +75,16 @@ class UsageJournal:
         on_failed: Callable[[JournalError], None],
     ) -> None:
         """Both callbacks run on the journal's thread; after `on_failed` nothing more is written."""
-        self._redis = redis.Redis.from_url(
+        # One connection, and no client around it: a client's pipeline takes four times as long, and every
+        # request's last word waits for it.
+        self._redis = redis.ConnectionPool.from_url(
             redis_url,
             socket_connect_timeout=CONNECT_TIMEOUT,
             socket_timeout=REPLY_TIMEOUT,
             retry=Retry(NoBackoff(), 0),  # the spool is the second try
             health_check_interval=0,
             redis_connect_func=self._connected,
-        )
+        ).make_connection()
         self._num_connections = 0
         self._last_connection = 0
         self._doubted: deque[tuple[float, bytes]] = deque()
@@ -88,7 +92,7 @@ class UsageJournal:
         self._spool = spool
         self._on_written = on_written
         self._on_failed = on_failed
-        self._queue: queue.Queue[Sequence[JournalEntry] | None] = queue.Queue(MAX_QUEUED)
+        self._queue: queue.SimpleQueue[Sequence[JournalEntry] | None] = queue.SimpleQueue()
         self._failure: JournalError | None = None
         self._away = False
         self._retry_after = RETRY_FIRST
@@ -118,13 +122,11 @@ class UsageJournal:
 
         Waits only when MAX_QUEUED batches do. Raises JournalError once failed.
         """
-        while True:
-            if self._failure is not None:
-                raise self._failure
-            try:
-                return self._queue.put(entries, timeout=0.5)
-            except queue.Full:
-                log.warning("the usage journal is behind; steps wait for it", queued=self._queue.qsize())
+        if self._queue.qsize() >= MAX_QUEUED:
+            self._wait_for_room()
+        if self._failure is not None:
+            raise self._failure
+        self._queue.put(entries)
 
     def close(self, timeout: float) -> bool:
         """Write what is queued, then end the thread.
@@ -132,10 +134,7 @@ class UsageJournal:
         False when that took longer than `timeout` seconds, or failed.
         """
         if self._thread.is_alive():
-            try:
-                self._queue.put(None, timeout=timeout)
-            except queue.Full:
-                return False
+            self._queue.put(None)
             self._thread.join(timeout)
         if self._thread.is_alive():
             return False
@@ -143,8 +142,16 @@ class UsageJournal:
 
     def release(self) -> None:
         """After `close`: let go of the connection and the file."""
-        self._redis.close()
+        self._redis.disconnect()
         self._spool.close()
+
+    def _wait_for_room(self) -> None:
+        warned_at = time.monotonic()
+        while self._queue.qsize() >= MAX_QUEUED and self._failure is None:
+            time.sleep(FULL_WAIT)
+            if time.monotonic() - warned_at > FULL_WARNING:
+                warned_at = time.monotonic()
+                log.warning("the usage journal is behind; steps wait for it", queued=self._queue.qsize())
 
     def _run(self) -> None:
         try:
@@ -217,10 +224,7 @@ class UsageJournal:
         False, and the time of the next try set, when Redis did not take all of them.
         """
         try:
-            with self._redis.pipeline(transaction=False) as pipeline:
-                for payload in payloads:
-                    pipeline.xadd(JOURNAL_STREAM, {b"e": payload})
-                pipeline.execute()
+            self._append(payloads)
             self._heard()
             now = time.monotonic()
             self._doubted.extend((now, payload) for payload in payloads)
@@ -234,6 +238,29 @@ class UsageJournal:
         self._retry_after = RETRY_FIRST
         return True
 
+    def _append(self, payloads: list[bytes]) -> None:
+        """Raises redis.RedisError: some of them may be there all the same."""
+        connection = self._redis
+        if connection.is_connected and self._has_ended():
+            connection.disconnect()
+        commands = [("XADD", JOURNAL_STREAM, "*", b"e", payload) for payload in payloads]
+        connection.send_packed_command(connection.pack_commands(commands))
+        refusal = None
+        for _ in commands:
+            try:
+                connection.read_response()
+            except redis.ResponseError as error:  # the other answers are to be read nevertheless
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
+
+    def _has_ended(self) -> bool:
+        """Whether the other end has closed the connection: nothing else is to be read before asking."""
+        try:
+            return self._redis.can_read()
+        except (redis.RedisError, OSError):
+            return True
+
     # What Redis may forget ----------------------------------------------------------------------------------
 
     def _connected(self, connection: redis.Connection) -> None:
@@ -243,7 +270,8 @@ class UsageJournal:
     def _ask_redis(self) -> None:
         """Nothing is to be written, and what was is in doubt no longer if Redis lives."""
         try:
-            self._redis.ping()
+            self._redis.send_command("PING")
+            self._redis.read_response()
             self._heard()
         except (redis.RedisError, OSError) as error:
             self._lost(error)

@@ -126,6 +126,40 @@ def test_events_reach_the_stream_in_order_and_are_reported_once_there(
     assert journal_events(redis_url)[7] == event(7)
 
 
+def test_a_step_waits_while_too_many_batches_are_queued(
+    open_journal: Open, recorder: Recorder, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.usage.MAX_QUEUED", 3)
+    journal = open_journal(redis_url)
+    for number in range(3):
+        journal.put([JournalEntry(event(number))])
+    one_more = threading.Thread(target=journal.put, args=[[JournalEntry(event(3))]], daemon=True)
+    one_more.start()
+    one_more.join(0.2)
+    assert one_more.is_alive(), "nobody has taken one of them"
+    journal.start()
+    one_more.join(10)
+    assert not one_more.is_alive()
+    recorder.wait(lambda: len(recorder.written) == 4)
+    assert recorder.written == ["r0", "r1", "r2", "r3"]
+
+
+def test_a_connection_that_was_closed_in_between_is_no_outage(
+    open_journal: Open, recorder: Recorder, redis_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = open_journal(redis_url)
+    journal.start()
+    journal.put([JournalEntry(event(0))])
+    recorder.wait(lambda: len(recorder.written) == 1)
+    with redis.Redis.from_url(redis_url) as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    journal.put([JournalEntry(event(1))])
+    recorder.wait(lambda: len(recorder.written) == 2)
+    wait_until(lambda: journal.num_spooled == 0)  # what the last one took is written again
+    assert [one.request_id for one in journal_events(redis_url)] == ["r0", "r1", "r0"]
+    assert "does not take" not in capsys.readouterr().out
+
+
 def test_while_redis_refuses_events_wait_on_disk_and_follow_in_order(
     open_journal: Open, recorder: Recorder, redis_url: str, tmp_path: Path
 ) -> None:
