@@ -10,6 +10,7 @@ module. Refuses to know special tokens and templates: its text has none.
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -67,14 +68,10 @@ class Pieces:
         pieces: list[str] = self._cut.findall(text)
         if sum(map(len, pieces)) != len(text):  # what the expression does not match is a piece, too
             return None
-        known = self._known
-        token_ids: list[int] = []
         try:
-            for piece in pieces:
-                token_ids += known[piece]
+            return list(chain.from_iterable(map(self._known.__getitem__, pieces)))
         except KeyError:
             return self._encode_new(text, pieces)
-        return token_ids
 
     def _encode_new(self, text: str, pieces: list[str]) -> list[int] | None:
         """Text with pieces that this generation does not know."""

@@ -243,7 +243,8 @@ class Answer:
             return
         self._first_at = max(self._first_at, time.perf_counter() - generation.held_for)
         if not self._unbegun:
-            self._metrics.first_token(self.submission.tier, self._first_at - self._arrived)
+            waited = self._first_at - self._arrived
+            self._afterwards.add(self._metrics.first_token, self.submission.tier, waited)
             if self._give is None:
                 self._wake()
 

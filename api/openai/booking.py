@@ -7,6 +7,7 @@ the engine's journal when the engine has gone. Refuses to know HTTP, and how lim
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from api.errors import InvalidValue
@@ -62,8 +63,11 @@ class Booking:
             self._used.append(generation.usage)
         elif isinstance(generation.error, EngineGone):
             self._lost = True
-        if self._num_open:
-            return
+        if not self._num_open:
+            # In the loop's next turn, behind the answers of this one: nobody waits for it.
+            asyncio.get_running_loop().call_soon(self._settle)
+
+    def _settle(self) -> None:
         if self._lost:
             # What the ledger will bill is more than what came here; only the journal knows it.
             self._quotas.leave(self.reservation)
