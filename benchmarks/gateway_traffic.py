@@ -215,6 +215,8 @@ class HttpSender:
 
 async def engine_sender(task: Task) -> tuple[Send, Callable[[], Awaitable[None]]]:
     """The same requests as an engine takes them: no HTTP, no keys, no quotas."""
+    from billing.rates import RATE_LABEL
+    from db.base import new_id
     from engine.client import EngineClient
     from engine.protocol import SamplingParams, Submit
     from tokenization.codec import TextCodec
@@ -231,6 +233,14 @@ async def engine_sender(task: Task) -> tuple[Send, Callable[[], Awaitable[None]]
         for client in clients:
             await client.wait_ready()
     sampling = SamplingParams(max_tokens=task.max_tokens, ignore_eos=True)
+    labels = {  # what the engine writes down of a request is of its size
+        "key_id": "key_0000000",
+        "project_id": new_id("proj"),
+        "model": task.model,
+        "endpoint": "chat.completions",
+        "service_tier": "default",
+        RATE_LABEL: "prc_1:3000000:1000000:7000000:100",
+    }
 
     async def send(number: int) -> tuple[int, int]:
         tokens = 0
@@ -239,6 +249,7 @@ async def engine_sender(task: Task) -> tuple[Send, Callable[[], Awaitable[None]]
             tenant=task.keys[number % len(task.keys)],
             prompt_ids=prompts[number % len(prompts)],
             sampling=sampling,
+            labels=labels,
             submitted_at=time.time(),
             whole=not task.stream,
         )
