@@ -143,8 +143,9 @@ def gateway(results: Results) -> str | None:
         Series(f"{quantile} added", [(row["rate"], row["added_ms"][quantile]) for row in rows])
         for quantile in ("p50", "p95", "p99")
     ]
+    where = report["setting"]["placement"]["measured processes"].partition(":")[0]
     return line_chart(
-        f"One API process on a core of its own, saturated at {report['saturating_rps']:,.0f} requests/s",
+        f"One API process ({where}), saturated at {report['saturating_rps']:,.0f} requests/s",
         Axis("requests per second"),
         Axis("ms added", log=True),
         series,
