@@ -53,6 +53,7 @@ def results(tmp_path: Path) -> Path:
         },
         "gateway.json": {
             "saturating_rps": 2000.0,
+            "setting": {"placement": {"measured processes": "pinned to 2 cores each: 0, 1"}},
             "at_half": {"rate": 1000.0, "added_ms": {"p50": 2.0, "p95": 5.0, "p99": 8.0}},
             "by_rate": [{"rate": 1500.0, "added_ms": {"p50": 3.0, "p95": 9.0, "p99": 24.0}}],
         },
