@@ -84,6 +84,7 @@ FATES = {
     "api": Fate(
         (
             "api.openai.booking:Booking._ended",
+            "api.openai.booking:Booking._settle",
             "api.openai.booking:Booking.follow",
             "engine.client:EngineClient._on_outputs",
             "engine.client:EngineClient.submit",

@@ -215,7 +215,7 @@ class HttpSender:
 
 async def engine_sender(task: Task) -> tuple[Send, Callable[[], Awaitable[None]]]:
     """The same requests as an engine takes them: no HTTP, no keys, no quotas."""
-    from billing.rates import RATE_LABEL
+    from billing.rates import RATE_LABEL, Rate
     from db.base import new_id
     from engine.client import EngineClient
     from engine.protocol import SamplingParams, Submit
@@ -239,7 +239,7 @@ async def engine_sender(task: Task) -> tuple[Send, Callable[[], Awaitable[None]]
         "model": task.model,
         "endpoint": "chat.completions",
         "service_tier": "default",
-        RATE_LABEL: "prc_1:3000000:1000000:7000000:100",
+        RATE_LABEL: Rate("prc_1", 3_000_000, 1_000_000, 7_000_000).label,
     }
 
     async def send(number: int) -> tuple[int, int]:

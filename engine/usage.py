@@ -75,8 +75,8 @@ class UsageJournal:
         on_failed: Callable[[JournalError], None],
     ) -> None:
         """Both callbacks run on the journal's thread; after `on_failed` nothing more is written."""
-        # One connection, and no client around it: a client's pipeline takes four times as long, and every
-        # request's last word waits for it.
+        # One connection, and no client around it: a client's pipeline takes three times as long, and
+        # every request's last word waits for it.
         self._redis = redis.ConnectionPool.from_url(
             redis_url,
             socket_connect_timeout=CONNECT_TIMEOUT,
