@@ -71,6 +71,10 @@ unit: .venv/.installed
 kernels: .venv/.installed
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreted -n 2
 
+# Every kernel for every architecture; `make test` compiles those that have changed since.
+compile: .venv/.installed
+	ROOTSTOCK_TEST_COMPILE_ALL=1 $(BIN)/python -m pytest tests/kernels/test_compile.py
+
 e2e: .venv/.installed
 	$(BIN)/python -m pytest tests/e2e
 

@@ -1,9 +1,9 @@
 """Real servers for tests: a private PostgreSQL and a private Redis per session, both empty for every test.
 
-`redis_url`: emptied before each test. `database_url`: a fresh, migrated database for each test, copied from a
-template in about 0.1 s. Both start at first use, so tests that need neither pay for neither, and keep their
-data in memory where there is room (`tests.support.scratch`). Where tests run in several processes, each has
-its own.
+`redis_url` and `database_url`: emptied before each test; the database is at the current schema
+(`tests.support.databases`). Both servers start at first use, so tests that need neither pay for neither, and
+keep their data in memory where there is room (`tests.support.scratch`). Where tests run in several processes,
+each has its own.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import redis.asyncio
 import structlog
 from sqlalchemy import make_url
 
-from cli.local.postgres import OWNER, serving_url, start_postgres
+from cli.local.postgres import OWNER, serving_url
 from cli.local.redis import start_redis
 from cli.local.server import LocalServer
-from db import schema
+from tests.support.clusters import TEMPLATE, start_migrated
+from tests.support.databases import FileDatabase
 from tests.support.distribution import ByFile, rank
 from tests.support.scratch import scratch_directory
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from xdist.remote import Producer
 
     from db.session import Database
-
-TEMPLATE = "template_migrated"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
@@ -85,7 +84,7 @@ async def redis_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 
 @pytest.fixture(scope="session")
 def postgres_server(servers_dir: Path) -> Iterator[LocalServer]:
-    with start_postgres(servers_dir, ephemeral=True) as server:
+    with start_migrated(servers_dir) as server:
         yield server
 
 
@@ -97,29 +96,22 @@ def postgres_admin(postgres_server: LocalServer) -> Iterator[psycopg.Connection]
         yield connection
 
 
-@pytest.fixture(scope="session")
-def migrated_template(postgres_server: LocalServer, postgres_admin: psycopg.Connection) -> str:
-    """Name of a database at the current schema that nobody connects to."""
-    postgres_admin.execute(f"CREATE DATABASE {TEMPLATE}")
-    owner_url = database_at(postgres_server, TEMPLATE)
-    schema.upgrade(owner_url, serving_url(owner_url))
-    return TEMPLATE
-
-
 _serial = itertools.count()
 
 
+@pytest.fixture(scope="module")
+def file_database(postgres_server: LocalServer, postgres_admin: psycopg.Connection) -> Iterator[FileDatabase]:
+    """The database that the tests of one file share, one after the other."""
+    opened = FileDatabase(postgres_admin, postgres_server.url, TEMPLATE)
+    yield opened
+    opened.close()
+
+
 @pytest.fixture
-def database_url(
-    postgres_server: LocalServer, postgres_admin: psycopg.Connection, migrated_template: str
-) -> Iterator[str]:
-    """SQLAlchemy URL of a fresh database at the current schema, for the role that serves."""
-    name = f"test_{next(_serial)}"
-    # By files rather than page by page through the log; the only way before 15, which has no word for it.
-    strategy = "STRATEGY FILE_COPY" if postgres_admin.info.server_version >= 150000 else ""
-    postgres_admin.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_template} {strategy}")
-    yield serving_url(database_at(postgres_server, name))
-    postgres_admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+def database_url(file_database: FileDatabase) -> str:
+    """SQLAlchemy URL of an empty database at the current schema, for the role that serves."""
+    file_database.empty()
+    return serving_url(file_database.url)
 
 
 @pytest.fixture

@@ -1,11 +1,15 @@
 """Every Triton kernel compiles for every architecture it is for, without a GPU, and fits in.
 
 `kernels/<op>/kernel.py` says in `COMPILATIONS` with which types and sizes the op launches its kernels; this
-is the one test of them all.
+is the one test of them all. Compiling them takes minutes, so `compiled.json` records a digest of what has
+passed: the sources of the kernels and of all they call, types and sizes, the limits and Triton's version.
+An op is compiled when its digest is another one; `make compile` compiles everything and writes the record.
 """
 
 import ast
+import hashlib
 import importlib
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -29,6 +33,9 @@ from kernels.compilation import (
 
 ROOT = Path(__file__).resolve().parents[2]
 OPS = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/kernel.py"))
+RECORD = Path(__file__).with_name("compiled.json")
+COMPILE_ALL = "ROOTSTOCK_TEST_COMPILE_ALL"
+"""Set: compile what the record has, too, and record what passes."""
 WORKERS = 2
 MAX_LOCAL_BYTES = 256
 """What a kernel may allow itself (`Compilation.local_bytes`): beyond it tiles are plainly too large."""
@@ -100,18 +107,39 @@ def test_there_are_kernels():
     assert OPS
 
 
+def digest(listed: list[Compilation]) -> str:
+    """Of everything that decides whether these compile and fit, as 16 hexadecimal digits."""
+    made_from = [
+        (
+            one.kernel.cache_key,
+            sorted(one.signature.items()),
+            sorted((name, str(value)) for name, value in one.constexprs.items()),
+            (one.num_warps, one.num_stages, one.architectures, one.local_bytes),
+        )
+        for one in listed
+    ]
+    limits = (triton.__version__, sorted(SHARED_MEMORY_BYTES.items()), MAX_LOCAL_BYTES)
+    return hashlib.sha256(repr((limits, made_from)).encode()).hexdigest()[:16]
+
+
+def recorded() -> dict[str, str]:
+    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("op", OPS)
 def test_every_kernel_compiles_and_fits(op):
-    todo = [
-        (one, architecture)
-        for one in compilations(importlib.import_module(f"kernels.{op}.kernel"))
-        for architecture in one.architectures
-    ]
+    listed = compilations(importlib.import_module(f"kernels.{op}.kernel"))
+    if COMPILE_ALL not in os.environ and recorded().get(op) == digest(listed):
+        return
+    todo = [(one, architecture) for one in listed for architecture in one.architectures]
     with ThreadPoolExecutor(WORKERS) as pool:
         found = list(pool.map(lambda both: what_is_wrong(*both), todo))
     problems = [problem for problem in found if problem]
     assert not problems, "\n".join(problems)
+    if COMPILE_ALL in os.environ:
+        kept = {name: value for name, value in recorded().items() if name in OPS}
+        RECORD.write_text(json.dumps(kept | {op: digest(listed)}, indent=1, sort_keys=True) + "\n")
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -147,6 +175,21 @@ def _product(a_ptr, BLOCK: tl.constexpr):
 @triton.jit
 def _wrong(x_ptr, BLOCK: tl.constexpr):
     tl.store(x_ptr + tl.arange(0, BLOCK), tl.arange(0, 2 * BLOCK))
+
+
+def test_a_digest_tells_types_sizes_and_limits(monkeypatch):
+    one = Compilation(_scan, {"x_ptr": "*fp32"}, {"BLOCK": 1024})
+    others = [
+        Compilation(_product, {"a_ptr": "*fp32"}, {"BLOCK": 1024}),
+        Compilation(_scan, {"x_ptr": "*bf16"}, {"BLOCK": 1024}),
+        Compilation(_scan, {"x_ptr": "*fp32"}, {"BLOCK": 512}),
+        Compilation(_scan, {"x_ptr": "*fp32"}, {"BLOCK": 1024}, num_warps=8),
+        Compilation(_scan, {"x_ptr": "*fp32"}, {"BLOCK": 1024}, architectures=(90,)),
+    ]
+    digests = [digest([one]), *(digest([other]) for other in others)]
+    monkeypatch.setitem(SHARED_MEMORY_BYTES, 80, 4096)
+    digests.append(digest([one]))
+    assert len(set(digests)) == len(digests)
 
 
 def test_a_kernel_that_fits_passes():

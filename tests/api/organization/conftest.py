@@ -7,9 +7,11 @@ from typing import Any
 import psycopg
 import pytest
 
+from cli.local.postgres import serving_url
 from cli.local.server import LocalServer
 from tests.api.organization.site import Party, Site, serving_accounts, stock_client
-from tests.conftest import database_at, serving_url
+from tests.support.clusters import TEMPLATE
+from tests.support.databases import FileDatabase
 from tokenization.codec import TextCodec
 
 _serial = itertools.count()
@@ -20,16 +22,13 @@ def site(
     codec: TextCodec,
     postgres_server: LocalServer,
     postgres_admin: psycopg.Connection,
-    migrated_template: str,
     redis_server: LocalServer,
 ) -> Iterator[Site]:
     """One for a module: its tests have tenants of their own."""
-    name = f"organization_{next(_serial)}"
-    postgres_admin.execute(f"CREATE DATABASE {name} TEMPLATE {migrated_template}")
-    url = serving_url(database_at(postgres_server, name))
-    with serving_accounts(codec, url, redis_server.url) as running:
+    database = FileDatabase(postgres_admin, postgres_server.url, TEMPLATE)
+    with serving_accounts(codec, serving_url(database.url), redis_server.url) as running:
         yield running
-    postgres_admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    database.close()
 
 
 @pytest.fixture
