@@ -107,10 +107,9 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready)
     )
     services.metrics.registry.register(QuotaCollector(services.quotas))
-    if services.payments_waiting is not None:
-        services.metrics.registry.register(services.payments_waiting)
-    if services.books is not None:
-        services.metrics.registry.register(services.books)
+    for asked in (services.payments_waiting, services.books, services.restarts):
+        if asked is not None:
+            services.metrics.registry.register(asked)
     direct = Direct(
         app,
         {

@@ -1,5 +1,5 @@
-"""Metrics that the database is asked for: seldom, so that what a scrape shows is at most that old. While it
-cannot be asked, the last answer stays.
+"""Metrics that the database or Redis is asked for: seldom, so that what a scrape shows is at most that old.
+While it cannot be asked, the last answer stays.
 
 Owns how often. Refuses to know what is asked.
 """
@@ -13,6 +13,7 @@ from abc import abstractmethod
 import structlog
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from redis.exceptions import RedisError
 
 from db.errors import DatabaseUnavailable
 
@@ -23,7 +24,7 @@ ANSWER_WITHIN = 2.0
 
 
 class AskedCollector(Collector):
-    """`refresh` before a scrape. `problem` is what the log says when the database cannot be asked."""
+    """`refresh` before a scrape. `problem` is what the log says when there is no answer."""
 
     problem: str
 
@@ -38,12 +39,12 @@ class AskedCollector(Collector):
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 await self.ask()
-        except (TimeoutError, DatabaseUnavailable) as error:
+        except (TimeoutError, DatabaseUnavailable, RedisError) as error:
             log.warning(self.problem, reason=str(error))
 
     @abstractmethod
     async def ask(self) -> None:
-        """Keep what `collect` shows. Raises DatabaseUnavailable."""
+        """Keep what `collect` shows. Raises DatabaseUnavailable, RedisError."""
 
     def describe(self) -> list[Metric]:
         """Nothing beforehand: there may be none yet."""

@@ -27,6 +27,7 @@ from api.errors import (
 )
 from api.onboarding import Onboarding
 from api.payments_metrics import PaymentsCollector
+from api.restart_metrics import RestartsCollector
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
 from billing.notifications.service import WebhookService
@@ -136,6 +137,8 @@ class Services:
     """None in one that shows nothing of payments among its metrics."""
     books: BooksCollector | None = None
     """None in one that shows no books among its metrics."""
+    restarts: RestartsCollector | None = None
+    """None in one that shows no restarts among its metrics."""
 
 
 def services_of(request: Request) -> Services:

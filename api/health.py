@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.deps import Check, services_of
+from api.readiness import NotReady
 
 CHECK_TIMEOUT = 2.0
 """Seconds after which something that does not answer counts as not ready."""
@@ -50,10 +51,9 @@ async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
     services = services_of(request)
     services.afterwards.run()
-    if services.payments_waiting is not None:
-        await services.payments_waiting.refresh()
-    if services.books is not None:
-        await services.books.refresh()
+    for asked in (services.payments_waiting, services.books, services.restarts):
+        if asked is not None:
+            await asked.refresh()
     body = await asyncio.to_thread(generate_latest, services.metrics.registry)
     return Response(body, media_type=CONTENT_TYPE_LATEST)
 
@@ -65,6 +65,8 @@ async def _run(name: str, check: Check) -> str | None:
             await check()
     except TimeoutError:
         return f"no answer within {CHECK_TIMEOUT:g} s"
+    except NotReady as error:
+        return str(error)
     except Exception as error:  # noqa: BLE001 - whatever a check raises means not ready
         log.debug("not ready", check=name, error=str(error))
         return type(error).__name__

@@ -35,6 +35,7 @@ from api.books_metrics import BooksCollector
 from api.connections import connections_with
 from api.console import console_over
 from api.deps import Limits, Services
+from api.disk_metrics import DiskCollector
 from api.edge import AsgiApp
 from api.engine_watch import EngineWatch
 from api.onboarding import open_onboarding
@@ -42,6 +43,8 @@ from api.operation import operator_services
 from api.payments import open_payments
 from api.payments_metrics import PaymentsCollector
 from api.playground import Playground
+from api.readiness import EngineDisk, LocalDisk, RedisWritable
+from api.restart_metrics import RestartsCollector
 from api.settings import ApiSettings
 from api.sign_in import open_sign_in
 from billing.invoices.accounts import BillingAccounts
@@ -68,6 +71,7 @@ from engine.client import EngineClient
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry import logs
+from telemetry.disk import DiskSettings
 from tenants.naming import NameService
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
@@ -158,6 +162,7 @@ async def open_services(
     quotas = Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", seed=windows)
     afterwards = Afterwards(AFTERWARDS)
     store, sandbox = open_store(storage), Sandbox()
+    min_free_bytes = DiskSettings().min_free_bytes
     async with contextlib.AsyncExitStack() as opened:
         opened.push_async_callback(rows.close)
         opened.push_async_callback(cache.aclose)
@@ -205,9 +210,11 @@ async def open_services(
             books=BooksCollector(ReconciliationService(rows, cache)),
             checks={
                 "postgres": rows.ping,
-                "redis": _Pinging(cache).check,
+                "redis": RedisWritable(cache).check,
                 "schema": _SchemaCheck(rows).check,
                 "base": _SameBase(engine, settings.base_name).check,
+                "disk": LocalDisk(store.scratch, min_free_bytes).check,
+                "engine_disk": EngineDisk(lambda: engine.stats, min_free_bytes).check,
             },
             limits=Limits(
                 settings.max_body_bytes,
@@ -225,7 +232,9 @@ async def open_services(
             credits=billing.credits,
             payments=payments,
             payments_waiting=PaymentsCollector(rows),
+            restarts=RestartsCollector(cache),
         )
+        services.metrics.registry.register(DiskCollector(store.scratch, lambda: engine.stats))
         playground = Playground(services, UserCallers(rows))
         sign_in = await opened.enter_async_context(open_sign_in(ConsoleSettings(), NotificationSettings()))
         console = console_over(
@@ -291,14 +300,6 @@ def _allow_many_connections() -> None:
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-class _Pinging:
-    def __init__(self, client: redis.asyncio.Redis) -> None:
-        self._client = client
-
-    async def check(self) -> None:
-        await self._client.ping()
 
 
 class _SchemaCheck:

@@ -65,6 +65,8 @@ class Stores:
     tell: Callable[[str], None]
     redis: Store = field(default_factory=lambda: Store("Redis", "ROOTSTOCK_REDIS_URL", start_redis))
     postgres: Store = field(default_factory=lambda: Store("PostgreSQL", "ROOTSTOCK_DB_URL", start_postgres))
+    restarted: Callable[[str], None] = lambda name: None
+    """Called with the name of a private server that died and is up again."""
     _watch: asyncio.Task[None] | None = None
 
     def database_urls(self) -> tuple[str, str]:
@@ -103,3 +105,5 @@ class Stores:
                 except CliError as error:  # tried again: whatever is in its way may pass
                     self.tell(str(error))
                     await asyncio.sleep(5 * _WATCH_S)
+                else:
+                    self.restarted(store.name)

@@ -30,12 +30,15 @@ from cli.errors import CliError, UsageError
 from cli.listener import listen, visiting_url
 from cli.operator import silence_logs, upgrade_schema
 from cli.payments_double import PaymentsDouble
+from cli.processes import settings_from_environment
 from cli.programs import CHECKOUT, Service
+from cli.restarts import RestartCounter
 from cli.servers import Stores
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from engine.client import EngineClient
 from engine.devices import kind_of_device, refusal
 from engine.protocol import JOURNAL_STREAM
+from telemetry.disk import DiskSettings, start_problem
 
 T = TypeVar("T")
 _METERING_S = 15.0
@@ -83,6 +86,9 @@ def run_up(options: UpOptions) -> int:
     base, base_name = options.chosen_base()
     quantization = _chosen_quantization(options)
     silence_logs()
+    problem = start_problem(options.data, settings_from_environment(DiskSettings).min_free_bytes)
+    if problem is not None:
+        raise CliError(problem)
     with DataDir(options.data.absolute()) as data, closing_display(open_display()) as display:
         return asyncio.run(_Up(options, data, display, base, base_name, quantization).run())
 
@@ -124,6 +130,8 @@ class _Up:
         self._started_at = time.monotonic()
         self._supervisor = Supervisor(self._tell)
         self._stores = Stores(data.path, display.note)
+        self._restarts = RestartCounter(lambda: self._stores.redis.url)
+        self._stores.restarted = lambda name: self._restarts.restarted(name.lower())
         self._listener: socket.socket | None = None
         self._url = ""
         self._payments: PaymentsDouble | None = None
@@ -213,6 +221,7 @@ class _Up:
             await self._bounded(health.wait_until_ready(self._url), *self._supervisor.children.values())
         for child in self._supervisor.children.values():
             child.settle()
+        self._restarts.begin([*self._supervisor.children, "redis", "postgresql"])
         self._welcome(service, demo)
 
     async def _start_engine(self, engine: Child, service: Service, demo: Demo | None) -> None:
@@ -301,6 +310,7 @@ class _Up:
     def _tell(self, event: Event) -> None:
         self._display.note(f"{event.child} {event.detail or event.kind}")
         if event.kind == "restarted":
+            self._restarts.restarted(event.child)
             task = asyncio.get_running_loop().create_task(self._watch_return(event.child))
             self._watching.add(task)
             task.add_done_callback(self._watching.discard)
@@ -317,6 +327,7 @@ class _Up:
         so that it meters the last word.
         """
         await _cancel(*self._watching)
+        await self._restarts.close()
         self._data.serving_file.unlink(missing_ok=True)
         if self._listener is not None:
             self._listener.close()

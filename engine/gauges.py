@@ -74,6 +74,10 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """What steps had to read of the device's memory at least, summed; 0 where there is no model."""
     memory_bandwidth: float = 0.0
     """Bytes per second that the device's memory copies, read and written; 0 where that is not known."""
+    disk_free_bytes: int = 0
+    """Of the file system with the in-flight table and the usage spool."""
+    disk_total_bytes: int = 0
+    """Its size; 0 where that is not known."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):

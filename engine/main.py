@@ -28,6 +28,7 @@ from engine.server import STALL_EXIT_CODE, EngineServer
 from engine.settings import DeviceSettings, EngineSettings, moved_settings
 from engine.usage import JournalError
 from telemetry import logs
+from telemetry.disk import DiskSettings, start_problem
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,10 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
         return 1
     if settings.base is None and not settings.null:
         log.critical("ROOTSTOCK_ENGINE_BASE is not set: the base model's folder")
+        return 1
+    problem = start_problem(settings.state_dir, DiskSettings().min_free_bytes)
+    if problem is not None:
+        log.critical("engine cannot start", reason=problem)
         return 1
     try:
         server = EngineServer(

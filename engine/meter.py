@@ -21,6 +21,7 @@ from engine.inflight import InflightTable
 from engine.protocol import Spooled, Submit, Usage, UsageEvent
 from engine.spool import Spool
 from engine.usage import JournalEntry, JournalError, UsageJournal
+from telemetry.disk import DiskSpace, disk_space
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,7 @@ class Meter:
         self._engine_id = engine_id
         self._incarnation = incarnation
         self._on_settled = on_settled
+        self._state_dir = state_dir
         self._lock_fd = _lock(state_dir)
         self._table = InflightTable(state_dir / "inflight.bin")
         self._journal = UsageJournal(redis_url, Spool(state_dir / "usage.spool"), self._on_written, on_failed)
@@ -64,6 +66,14 @@ class Meter:
     def num_spooled(self) -> int:
         """Events on local disk, waiting for Redis."""
         return self._journal.num_spooled
+
+    @property
+    def disk(self) -> DiskSpace:
+        """Of the file system with table and spool; all zeros when it does not answer."""
+        try:
+            return disk_space(self._state_dir)
+        except OSError:
+            return DiskSpace(0, 0)
 
     def spooled(self, position: int) -> Spooled:
         """A page of them."""

@@ -378,11 +378,14 @@ class EngineServer:
 
     def _finish_stats(self, stats: EngineStats) -> EngineStats:
         """With what the core does not know."""
+        disk = self._meter.disk
         return msgspec.structs.replace(
             stats,
             journal_spooled=self._meter.num_spooled,
             errors=stats.errors + self._transport.num_invalid,
             draining=self._num_stops > 0,
+            disk_free_bytes=disk.free_bytes,
+            disk_total_bytes=disk.total_bytes,
         )
 
     def _heartbeat(self) -> EngineStats | None:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api import health
 from api.app import create_app
+from api.readiness import NotReady
 from engine.protocol import EngineStats
 from tests.api.conftest import World
 from tests.api.fakes import KEY, RESTRICTED_KEY, Script
@@ -66,6 +67,9 @@ async def test_readyz_names_what_is_not_ready(world: World, monkeypatch: object)
     async def broken() -> None:
         raise ConnectionError("redis://user:password@host is away")
 
+    async def short() -> None:
+        raise NotReady("99 MB free, 512 MB required")
+
     async def stuck() -> None:
         await asyncio.sleep(60)
 
@@ -79,9 +83,10 @@ async def test_readyz_names_what_is_not_ready(world: World, monkeypatch: object)
     assert ready.json()["checks"] == {"engine": "ok", "postgres": "ok", "redis": "ok"}
     monkeypatch.setattr(health, "CHECK_TIMEOUT", 0.05)
     world.engine.ready = False
-    response = await ask(postgres=stuck, redis=broken, schema=fine)
+    response = await ask(postgres=stuck, redis=broken, schema=fine, disk=short)
     assert response.status_code == 503
-    assert response.json()["not_ready"] == ["engine", "postgres", "redis"]
+    assert response.json()["not_ready"] == ["engine", "postgres", "redis", "disk"]
+    assert response.json()["checks"]["disk"] == "99 MB free, 512 MB required"
     assert response.json()["checks"]["redis"] == "ConnectionError"
     assert "password" not in response.text
 

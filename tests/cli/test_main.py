@@ -115,6 +115,23 @@ def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "redis").exists()
 
 
+@pytest.mark.parametrize("command", ["up", "serve-engine"])
+def test_a_disk_without_room_is_refused_before_anything_starts(command: str, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    arguments = ("--demo", "--port", "0", "--data", str(data)) if command == "up" else ()
+    settings = {
+        "ROOTSTOCK_DISK_MIN_FREE_BYTES": str(1 << 62),
+        "ROOTSTOCK_ENGINE_DATA_DIR": str(data),
+        "ROOTSTOCK_ENGINE_NULL": "true",
+    }
+    done = rootstock(command, *arguments, env=settings)
+    assert done.returncode == 1
+    assert f"too little disk space in {data}" in done.stderr + done.stdout
+    assert "MB free, 4,611,686,018,427 MB required" in done.stderr + done.stdout
+    assert f"lower ROOTSTOCK_DISK_MIN_FREE_BYTES (now {1 << 62})" in done.stderr + done.stdout
+    assert not data.exists()
+
+
 def test_a_directory_in_use(tmp_path: Path) -> None:
     with DataDir(tmp_path / "data"):
         done = rootstock("up", "--demo", "--port", "0", "--data", str(tmp_path / "data"))

@@ -39,3 +39,5 @@ async def test_kill_of_a_store_stops_no_stream_and_loses_no_token(stack: Stack, 
     counted = stack.counter("rootstock_engine_completion_tokens_total") - generated
     assert sum(row.completion for row in rows.values()) == counted
     assert f"{store} died, starting it again" in stack.output
+    restarts = f'rootstock_process_restarts_total{{process="{store.lower()}"}}'
+    assert await asyncio.to_thread(stack.counter, restarts) == 1

@@ -1,0 +1,37 @@
+"""Exports how often `rootstock up` restarted its processes, as its supervisor counts them in Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import redis.asyncio
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from api.asked_metrics import AskedCollector
+
+RESTARTS_KEY = "rootstock:restarts"
+"""Redis hash: restarts by process."""
+
+
+class RestartsCollector(AskedCollector):
+    """Shows nothing under any other supervisor, which counts on its own."""
+
+    problem = "restarts cannot be read"
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        super().__init__()
+        self._client = client
+        self._counts: dict[bytes, bytes] = {}
+
+    async def ask(self) -> None:
+        self._counts = await self._client.hgetall(RESTARTS_KEY)
+
+    def collect(self) -> Iterator[Metric]:
+        restarts = CounterMetricFamily(
+            "rootstock_process_restarts",
+            "Processes that ended unasked and were started again by rootstock up.",
+            labels=["process"],
+        )
+        for process, count in sorted(self._counts.items()):
+            restarts.add_metric([process.decode()], int(count))
+        yield restarts

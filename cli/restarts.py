@@ -1,0 +1,59 @@
+"""Counts restarts of supervised processes in Redis, where the API's /metrics reads them.
+
+A count that Redis does not take, since it may be what was restarted, is kept and added later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from api.restart_metrics import RESTARTS_KEY
+
+_RETRY_S = 1.0
+
+
+class RestartCounter:
+    """All methods belong to one event loop."""
+
+    def __init__(self, redis_url: Callable[[], str]) -> None:
+        """`redis_url` is asked at each attempt: it is known once Redis was started."""
+        self._redis_url = redis_url
+        self._pending = Counter[str]()
+        self._sending: asyncio.Task[None] | None = None
+
+    def begin(self, processes: Iterable[str]) -> None:
+        """Export the processes with what was counted so far: Prometheus sees no increase of a series that
+        begins with it.
+        """
+        for process in processes:
+            self._add(process, 0)
+
+    def restarted(self, process: str) -> None:
+        self._add(process, 1)
+
+    async def close(self) -> None:
+        """Give up what could not be sent."""
+        if self._sending is not None:
+            self._sending.cancel()
+            await asyncio.gather(self._sending, return_exceptions=True)
+
+    def _add(self, process: str, count: int) -> None:
+        self._pending[process] += count
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.get_running_loop().create_task(self._send(), name="count restarts")
+
+    async def _send(self) -> None:
+        while self._pending:
+            redis = Redis.from_url(self._redis_url(), socket_timeout=2)
+            try:
+                async with redis:
+                    for process in list(self._pending):
+                        await redis.hincrby(RESTARTS_KEY, process, self._pending[process])
+                        del self._pending[process]
+            except RedisError:
+                await asyncio.sleep(_RETRY_S)
