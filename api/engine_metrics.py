@@ -37,6 +37,7 @@ _GAUGES = {
         "Bytes per second that the device's memory copies, as set or measured; 0: not known.",
     ),
     "draining": ("engine_draining", "1 while the engine refuses new requests and ends with those it has."),
+    "started_at": ("engine_start_time_seconds", "When the engine started, in Unix seconds."),
     "journal_spooled": ("usage_events_spooled", "Usage events on the engine's disk, waiting for Redis."),
 }
 _COUNTERS = {

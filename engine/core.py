@@ -135,6 +135,7 @@ class EngineCore:
         counters, pool, slots = scheduler.counters, scheduler.pool, scheduler.residency.slots
         run, gauges = self.runner.counters, self._gauges()
         return EngineStats(
+            started_at=self._started_at,
             engine_id=scheduler.engine_id,
             incarnation=scheduler.incarnation,
             running=scheduler.num_running,

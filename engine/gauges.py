@@ -78,6 +78,8 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Of the file system with the in-flight table and the usage spool."""
     disk_total_bytes: int = 0
     """Its size; 0 where that is not known."""
+    started_at: float = 0.0
+    """Unix seconds, the engine's clock; 0 where that is not known."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from engine.protocol import PriorityClass
 from sla.objectives import BURN_ALERTS, WINDOWS, BurnAlert
+from telemetry.disk import MIN_FREE_BYTES
 from tenants.terms import DEFAULTS, MILLION
 
 BAD = {
@@ -21,6 +22,12 @@ BAD = {
     "slow_output": ("rootstock_output_rates_total", "slow"),
 }
 """By the name of the share: the counter, and the outcome that breaks the promise."""
+OVERDUE_HOURS = 26
+"""A reconciliation is made every night."""
+LOW_DISK_SHARE = 0.1
+RESTARTS = 3
+QUEUED = 'rootstock_requests_waiting{service_tier!="flex"}'
+"""Requests of class flex may wait as long as others come."""
 LATE_SHARE = 0.05
 """Of first tokens after their class's target, above which somebody should look."""
 
@@ -39,6 +46,8 @@ class Alert:
     summary: str
     hold: str = "2m"
     """How long it must be so."""
+    labels: tuple[tuple[str, str], ...] = ()
+    """Beside the severity: no two alerts may share name and labels."""
 
 
 def window(minutes: int) -> str:
@@ -80,7 +89,14 @@ def alerts() -> Iterator[Alert]:
             f"More than {LATE_SHARE:.0%} of {tier} requests wait longer than {terms.ttft_target_ms} ms for "
             "their first token.",
             "10m",
+            (("service_tier", tier.value),),
         )
+    yield from _serving_alerts()
+    yield from _books_alerts()
+    yield from _machine_alerts()
+
+
+def _serving_alerts() -> Iterator[Alert]:
     yield Alert("EngineDown", "max(rootstock_engine_up) == 0", "page", "No engine serves.", "1m")
     yield Alert(
         "UsageHeldBack",
@@ -117,6 +133,82 @@ def alerts() -> Iterator[Alert]:
         "Requests are refused because they would wait too long: there is more load than engines.",
         "10m",
     )
+    yield Alert(
+        "RequestsQueueing",
+        f"max by (service_tier) (min_over_time({QUEUED}[15m])) > 0 "
+        f"and max by (service_tier) (deriv({QUEUED}[15m])) > 0",
+        "ticket",
+        "The queue of {{ $labels.service_tier }} requests has not been empty for 15 minutes, and grows.",
+        "5m",
+    )
+
+
+def _books_alerts() -> Iterator[Alert]:
+    yield Alert(
+        "BooksDiffer",
+        "max by (check) (rootstock_reconciliation_differences) > 0",
+        "ticket",
+        "The last reconciliation found {{ $value }} differences by the check {{ $labels.check }}: see "
+        "`rootstock billing reconcile`.",
+        "5m",
+    )
+    yield Alert(
+        "BooksNotCompared",
+        "max by (check) (rootstock_reconciliation_not_compared) > 0",
+        "ticket",
+        "The last reconciliation could not make the check {{ $labels.check }}.",
+        "5m",
+    )
+    yield Alert(
+        "ReconciliationOverdue",
+        f"time() - max(rootstock_reconciliation_timestamp_seconds) > {OVERDUE_HOURS * 3600}",
+        "ticket",
+        f"The last reconciliation is older than {OVERDUE_HOURS} hours: is a worker with the queue of jobs "
+        "running?",
+        "5m",
+    )
+    yield Alert(
+        "ReconciliationMissing",
+        "absent(rootstock_reconciliation_timestamp_seconds)",
+        "ticket",
+        "No reconciliation has ever been made: is a worker with the queue of jobs running?",
+        f"{OVERDUE_HOURS}h",
+    )
+
+
+def _machine_alerts() -> Iterator[Alert]:
+    directory = "The disk of the {{ $labels.directory }} directory of {{ $labels.instance }}"
+    yield Alert(
+        "DiskFillingUp",
+        f"rootstock_disk_free_bytes / rootstock_disk_size_bytes < {LOW_DISK_SHARE:g}",
+        "ticket",
+        directory + " has {{ $value | humanizePercentage }} left.",
+        "15m",
+    )
+    yield Alert(
+        "DiskNearlyFull",
+        f"rootstock_disk_free_bytes < {2 * MIN_FREE_BYTES}",
+        "page",
+        directory + " has {{ $value | humanize1024 }}B left; at half of that the service is not ready.",
+        "1m",
+    )
+    yield Alert(
+        "RestartLoop",
+        f"max by (process) (increase(rootstock_process_restarts_total[30m])) > {RESTARTS} "
+        f"or {_often('rootstock_engine_start_time_seconds', 'engine')} "
+        f"or {_often('process_start_time_seconds and on (instance, job) rootstock_engine_up', 'api')}",
+        "page",
+        f"{{{{ $labels.process }}}} was started again more than {RESTARTS} times in half an hour: "
+        "its log says why it ends.",
+        "0m",
+    )
+
+
+def _often(start_time: str, process: str) -> str:
+    """More than so many changes of a start time; with the labels of a count by process, which comes first."""
+    metric, _, only = start_time.partition(" ")
+    changes = f"changes({metric}[30m]) {only}".strip()
+    return f'label_replace(max({changes}) > {RESTARTS}, "process", "{process}", "", "")'
 
 
 def _burning(tier: PriorityClass, share: str, promised: int, burn: BurnAlert, name: str, what: str) -> Alert:
@@ -129,7 +221,8 @@ def _burning(tier: PriorityClass, share: str, promised: int, burn: BurnAlert, na
         f"The month's allowance of {what} in class {tier} is being used up {burn.factor:g} times too fast, "
         f"over {window(burn.long_minutes)} and {window(burn.short_minutes)}."
     )
-    return Alert(name, both, burn.severity, summary)
+    labels = (("service_tier", tier.value), ("window", window(burn.long_minutes)))
+    return Alert(name, both, burn.severity, summary, labels=labels)
 
 
 def rules_yaml() -> str:
@@ -150,6 +243,7 @@ def rules_yaml() -> str:
             f"        for: {alert.hold}",
             "        labels:",
             f"          severity: {alert.severity}",
+            *(f"          {name}: {value}" for name, value in alert.labels),
             "        annotations:",
             f"          summary: {_quoted(alert.summary)}",
         ]

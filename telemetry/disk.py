@@ -9,13 +9,16 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+MIN_FREE_BYTES = 512 * 1024**2
+"""The minimum unless set otherwise."""
+
 
 class DiskSettings(BaseSettings):
     """The minimum of every process, read from ROOTSTOCK_DISK_*. Built by process mains only."""
 
     model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_DISK_")
 
-    min_free_bytes: int = Field(default=512 * 1024**2, ge=0)
+    min_free_bytes: int = Field(default=MIN_FREE_BYTES, ge=0)
     """With less free space `rootstock up` and engines refuse to start, and /readyz reports the API as not
     ready. 0 turns the check off."""
 

@@ -40,4 +40,4 @@ async def test_kill_of_a_store_stops_no_stream_and_loses_no_token(stack: Stack, 
     assert sum(row.completion for row in rows.values()) == counted
     assert f"{store} died, starting it again" in stack.output
     restarts = f'rootstock_process_restarts_total{{process="{store.lower()}"}}'
-    assert await asyncio.to_thread(stack.counter, restarts) == 1
+    await asyncio.to_thread(eventually, lambda: stack.counter(restarts) == 1, 30, "a restart in /metrics")

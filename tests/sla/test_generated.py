@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import promql_parser
@@ -12,9 +13,13 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
+from api.books_metrics import BooksCollector
+from api.disk_metrics import DiskCollector
 from api.engine_metrics import EngineCollector
 from api.payments_metrics import STATES, PaymentsCollector
 from api.quota_metrics import QuotaCollector
+from api.restart_metrics import RestartsCollector
+from billing.reconciliation.differences import Report, outcomes_of
 from db.session import Database
 from engine.protocol import EngineStats, PriorityClass
 from sla.dashboard import SECTIONS, dashboard_json
@@ -24,6 +29,8 @@ from sla.rules import alerts, recordings, rules_yaml
 from telemetry.metrics import CLASSES, ServingMetrics
 from tenants.quotas import Quotas
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 BY_CLASS = dict.fromkeys(PriorityClass, 1)
 
 
@@ -47,6 +54,9 @@ def exposed() -> set[str]:
         shed=BY_CLASS,
         admitted=BY_CLASS,
         queue_seconds=BY_CLASS,
+        disk_free_bytes=1,
+        disk_total_bytes=2,
+        started_at=1.0,
     )
     mirrored = CollectorRegistry()
     mirrored.register(EngineCollector(lambda: stats, lambda: True))
@@ -54,6 +64,13 @@ def exposed() -> set[str]:
     payments._counts = dict.fromkeys(STATES, 1)
     mirrored.register(payments)
     mirrored.register(QuotaCollector(Quotas("redis://localhost", "nobody")))
+    mirrored.register(DiskCollector(Path("/"), lambda: stats))
+    books = BooksCollector(None)  # type: ignore[arg-type]
+    books._latest = Report("r", NOW, NOW, NOW, NOW, outcomes_of([], {}), 0, [])
+    mirrored.register(books)
+    restarts = RestartsCollector(None)  # type: ignore[arg-type]
+    restarts._counts = {b"engine": b"1"}
+    mirrored.register(restarts)
     shown = generate_latest(metrics.registry) + generate_latest(mirrored)
     return set(re.findall(r"^(rootstock_\w+)", shown.decode(), re.MULTILINE))
 
@@ -85,9 +102,41 @@ def test_the_rules_are_yaml_that_says_the_same() -> None:
     assert [(rule["record"], rule["expr"]) for rule in shares["rules"]] == [
         (recording.name, recording.expr) for recording in recordings()
     ]
-    assert [(rule["alert"], rule["expr"], rule["labels"]["severity"]) for rule in alerting["rules"]] == [
-        (alert.name, alert.expr, alert.severity) for alert in alerts()
+    assert [(rule["alert"], rule["expr"], rule["labels"]) for rule in alerting["rules"]] == [
+        (alert.name, alert.expr, {"severity": alert.severity, **dict(alert.labels)}) for alert in alerts()
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("EngineDown", "rootstock_engine_up"),
+        ("UsageHeldBack", "rootstock_usage_events_spooled"),
+        ("RequestsQueueing", "rootstock_requests_waiting"),
+        ("BooksDiffer", "rootstock_reconciliation_differences"),
+        ("BooksNotCompared", "rootstock_reconciliation_not_compared"),
+        ("ReconciliationOverdue", "rootstock_reconciliation_timestamp_seconds"),
+        ("ReconciliationMissing", "rootstock_reconciliation_timestamp_seconds"),
+        ("DiskFillingUp", "rootstock_disk_free_bytes"),
+        ("DiskNearlyFull", "rootstock_disk_free_bytes"),
+        ("RestartLoop", "rootstock_process_restarts_total"),
+        ("RestartLoop", "rootstock_engine_start_time_seconds"),
+    ],
+)
+def test_what_the_manual_says_to_watch_is_alerted_on(name: str, metric: str) -> None:
+    [alert] = [alert for alert in alerts() if alert.name == name]
+    assert metric in alert.expr
+    assert name in (DOCS / "operations.md").read_text(), "an alert that wakes somebody is in the manual"
+
+
+def test_no_two_alerts_share_their_name_and_labels() -> None:
+    """Prometheus takes them for one alert, whose annotations then depend on which rule fired."""
+    known = [(alert.name, alert.severity, alert.labels) for alert in alerts()]
+    assert len(set(known)) == len(known)
+    assert {dict(alert.labels).get("service_tier") for alert in alerts() if "Burning" in alert.name} == {
+        "priority",
+        "default",
+    }
 
 
 def test_each_promise_is_watched_over_every_pair_of_windows() -> None:
