@@ -80,6 +80,15 @@ class Report:
             for outcome in self.outcomes.values()
         )
 
+    @property
+    def verdict(self) -> str:
+        """In one sentence. What could not be asked is no difference."""
+        if self.balanced:
+            return "The books balance"
+        if self.num_differences:
+            return "The books do not balance"
+        return "Not every book could be compared; those that could balance"
+
 
 NOT_THERE = "there is no "
 """What a reason begins with that is no failure: what would be compared does not exist here."""

@@ -92,7 +92,7 @@ def as_text(report: Report) -> str:
     lines += [
         f"on its way for {_age(report, one)} s: {one.tenant_id} {one.what}" for one in report.on_their_way
     ]
-    lines += ["", "The books balance." if report.balanced else "The books do not balance."]
+    lines += ["", f"{report.verdict}."]
     return "\n".join(lines)
 
 
