@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 from typing import Literal
 
@@ -25,8 +27,8 @@ class ApiSettings(BaseSettings):
     base_name: str = Field(pattern=r"^[a-z0-9._-]{1,64}$")
     """Name the base model is sold under."""
     redis_url: str
-    name: str = "api-0"
-    """How this process calls itself to the engine and in logs."""
+    name: str = Field(default_factory=lambda: f"api-{socket.gethostname()}-{os.getpid()}")
+    """What this process is called in its log and in the engine's. Unset: by its host and process id."""
     max_body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
     body_timeout: float = Field(default=30.0, gt=0)
     """Seconds for a request's body to arrive; of a file, that may pass without a byte of it."""

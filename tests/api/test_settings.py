@@ -1,0 +1,25 @@
+"""Settings of the API process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from api.settings import ApiSettings
+
+
+def test_two_processes_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settings() -> ApiSettings:
+        return ApiSettings(
+            engine_endpoint="ipc:///e", base_path=Path("/b"), base_name="b", redis_url="redis://r"
+        )
+
+    first = settings().name
+    monkeypatch.setattr(os, "getpid", lambda: 4711)
+    second = settings().name
+    assert first != second
+    assert second.endswith("-4711")
+    monkeypatch.setenv("ROOTSTOCK_API_NAME", "api-east")
+    assert settings().name == "api-east"
