@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.deps import Check, services_of
-from api.readiness import NotReady
 
 CHECK_TIMEOUT = 2.0
 """Seconds after which something that does not answer counts as not ready."""
@@ -62,12 +61,9 @@ async def _run(name: str, check: Check) -> str | None:
     """Why the check fails, in few words and without addresses; None when it passes."""
     try:
         async with asyncio.timeout(CHECK_TIMEOUT):
-            await check()
+            return await check()
     except TimeoutError:
         return f"no answer within {CHECK_TIMEOUT:g} s"
-    except NotReady as error:
-        return str(error)
     except Exception as error:  # noqa: BLE001 - whatever a check raises means not ready
         log.debug("not ready", check=name, error=str(error))
         return type(error).__name__
-    return None

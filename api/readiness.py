@@ -16,21 +16,18 @@ _PROBE_KEY = "rootstock:readiness"
 _PROBE_TTL = 60
 
 
-class NotReady(Exception):
-    """A check failed. Anybody who reaches the port reads the message: no addresses, paths or credentials."""
-
-
 class RedisWritable:
     """Redis takes a write. A replica, a full Redis and one with a full disk answer a PING, too."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
 
-    async def check(self) -> None:
+    async def check(self) -> str | None:
         try:
             await self._client.set(_PROBE_KEY, b"1", ex=_PROBE_TTL)
         except ResponseError as error:
-            raise NotReady(f"refuses writes: {error}") from error
+            return f"refuses writes: {error}"
+        return None
 
 
 class LocalDisk:
@@ -40,9 +37,9 @@ class LocalDisk:
         self._directory = directory
         self._min_free_bytes = min_free_bytes
 
-    async def check(self) -> None:
+    async def check(self) -> str | None:
         space = await asyncio.to_thread(disk_space, self._directory)
-        _require(space, self._min_free_bytes)
+        return shortage(space, self._min_free_bytes)
 
 
 class EngineDisk:
@@ -52,13 +49,8 @@ class EngineDisk:
         self._stats = stats
         self._min_free_bytes = min_free_bytes
 
-    async def check(self) -> None:
+    async def check(self) -> str | None:
         stats = self._stats()
-        if stats is not None and stats.disk_total_bytes:  # an older engine does not send it
-            _require(DiskSpace(stats.disk_free_bytes, stats.disk_total_bytes), self._min_free_bytes)
-
-
-def _require(space: DiskSpace, min_free_bytes: int) -> None:
-    found = shortage(space, min_free_bytes)
-    if found is not None:
-        raise NotReady(found)
+        if stats is None or not stats.disk_total_bytes:  # an older engine does not send it
+            return None
+        return shortage(DiskSpace(stats.disk_free_bytes, stats.disk_total_bytes), self._min_free_bytes)

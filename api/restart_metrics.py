@@ -21,10 +21,13 @@ class RestartsCollector(AskedCollector):
     def __init__(self, client: redis.asyncio.Redis) -> None:
         super().__init__()
         self._client = client
-        self._counts: dict[bytes, bytes] = {}
+        self._counts: dict[str, int] = {}
 
     async def ask(self) -> None:
-        self._counts = await self._client.hgetall(RESTARTS_KEY)
+        counts = await self._client.hgetall(RESTARTS_KEY)
+        self._counts = {
+            name.decode() if isinstance(name, bytes) else name: int(count) for name, count in counts.items()
+        }
 
     def collect(self) -> Iterator[Metric]:
         restarts = CounterMetricFamily(
@@ -33,5 +36,5 @@ class RestartsCollector(AskedCollector):
             labels=["process"],
         )
         for process, count in sorted(self._counts.items()):
-            restarts.add_metric([process.decode()], int(count))
+            restarts.add_metric([process], count)
         yield restarts

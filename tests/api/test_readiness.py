@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry, generate_latest
 
 from api.disk_metrics import DiskCollector
-from api.readiness import EngineDisk, LocalDisk, NotReady, RedisWritable
+from api.readiness import EngineDisk, LocalDisk, RedisWritable
 from engine.protocol import EngineStats
 
 STATS = EngineStats("engine-0", "i1", disk_free_bytes=3_000_000, disk_total_bytes=9_000_000)
 
 
 async def test_a_redis_that_takes_writes_is_ready(redis_client: redis.asyncio.Redis) -> None:
-    await RedisWritable(redis_client).check()
+    assert await RedisWritable(redis_client).check() is None
     [key] = await redis_client.keys("*")
     assert 0 < await redis_client.ttl(key) <= 60, "nothing is left behind"
 
@@ -37,11 +38,10 @@ async def test_a_redis_that_only_answers_pings_is_not_ready(
     await redis_client.execute_command(*break_it)
     try:
         assert await redis_client.ping()
-        with pytest.raises(NotReady, match=f"refuses writes: .*{says}"):
-            await RedisWritable(redis_client).check()
+        assert re.fullmatch(f"refuses writes: .*{says}.*", await RedisWritable(redis_client).check() or "")
     finally:
         await redis_client.execute_command(*mend_it)
-    await RedisWritable(redis_client).check()
+    assert await RedisWritable(redis_client).check() is None
 
 
 @pytest.mark.parametrize(
@@ -55,17 +55,16 @@ async def test_a_redis_that_only_answers_pings_is_not_ready(
 async def test_a_disk_below_the_minimum_is_not_ready(
     tmp_path: Path, check_with: Callable[[Path, int], Any]
 ) -> None:
-    await check_with(tmp_path, 1).check()
-    with pytest.raises(NotReady, match="MB free, 4,611,686,018,427 MB required") as caught:
-        await check_with(tmp_path, 1 << 62).check()
-    assert str(tmp_path) not in str(caught.value), "anybody may ask"
+    assert await check_with(tmp_path, 1).check() is None
+    why = await check_with(tmp_path, 1 << 62).check()
+    assert re.fullmatch(r"[\d,]+ MB free, 4,611,686,018,427 MB required", why), "and no path: anybody may ask"
 
 
 @pytest.mark.parametrize("stats", [None, EngineStats("engine-0", "i1")], ids=["none yet", "older"])
 async def test_an_engine_that_does_not_tell_its_disk_is_not_held_against_it(
     stats: EngineStats | None,
 ) -> None:
-    await EngineDisk(lambda: stats, 1 << 62).check()
+    assert await EngineDisk(lambda: stats, 1 << 62).check() is None
 
 
 def test_disks_are_exported(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def exposed() -> set[str]:
     books._latest = Report("r", NOW, NOW, NOW, NOW, outcomes_of([], {}), 0, [])
     mirrored.register(books)
     restarts = RestartsCollector(None)  # type: ignore[arg-type]
-    restarts._counts = {b"engine": b"1"}
+    restarts._counts = {"engine": 1}
     mirrored.register(restarts)
     shown = generate_latest(metrics.registry) + generate_latest(mirrored)
     return set(re.findall(r"^(rootstock_\w+)", shown.decode(), re.MULTILINE))
