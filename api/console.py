@@ -13,12 +13,12 @@ from admin.app import BillingServices, ConsoleServices, Explanations, create_con
 from admin.operator.services import OperatorServices
 from admin.sign_in_services import SignInServices
 from api.edge import AsgiApp
-from api.errors import FACES, NotServing, envelope, face_of
+from api.errors import FACES, envelope, face_of
 from api.onboarding import Onboarding
 from api.organization.scopes import SCOPES
 from api.playground import Playground
 from billing.service import UsageReports
-from engine.client import EngineClient
+from engine.client import EngineClient, EngineGone
 from sla.service import SlaReports
 from tenants.naming import NameService
 from tenants.service import AccountServices
@@ -46,7 +46,7 @@ def console_over(
 
     def base_digest() -> str:
         if engine.info is None or not engine.ready:
-            raise NotServing("The engine is not ready. Try again in a moment.")
+            raise EngineGone("the engine does not serve", engine.ready_in)
         return engine.info.base_digest
 
     return create_console(

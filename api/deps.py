@@ -35,7 +35,7 @@ from billing.payments.service import PaymentService
 from billing.pricing import PriceBook
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
-from engine.client import EngineClient
+from engine.client import EngineClient, EngineGone
 from engine.protocol import EngineInfo
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
@@ -83,8 +83,10 @@ READ_AUDIT = Permission("admin", "organization.audit.read")
 READ_WEBHOOKS = Permission("admin", "organization.webhooks.read")
 WRITE_WEBHOOKS = Permission("admin", "organization.webhooks.write")
 
-Check = Callable[[], Awaitable[None]]
-"""Returns when what it checks is ready, raises when it is not."""
+Check = Callable[[], Awaitable[str | None]]
+"""Returns None when what it checks is ready. When it is not, it returns why, for anybody who reaches the port
+to read, or raises.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +223,15 @@ def check_model(caller: TenantContext, name: str) -> None:
 
 
 def serving_engine(request: Request) -> EngineInfo:
-    """Who generates. Raises NotServing while there is no engine to ask."""
+    """Who generates. Raises EngineGone while there is no engine to ask."""
     return engine_of(services_of(request))
 
 
 def engine_of(services: Services) -> EngineInfo:
-    """The same. Raises NotServing."""
+    """The same. Raises EngineGone."""
     engine = services.engine
     if engine.info is None or not engine.ready:
-        raise NotServing("The engine is not ready. Try again in a moment.")
+        raise EngineGone("the engine does not serve", engine.ready_in)
     return engine.info
 
 

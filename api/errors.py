@@ -19,6 +19,7 @@ from adapters.inspection import InspectionRefused
 from api.faces import (
     BAD_KEY,
     BUSY,
+    ENGINE_AWAY,
     FORBIDDEN,
     INTERNAL,
     INVALID,
@@ -91,7 +92,7 @@ class ClientGone(ApiError):
 
 
 class NotServing(ApiError):
-    """The process is up and its engine is not, or not yet."""
+    """This process does not serve what was asked for."""
 
 
 class MismatchedOrganization(ApiError):
@@ -136,14 +137,7 @@ FACES: dict[type[Exception], Face] = {
     GenerationFailed: Face(500, "server_error", "generation_failed", retry=False),
     GenerationAborted: BUSY,
     NotServing: BUSY,
-    EngineGone: Face(
-        503,
-        UNAVAILABLE,
-        "engine_unavailable",
-        retry=True,
-        retry_after=2,
-        message="The engine that serves this model is not available. Try again in a moment.",
-    ),
+    EngineGone: ENGINE_AWAY,
     ReaderStalled: Face(
         408,
         INVALID,
@@ -173,7 +167,7 @@ REJECTIONS: dict[RejectCode, Face] = {
     "context_length_exceeded": Face(400, INVALID, "context_length_exceeded", retry=False),
     "invalid": Face(400, INVALID, "invalid_value", retry=False),
     "overloaded": BUSY,
-    "draining": BUSY,
+    "draining": ENGINE_AWAY,
     "adapter_loading": Face(503, UNAVAILABLE, "adapter_loading", retry=True, retry_after=1),
     "adapter_unavailable": Face(
         503,

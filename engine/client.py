@@ -36,6 +36,7 @@ from engine.protocol import (
     Spooled,
     Submit,
 )
+from engine.start_estimate import StartEstimate
 
 __all__ = ["EngineClient", "EngineError", "EngineGone", "Generation", "ReaderStalled", "RequestRejected"]
 
@@ -101,6 +102,11 @@ class EngineClient:
         return not self.ready and self._connection is not None and self._connection.connected
 
     @property
+    def ready_in(self) -> float:
+        """Seconds until the engine is likely to serve again, by how long its last start took."""
+        return self._estimate.ready_in(self._loop.time())
+
+    @property
     def num_open(self) -> int:
         """Generations whose last word is still to come."""
         return len(self._generations)
@@ -109,6 +115,7 @@ class EngineClient:
         """Begin to connect, and keep doing so until `close`."""
         assert self._watch is None, "started twice"
         self._loop = asyncio.get_running_loop()
+        self._estimate = StartEstimate(self._loop.time())
         self._context = zmq.Context(io_threads=1)
         self._connect()
         self._watch = asyncio.create_task(self._keep_connected(), name=f"engine-client {self.endpoint}")
@@ -142,7 +149,7 @@ class EngineClient:
         Raises EngineGone when not ready, RequestRejected when its id is already open here.
         """
         if not self.ready:
-            raise EngineGone(f"engine at {self.endpoint} is not connected")
+            raise EngineGone(f"engine at {self.endpoint} is not connected", self.ready_in)
         if request.request_id in self._generations:
             raise RequestRejected("duplicate", f"request_id {request.request_id!r} is already open")
         generation = Generation(self, request.request_id)
@@ -195,7 +202,10 @@ class EngineClient:
                     found += page.events
                     position = page.position
         except TimeoutError:
-            raise EngineGone(f"engine at {self.endpoint} does not say what waits on its disk") from None
+            why = "it serves, and may be of a release that cannot answer" if self.ready else "no connection"
+            raise EngineGone(
+                f"engine at {self.endpoint} could not be asked what waits on its disk: {why}"
+            ) from None
         if self.info is None or self.info.incarnation != incarnation:
             raise EngineGone(f"engine at {self.endpoint} was restarted")
         return found
@@ -232,12 +242,14 @@ class EngineClient:
         connection.close(linger)
         if self.ready:
             self._ready.clear()
+            self._estimate.lost(self._loop.time())
             log.warning(
                 "engine is gone", endpoint=self.endpoint, reason=reason, open_requests=len(self._generations)
             )
         generations, self._generations = self._generations, {}
         for generation in generations.values():
-            generation._close(None, EngineGone(f"engine at {self.endpoint} is gone: {reason}"))
+            gone = EngineGone(f"engine at {self.endpoint} is gone: {reason}", self.ready_in)
+            generation._close(None, gone)
 
     async def _keep_connected(self) -> None:
         while True:
@@ -336,15 +348,17 @@ class EngineClient:
         for rejected in outputs.rejected:
             generation = generations.pop(rejected.request_id, None)
             if generation is not None:
-                generation._close(
-                    None, RequestRejected(rejected.code, rejected.message, rejected.retry_after)
-                )
+                retry_after = rejected.retry_after
+                if retry_after is None and rejected.code == "draining":
+                    retry_after = self.ready_in
+                generation._close(None, RequestRejected(rejected.code, rejected.message, retry_after))
 
     def _on_info(self, info: EngineInfo) -> None:
         if self.ready and self.info is not None and info.incarnation != self.info.incarnation:
             self._disconnect(f"it was restarted as {info.incarnation}")
             return
         self.info = info
+        self._estimate.served(info.start_seconds)
         self._ready.set()
         log.info(
             "engine is ready", endpoint=self.endpoint, engine=info.engine_id, incarnation=info.incarnation

@@ -45,6 +45,11 @@ class RequestRejected(EngineError):
 class EngineGone(EngineError):
     """No engine to ask, or it went away in mid-answer. What it generated until then is billed."""
 
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds until it is likely to serve again, by how long its last start took."""
+
 
 class ReaderStalled(EngineError):
     """Tokens piled up unread past the limit, and the request was aborted."""

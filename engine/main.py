@@ -19,6 +19,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from types import FrameType
 
+import msgspec
 import structlog
 import zmq
 
@@ -67,16 +68,17 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
 
     def build() -> tuple[EngineCore, EngineInfo]:
         core, info = _build(settings, device, server)
+        seconds = time.monotonic() - began
         log.info(
             "engine ready",
-            seconds=round(time.monotonic() - began, 2),
+            seconds=round(seconds, 2),
             endpoint=server.endpoint,
             base=info.base,
             device=info.device,
             quantization=info.quantization,
             context_length=info.context_length,
         )
-        return core, info
+        return core, msgspec.structs.replace(info, start_seconds=seconds)
 
     return serve_until_stopped(server, build)
 

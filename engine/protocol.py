@@ -244,6 +244,8 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="info"):
     max_prompt_tokens: int
     vocab_size: int
     build: str
+    start_seconds: float = 0.0
+    """From the start of its process until it served; 0 where that is not known."""
 
 
 class Spooled(msgspec.Struct, frozen=True, tag="spooled"):

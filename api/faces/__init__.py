@@ -48,3 +48,11 @@ NOT_FOUND = Face(404, INVALID, "not_found", retry=False)
 FORBIDDEN = Face(403, "permission_error", "insufficient_permissions", retry=False)
 NO_MODEL = Face(404, INVALID, "model_not_found", retry=False, param="model")
 BUSY = Face(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1)
+ENGINE_AWAY = Face(
+    503,
+    UNAVAILABLE,
+    "engine_unavailable",
+    retry=True,
+    retry_after=2,
+    message="The engine that serves this model is not available. Try again in a moment.",
+)

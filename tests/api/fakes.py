@@ -85,6 +85,7 @@ class FakeEngine:
         )
         self.stats: EngineStats | None = None
         self.ready = True
+        self.ready_in = 1.0
         self.submitted: list[Submit] = []
         self.aborted: list[str] = []
         self.billed: dict[str, Usage] = {}
@@ -98,7 +99,7 @@ class FakeEngine:
 
     def submit(self, request: Submit) -> Generation:
         if not self.ready:
-            raise EngineGone("not connected")
+            raise EngineGone("not connected", self.ready_in)
         self.submitted.append(request)
         generation = Generation(self, request.request_id)  # type: ignore[arg-type]
         self._open[request.request_id] = asyncio.create_task(self._play(request, generation))

@@ -228,7 +228,7 @@ async def test_409_for_an_adapter_that_is_not_ready(client: httpx.AsyncClient) -
     ("code", "status", "kind", "shown", "retry"),
     [
         ("overloaded", 503, "service_unavailable_error", "server_is_overloaded", "true"),
-        ("draining", 503, "service_unavailable_error", "server_is_overloaded", "true"),
+        ("draining", 503, "service_unavailable_error", "engine_unavailable", "true"),
         ("adapter_loading", 503, "service_unavailable_error", "adapter_loading", "true"),
         ("context_length_exceeded", 400, INVALID, "context_length_exceeded", "false"),
         ("invalid", 400, INVALID, "invalid_value", "false"),
@@ -269,8 +269,10 @@ async def test_one_rejected_prompt_of_a_list_takes_the_others_with_it(
 
 async def test_no_engine_is_a_503(client: httpx.AsyncClient, world: World) -> None:
     world.engine.ready = False
+    world.engine.ready_in = 12.3
     response = await chat(client)
-    assert_error(response, 503, "service_unavailable_error", "server_is_overloaded", None, "true")
+    assert_error(response, 503, "service_unavailable_error", "engine_unavailable", None, "true")
+    assert (response.headers["retry-after"], response.headers["retry-after-ms"]) == ("13", "12300")
     world.engine.ready, world.engine.info = True, None
     assert (await chat(client)).status_code == 503
 

@@ -15,6 +15,7 @@ import zmq
 from engine.client import EngineClient, EngineGone, Generation, RequestRejected
 from engine.protocol import TokenChunk
 from engine.server import STALL_EXIT_CODE, EngineServer
+from engine.start_estimate import RESTART_PAUSE
 from tests.engine.process.conftest import Connect
 from tests.engine.process.engines import (
     EngineProcess,
@@ -56,13 +57,16 @@ async def test_kill_9_of_the_engine_fails_readers_at_once_and_bills_what_they_go
         assert clock.seconds < 1.0
     assert [type(failure) for failure in failures] == [EngineGone] * 8
     assert not client.ready
-    with pytest.raises(EngineGone, match="not connected"):
+    assert first is not None
+    assert 0 < first.start_seconds < 60
+    with pytest.raises(EngineGone, match="not connected") as away:
         client.submit(submission("later", 5))
+    assert away.value.retry_after is not None
+    assert 1 <= away.value.retry_after <= first.start_seconds + RESTART_PAUSE
 
     engine.start()
     async with asyncio.timeout(60):
         second = await client.wait_ready()
-    assert first is not None
     assert second.incarnation != first.incarnation
     events = journal_events(redis_url)
     bills = billed(events)
