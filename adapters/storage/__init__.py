@@ -30,12 +30,15 @@ __all__ = [
 
 
 def open_store(settings: StorageSettings) -> ObjectStore:
-    """The store that the settings name. Touches neither disk nor network yet. Raises ValueError."""
+    """The store that the settings name. Changes nothing and asks no network yet. Raises ValueError."""
     url = urlsplit(settings.url)
     if url.scheme == "file":
         if url.netloc or settings.url == "file:///":
             raise ValueError(f"url: name a directory as file:///directory, not {settings.url!r}")
-        return LocalStore(Path(unquote(url.path)))
+        directory = Path(unquote(url.path))
+        if (directory / "objects").is_dir():  # earlier releases kept objects one folder deeper
+            return LocalStore(directory / "objects", scratch=directory / "incoming")
+        return LocalStore(directory)
     return S3Store(
         url.netloc,
         url.path.strip("/"),

@@ -37,12 +37,13 @@ class _Seal:
 class LocalStore:
     """An ObjectStore in `root`, made when it is not there.
 
-    Files on their way in lie in `root/incoming`, on the same file system, and are renamed to their place.
+    Files on their way in lie in `scratch`, on the same file system, and are renamed to their place. The
+    default is a hidden folder of `root`: no key begins with a dot.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._objects = root / "objects"
-        self.scratch = root / "incoming"
+    def __init__(self, root: Path, scratch: Path | None = None) -> None:
+        self._objects = root
+        self.scratch = scratch or root / ".incoming"
 
     async def put(
         self, key: str, data: AsyncIterator[bytes] | bytes, *, sha256: str | None = None
@@ -165,7 +166,7 @@ class LocalStore:
 
     def _delete(self, path: Path) -> None:
         path.unlink(missing_ok=True)
-        for folder in path.relative_to(self._objects).parents:
+        for folder in list(path.relative_to(self._objects).parents)[:-1]:
             # Folders without objects go too; one that another process fills this moment stays.
             try:
                 (self._objects / folder).rmdir()
@@ -173,7 +174,8 @@ class LocalStore:
                 return
 
     def _walk(self, folder: Path) -> Iterator[StoredObject]:
-        for place, _, names in os.walk(folder):
+        for place, folders, names in os.walk(folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]
             for name in names:
                 path = Path(place, name)
                 with contextlib.suppress(FileNotFoundError):  # deleted meanwhile

@@ -368,7 +368,7 @@ def test_a_killed_server_and_a_client_that_goes_on(
     with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=30) as opened:
         lines = head(None, PART + 1000, f"/v1/uploads/{upload.id}/parts")  # type: ignore[arg-type]
         opened.sendall(lines + form(("data", pieces()[3], "x"), end=False)[:2_500_000])
-        wait_until(lambda: any((tmp_path / "objects/incoming").iterdir()))
+        wait_until(lambda: any((tmp_path / "objects/.incoming").iterdir()))
         os.kill(process.pid, signal.SIGKILL)
         process.wait(10)
     with file_server(codec, database_url, tmp_path / "objects", tenants=False) as server:

@@ -212,7 +212,7 @@ async def test_a_database_that_is_away_leaves_nothing(place: Place) -> None:
 
 
 async def test_a_store_that_is_away_leaves_no_row(place: Place) -> None:
-    objects = place.root / "objects"
+    objects = place.root / "tenants"
     place.root.mkdir()
     objects.write_text("in the way")
     with pytest.raises(StorageUnavailable):
@@ -224,7 +224,7 @@ async def test_a_store_that_is_away_leaves_no_row(place: Place) -> None:
 
 async def test_a_row_goes_even_when_its_bytes_cannot(place: Place) -> None:
     made = await create(place)
-    folder = place.root / "objects/tenants/ten_one/files"
+    folder = place.root / "tenants/ten_one/files"
     (folder / made.id).unlink()
     (folder / made.id / "in the way").mkdir(parents=True)
     await place.files.delete("ten_one", made.id)
@@ -234,7 +234,7 @@ async def test_a_row_goes_even_when_its_bytes_cannot(place: Place) -> None:
 
 async def test_damaged_bytes_are_never_handed_out_whole(place: Place, tmp_path: Path) -> None:
     made = await create(place, b"x" * 1000)
-    path = place.root / "objects" / made.object_key
+    path = place.root / made.object_key
     path.write_bytes(b"y" + path.read_bytes()[1:])
     _, pieces = await place.files.content("ten_one", made.id)
     with pytest.raises(DigestMismatch):

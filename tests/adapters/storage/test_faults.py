@@ -85,7 +85,7 @@ def flip_the_seal(path: Path) -> None:
 async def test_damage_on_the_disk_is_found(tmp_path: Path, damage: object) -> None:
     store = LocalStore(tmp_path)
     await store.put("a/b", DATA)
-    damage(tmp_path / "objects/a/b")  # type: ignore[operator]
+    damage(tmp_path / "a/b")  # type: ignore[operator]
     got: list[bytes] = []
     with pytest.raises(DigestMismatch):
         await take(store.get("a/b"), got)
@@ -203,7 +203,7 @@ async def test_folders_come_and_go_under_writers(tmp_path: Path) -> None:
             await store.delete(f"deep/folder/{name}")
 
     await asyncio.gather(*(churn(f"n{number}") for number in range(4)))
-    assert list((tmp_path / "objects").rglob("*")) == []
+    assert os.listdir(tmp_path) == [".incoming"], "and the root stays"
 
 
 async def test_an_object_below_another_is_refused(tmp_path: Path) -> None:
@@ -216,9 +216,29 @@ async def test_an_object_below_another_is_refused(tmp_path: Path) -> None:
     assert leftovers(store) == []
 
 
+async def test_objects_lie_where_the_url_says(tmp_path: Path) -> None:
+    store = open_store(StorageSettings(url=f"file://{tmp_path}/objects"))
+    await store.put("tenants/t/a", b"x")
+    assert (tmp_path / "objects/tenants/t/a").is_file()
+    assert [found.key async for found in store.list("")] == ["tenants/t/a"]
+
+
+async def test_a_directory_of_an_earlier_release_keeps_its_layout(tmp_path: Path) -> None:
+    await LocalStore(tmp_path / "objects/objects").put("tenants/t/a", b"x")
+    store = open_store(StorageSettings(url=f"file://{tmp_path}/objects"))
+    assert await store.head("tenants/t/a") is not None
+    await store.put("tenants/t/b", b"y")
+    assert (tmp_path / "objects/objects/tenants/t/b").is_file()
+    assert store.scratch == tmp_path / "objects/incoming"
+    for key in ("tenants/t/a", "tenants/t/b"):
+        await store.delete(key)
+    again = open_store(StorageSettings(url=f"file://{tmp_path}/objects"))
+    assert again.scratch == store.scratch, "also once it is empty"
+
+
 def test_where_a_url_leads(tmp_path: Path) -> None:
     local = open_store(StorageSettings(url=f"file://{tmp_path}/a%20b"))
-    assert local.scratch == tmp_path / "a b" / "incoming"
+    assert local.scratch == tmp_path / "a b" / ".incoming"
     assert isinstance(open_store(StorageSettings(url="s3://bucket/some/prefix")), S3Store)
     for url in ("file:///", "http://host/x", "relative", "s3://", "file://host/x"):
         with pytest.raises(ValueError):
