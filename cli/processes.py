@@ -33,10 +33,11 @@ def serve_api() -> None:
     from api.main import run
     from api.settings import ApiSettings
     from db.settings import DatabaseSettings
+    from telemetry.disk import DiskSettings
     from tenants.settings import TenantSettings
 
     # Checked here for a clear message; the process builds its own.
-    for kind in (DatabaseSettings, TenantSettings):
+    for kind in (DatabaseSettings, TenantSettings, DiskSettings):
         settings_from_environment(kind)
     sys.exit(run(settings_from_environment(ApiSettings)))
 
@@ -44,7 +45,9 @@ def serve_api() -> None:
 def serve_engine() -> None:
     from engine.main import run
     from engine.settings import DeviceSettings, EngineSettings
+    from telemetry.disk import DiskSettings
 
+    settings_from_environment(DiskSettings)  # checked here for a clear message; the process builds its own
     sys.exit(run(settings_from_environment(EngineSettings), settings_from_environment(DeviceSettings)))
 
 

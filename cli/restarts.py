@@ -49,11 +49,10 @@ class RestartCounter:
 
     async def _send(self) -> None:
         while self._pending:
-            redis = Redis.from_url(self._redis_url(), socket_timeout=2)
+            process, count = self._pending.popitem()
             try:
-                async with redis:
-                    for process in list(self._pending):
-                        await redis.hincrby(RESTARTS_KEY, process, self._pending[process])
-                        del self._pending[process]
+                async with Redis.from_url(self._redis_url(), socket_timeout=2) as redis:
+                    await redis.hincrby(RESTARTS_KEY, process, count)
             except RedisError:
+                self._pending[process] += count  # to others, counted meanwhile
                 await asyncio.sleep(_RETRY_S)

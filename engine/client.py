@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 import msgspec
 import structlog
@@ -85,6 +86,7 @@ class EngineClient:
         self._max_unread_tokens = max_unread_tokens
         self._max_unread_in_all = max_unread_in_all
         self._num_unread = 0
+        self._estimate = StartEstimate(time.monotonic())
         self._ready = asyncio.Event()
         self._generations: dict[str, Generation] = {}
         self._context: zmq.Context | None = None
@@ -104,7 +106,7 @@ class EngineClient:
     @property
     def ready_in(self) -> float:
         """Seconds until the engine is likely to serve again, by how long its last start took."""
-        return self._estimate.ready_in(self._loop.time())
+        return self._estimate.ready_in(time.monotonic())
 
     @property
     def num_open(self) -> int:
@@ -115,7 +117,6 @@ class EngineClient:
         """Begin to connect, and keep doing so until `close`."""
         assert self._watch is None, "started twice"
         self._loop = asyncio.get_running_loop()
-        self._estimate = StartEstimate(self._loop.time())
         self._context = zmq.Context(io_threads=1)
         self._connect()
         self._watch = asyncio.create_task(self._keep_connected(), name=f"engine-client {self.endpoint}")
@@ -242,7 +243,7 @@ class EngineClient:
         connection.close(linger)
         if self.ready:
             self._ready.clear()
-            self._estimate.lost(self._loop.time())
+            self._estimate.lost(time.monotonic())
             log.warning(
                 "engine is gone", endpoint=self.endpoint, reason=reason, open_requests=len(self._generations)
             )

@@ -41,7 +41,7 @@ def disk_space(directory: Path) -> DiskSpace:
     while True:
         try:
             found = os.statvfs(existing)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             existing = existing.parent
             continue
         return DiskSpace(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
@@ -56,7 +56,10 @@ def shortage(space: DiskSpace, min_free_bytes: int) -> str | None:
 
 def start_problem(directory: Path, min_free_bytes: int) -> str | None:
     """Why a process that writes to `directory` should not start, with the remedy; None when it may."""
-    found = shortage(disk_space(directory), min_free_bytes)
+    try:
+        found = shortage(disk_space(directory), min_free_bytes)
+    except OSError:
+        return None  # opening the directory says what is wrong with it
     if found is None:
         return None
     return (

@@ -48,7 +48,7 @@ async def test_a_restart_is_counted_once_redis_takes_it(
     counter.begin(["engine", "redis"])
     async with redis.asyncio.Redis.from_url(url) as client:
         collector = RestartsCollector(client)
-        await eventually(lambda: not counter._pending, 10)
+        await eventually(lambda: counter._sending is not None and counter._sending.done(), 10)
         engine, store = (
             f'rootstock_process_restarts_total{{process="{name}"}}' for name in ("engine", "redis")
         )
@@ -59,6 +59,6 @@ async def test_a_restart_is_counted_once_redis_takes_it(
         counter.restarted("engine")
         assert await shown(collector) == {engine: "0.0", store: "0.0"}, "the last answer stays"
         own_redis.append(start_redis(own_redis[0].directory))
-        await eventually(lambda: not counter._pending, 10)
+        await eventually(lambda: counter._sending is not None and counter._sending.done(), 10)
         assert await shown(collector) == {engine: "2.0", store: "1.0"}
     await counter.close()
