@@ -113,7 +113,8 @@ class SourceCopies:
                     async for piece in self._store.get(keys[WEIGHTS_FILE], start=0, length=HEADER_READ):
                         file.write(piece)
                     file.truncate(files[WEIGHTS_FILE].size)  # the rest is a hole that takes no room
-            await self._sandbox.inspect(weights, config, self._base_config, values=whole)
+            owner = files[WEIGHTS_FILE].tenant_id
+            await self._sandbox.inspect(weights, config, self._base_config, owner=owner, values=whole)
         finally:
             for path in (weights, config):
                 path.unlink(missing_ok=True)

@@ -117,7 +117,9 @@ class AdapterSteps:
     async def inspect(self, work: Work, directory: Path) -> Inspection:
         source = _source_dir(directory)
         base_config = self._base.directory / "config.json"
-        return await self._sandbox.inspect(source / WEIGHTS_FILE, source / CONFIG_FILE, base_config)
+        return await self._sandbox.inspect(
+            source / WEIGHTS_FILE, source / CONFIG_FILE, base_config, owner=work.tenant_id
+        )
 
     # Packing ------------------------------------------------------------------------------------------------
 

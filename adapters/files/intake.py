@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 class FileInspector(Protocol):
     """Judges the form of one file, where it can do no harm: `adapters.inspection.Sandbox`."""
 
-    async def check_file(self, path: Path, kind: FileKind) -> None: ...
+    async def check_file(self, path: Path, kind: FileKind, *, owner: str) -> None: ...
 
 
 def now() -> datetime:
@@ -76,7 +76,7 @@ class Intake:
             if not received.size:
                 raise InvalidFile("file", "the file is empty")
             if said.kind is not None:
-                await self._inspector.check_file(received.path, said.kind)
+                await self._inspector.check_file(received.path, said.kind, owner=tenant_id)
         except BaseException:
             await self.discard(received)
             raise

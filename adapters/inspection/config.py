@@ -6,29 +6,32 @@ Owns the file's meaning. Refuses to know tensors and files of weights.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from adapters.inspection.errors import CONFIG_FILE, InspectionRefused
 from adapters.inspection.header import read_exactly
+from adapters.inspection.patterns import Pattern, Steps
 from adapters.inspection.strict_json import decode_object
 from engine.lora.manifest import MAX_RANK
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_PATTERNS = 1024
-MAX_PATTERN = 1024
-"""Characters."""
-MAX_REPEATS = 6
 MAX_ALPHA = 1e6
 """People train with alpha between 1 and 1024; far beyond, the number is a mistake or an attack."""
 
 UNPACKABLE = ("lm_head", "model.embed_tokens")
 """What PEFT can adapt and the kernels do not."""
+ALL_LINEAR: Final = "all-linear"
+"""PEFT's word for every linear module but the output layer."""
+
+_TAIL = r"(?:.*\.)?(?:{})"
+"""PEFT's rule for ranks and alphas: the pattern matches a whole tail of the path, from a dot on."""
+_LAYER_INDEX = r"(?:^|.*?\.){}\.(?P<index>\d+)\."
+_ANY_LIST = r"[^.]*"
 
 Number = TypeVar("Number", int, float)
 
@@ -88,50 +91,39 @@ class LoraConfig:
     rank: int
     alpha: float
     use_rslora: bool
-    rank_pattern: dict[str, int]
-    alpha_pattern: dict[str, float]
-    target_modules: str | list[str]
-    exclude_modules: str | list[str]
-    layers_to_transform: list[int] | None
-    layers_pattern: list[str]
+    rank_pattern: list[tuple[Pattern, int]]
+    """The first that matches counts."""
+    alpha_pattern: list[tuple[Pattern, float]]
+    target_modules: Pattern | frozenset[str] | Literal["all-linear"]
+    exclude_modules: Pattern | frozenset[str]
+    layers_to_transform: frozenset[int]
+    """Empty: all layers."""
+    layers_pattern: list[Pattern]
 
     def rank_of(self, module: str) -> int:
-        return _first_match(self._rank_patterns, module, self.rank)
+        return _first_match(self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
         """alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA (arXiv 2312.03732)."""
         rank = self.rank_of(module)
-        alpha = _first_match(self._alpha_patterns, module, self.alpha)
+        alpha = _first_match(self.alpha_pattern, module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def targets(self, module: str) -> bool:
         """Whether PEFT would put an adapter on the module of this path."""
-        if self.exclude_modules and names_module(self.exclude_modules, module):
+        if names_module(self.exclude_modules, module):
             return False
-        if self.target_modules == "all-linear":
+        if isinstance(self.target_modules, str):
             return module not in UNPACKABLE
         if not names_module(self.target_modules, module):
             return False
         if not self.layers_to_transform:
             return True
-        for pattern in self._layers_patterns:
-            found = pattern.match(module)
+        for pattern in self.layers_pattern:
+            found, index = pattern.layer_index(module)
             if found:
-                return found["index"] is not None and int(found["index"]) in self.layers_to_transform
+                return index in self.layers_to_transform
         return False
-
-    # Compiled once: `re` itself keeps 512, and an adapter may have a pattern for every module.
-    @functools.cached_property
-    def _rank_patterns(self) -> list[tuple[re.Pattern[str], int]]:
-        return [(re.compile(_tail(pattern)), rank) for pattern, rank in self.rank_pattern.items()]
-
-    @functools.cached_property
-    def _alpha_patterns(self) -> list[tuple[re.Pattern[str], float]]:
-        return [(re.compile(_tail(pattern)), alpha) for pattern, alpha in self.alpha_pattern.items()]
-
-    @functools.cached_property
-    def _layers_patterns(self) -> list[re.Pattern[str]]:
-        return [re.compile(_layer_index(pattern)) for pattern in self.layers_pattern or [r"[^.]*"]]
 
 
 def read_config(descriptor: int) -> tuple[LoraConfig, dict[str, Any]]:
@@ -154,22 +146,26 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
         raise InspectionRefused("layers_to_transform", "must be a layer index or a list of them")
     if layers is not None and len(layers) > MAX_PATTERNS:
         raise InspectionRefused("layers_to_transform", f"more than {MAX_PATTERNS} layers")
-    targets = _module_names(raw, "target_modules")
+    steps = Steps()
+    everything = raw.get("target_modules") == ALL_LINEAR
+    targets = ALL_LINEAR if everything else _module_names(raw, "target_modules", steps)
     if not targets:
         raise InspectionRefused("target_modules", "must name at least one module")
-    if isinstance(targets, str) and layers is not None:
+    if isinstance(raw["target_modules"], str) and layers is not None:
         raise InspectionRefused("layers_to_transform", "cannot go with target_modules as a pattern")
-    patterns = _module_names(raw, "layers_pattern", compiled=True)
     return LoraConfig(
         rank=_rank("r", raw.get("r", 8)),
         alpha=_alpha("lora_alpha", raw.get("lora_alpha", 8)),
         use_rslora=_flag(raw, "use_rslora"),
-        rank_pattern={key: _rank("rank_pattern", v) for key, v in _patterns(raw, "rank_pattern").items()},
-        alpha_pattern={key: _alpha("alpha_pattern", v) for key, v in _patterns(raw, "alpha_pattern").items()},
+        rank_pattern=[(p, _rank("rank_pattern", v)) for p, v in _patterns(raw, "rank_pattern", steps)],
+        alpha_pattern=[(p, _alpha("alpha_pattern", v)) for p, v in _patterns(raw, "alpha_pattern", steps)],
         target_modules=targets,
-        exclude_modules=_module_names(raw, "exclude_modules"),
-        layers_to_transform=layers,
-        layers_pattern=[patterns] if isinstance(patterns, str) and patterns else list(patterns),
+        exclude_modules=_module_names(raw, "exclude_modules", steps),
+        layers_to_transform=frozenset(layers or ()),
+        layers_pattern=[
+            Pattern("layers_pattern", pattern, steps, _LAYER_INDEX)
+            for pattern in _names(raw, "layers_pattern") or [_ANY_LIST]
+        ],
     )
 
 
@@ -215,70 +211,50 @@ def _alpha(field: str, value: object) -> float:
     return float(value)
 
 
-def _patterns(raw: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _patterns(raw: Mapping[str, Any], field: str, steps: Steps) -> Iterator[tuple[Pattern, Any]]:
     value = raw.get(field) or {}
     if not isinstance(value, dict):
         raise InspectionRefused(field, "must map patterns to numbers")
     if len(value) > MAX_PATTERNS:
         raise InspectionRefused(field, f"more than {MAX_PATTERNS} patterns")
-    for pattern in value:
-        _check_pattern(field, pattern, _tail)
-    return value
+    for pattern, number in value.items():
+        yield Pattern(field, pattern, steps, _TAIL), number
 
 
-def _module_names(raw: Mapping[str, Any], field: str, *, compiled: bool = False) -> str | list[str]:
-    """A pattern, or a list of names (`compiled`: of patterns); empty when not given."""
+def _module_names(raw: Mapping[str, Any], field: str, steps: Steps) -> Pattern | frozenset[str]:
+    """A pattern of whole paths, or names that paths end in; no names when not given."""
     value = raw.get(field)
-    if value is None:
+    if isinstance(value, str) and value:
+        return Pattern(field, value, steps)
+    return frozenset(_names(raw, field))
+
+
+def _names(raw: Mapping[str, Any], field: str) -> list[str]:
+    """Of a field that holds a string or a list of strings."""
+    value = raw.get(field)
+    if value is None or value == "":
         return []
-    used_as = _layer_index if compiled else str
     if isinstance(value, str):
-        _check_pattern(field, value, used_as)
-        return value
+        return [value]
     if not isinstance(value, list) or not all(isinstance(name, str) and name for name in value):
         raise InspectionRefused(field, "must be a pattern or a list of names")
     if len(value) > MAX_PATTERNS:
         raise InspectionRefused(field, f"more than {MAX_PATTERNS} names")
-    if compiled:
-        for pattern in value:
-            _check_pattern(field, pattern, used_as)
     return value
 
 
-def _check_pattern(field: str, pattern: str, used_as: Callable[[str], str]) -> None:
-    """Refuse patterns that are no regular expression where they are used, and those that could keep the
-    matcher busy for ever.
-    """
-    if len(pattern) > MAX_PATTERN:
-        raise InspectionRefused(field, f"a pattern is longer than {MAX_PATTERN} characters")
-    if re.search(r"\)[*+{]", pattern) or len(re.findall(r"[*+{]", pattern)) > MAX_REPEATS:
-        reason = f"{pattern[:80]!r} is too complex: no repeated groups, at most {MAX_REPEATS} repetitions"
-        raise InspectionRefused(field, reason)
-    try:
-        re.compile(pattern)
-        re.compile(used_as(pattern))
-    except (re.error, ValueError, RecursionError, OverflowError) as error:
-        raise InspectionRefused(field, f"{pattern!r} is not a regular expression: {error}") from error
+def names_module(targets: Pattern | frozenset[str], module: str) -> bool:
+    """PEFT's rule for targets: a pattern of the whole path, or names that the path ends in, from a dot on."""
+    if isinstance(targets, Pattern):
+        return targets.matches(module)
+    return not targets.isdisjoint(path_tails(module))
 
 
-def _tail(pattern: str) -> str:
-    """PEFT's rule for ranks and alphas: what matches a whole tail of the path, from a dot on."""
-    return rf"(.*\.)?({pattern})$"
+def path_tails(module: str) -> Iterator[str]:
+    """The path, and what of it follows each dot."""
+    parts = module.split(".")
+    return (".".join(parts[start:]) for start in range(len(parts)))
 
 
-def _layer_index(pattern: str) -> str:
-    return rf"(?:^|.*?\.){pattern}\.(?P<index>\d+)\."
-
-
-def names_module(targets: str | list[str], module: str) -> bool:
-    """PEFT's rule for targets: a pattern of the whole path, or names that the path ends in."""
-    if isinstance(targets, str):
-        return re.fullmatch(targets, module) is not None
-    return any(module == name or module.endswith(f".{name}") for name in targets)
-
-
-def _first_match(patterns: Sequence[tuple[re.Pattern[str], Number]], module: str, default: Number) -> Number:
-    for pattern, value in patterns:
-        if pattern.match(module):
-            return value
-    return default
+def _first_match(patterns: Iterable[tuple[Pattern, Number]], module: str, default: Number) -> Number:
+    return next((value for pattern, value in patterns if pattern.matches(module)), default)

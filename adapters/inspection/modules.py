@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
-from adapters.inspection.config import REFUSED, UNPACKABLE, LoraConfig, names_module
+from adapters.inspection.config import REFUSED, UNPACKABLE, LoraConfig, path_tails
 from adapters.inspection.errors import InspectionRefused
 from adapters.inspection.header import Header, Tensor
 from engine.lora.manifest import GROUPS
@@ -75,14 +75,14 @@ def _targets(config: LoraConfig, base: BaseShape) -> dict[tuple[int, str], str]:
     for module in UNPACKABLE:
         if config.targets(module):
             raise InspectionRefused("target_modules", f"{module} is not served, only {', '.join(_LINEARS)}")
-    for index in config.layers_to_transform or []:
+    for index in sorted(config.layers_to_transform):
         if not 0 <= index < base.num_layers:
             raise InspectionRefused("layers_to_transform", f"{index}: the base has {base.num_layers} layers")
     paths = {(i, name): module_path(i, name) for i in range(base.num_layers) for name in _LINEARS}
-    if isinstance(config.target_modules, list):
-        for target in config.target_modules:
-            if not any(names_module([target], path) for path in paths.values()):
-                raise InspectionRefused("target_modules", f"the base has no linear module {target!r}")
+    if isinstance(config.target_modules, frozenset):
+        named = {tail for path in paths.values() for tail in path_tails(path)}
+        for target in sorted(config.target_modules - named):
+            raise InspectionRefused("target_modules", f"the base has no linear module {target!r}")
     targets = {place: path for place, path in paths.items() if config.targets(path)}
     if not targets:
         raise InspectionRefused("target_modules", "matches no linear module of the base")

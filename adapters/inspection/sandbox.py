@@ -26,6 +26,7 @@ import structlog
 from adapters.inspection.errors import CONFIG_FILE, WEIGHTS_FILE, InspectionRefused, SandboxUnavailable
 from adapters.inspection.findings import Inspection
 from adapters.inspection.messages import MAX_ANSWER, Accepted, Answer, Failed, Order, Refused, Unable
+from adapters.inspection.owner_slots import OwnerSlots
 from adapters.inspection.zygote_link import ZygoteLink
 
 log = structlog.get_logger(__name__)
@@ -47,6 +48,8 @@ class Limits:
     """Both times grow with the file: this slow an inspection is still no attack."""
     concurrency: int = 4
     """Inspections at once; more wait."""
+    owner_concurrency: int = 2
+    """Of them those of one owner; more of its own wait behind these, not in front of other owners'."""
 
 
 class _Outcome(NamedTuple):
@@ -62,7 +65,7 @@ class Sandbox:
     def __init__(self, limits: Limits | None = None, *, program: str = _ZYGOTE) -> None:
         self.limits = limits or Limits()
         self._program = program
-        self._room = asyncio.Semaphore(self.limits.concurrency)
+        self._room = OwnerSlots(self.limits.concurrency, self.limits.owner_concurrency)
         self._starting = asyncio.Lock()
         self._link: ZygoteLink | None = None
         self._told_guards = False
@@ -82,29 +85,31 @@ class Sandbox:
         """Of the process that waits."""
         return self._link.pid if self._link is not None and self._link.alive else None
 
-    async def check_file(self, path: Path, kind: Literal["weights", "config"]) -> None:
-        """The form of one file by itself. Raises InspectionRefused, SandboxUnavailable, OSError when it
-        cannot be opened.
+    async def check_file(self, path: Path, kind: Literal["weights", "config"], *, owner: str) -> None:
+        """The form of one file by itself; `owner` is the tenant it belongs to. Raises InspectionRefused,
+        SandboxUnavailable, OSError when it cannot be opened.
         """
         with _opened(path) as files:
-            await self.run(kind, files, WEIGHTS_FILE if kind == "weights" else CONFIG_FILE)
+            await self.run(kind, files, WEIGHTS_FILE if kind == "weights" else CONFIG_FILE, owner=owner)
 
     async def inspect(
-        self, weights: Path, config: Path, base_config: Path, *, values: bool = True
+        self, weights: Path, config: Path, base_config: Path, *, owner: str, values: bool = True
     ) -> Inspection:
         """Both files against the base of `base_config` (its `config.json`); `values`: all of them are read.
         Raises as `check_file` does.
         """
         with _opened(weights, config, base_config) as files:
-            result = await self.run("inspect", files, WEIGHTS_FILE, values=values)
+            result = await self.run("inspect", files, WEIGHTS_FILE, owner=owner, values=values)
         try:
             return msgspec.json.decode(result, type=Inspection)
         except msgspec.DecodeError:
             raise InspectionRefused(WEIGHTS_FILE, "could not be inspected: no valid answer") from None
 
-    async def run(self, task: str, files: Sequence[int], name: str, *, values: bool = True) -> msgspec.Raw:
+    async def run(
+        self, task: str, files: Sequence[int], name: str, *, owner: str, values: bool = True
+    ) -> msgspec.Raw:
         """A task of the zygote's on open files, the first of which is called `name`. Returns its result."""
-        async with self._room:
+        async with self._room.of(owner):
             # Once more when the zygote died under it, of which the file need not be guilty.
             for _ in range(2):
                 link = await self._living()

@@ -22,7 +22,7 @@ class Inspector:
 
     seen: list[tuple[FileKind, int]] = field(default_factory=list)
 
-    async def check_file(self, path: Path, kind: FileKind) -> None:
+    async def check_file(self, path: Path, kind: FileKind, *, owner: str) -> None:
         data = await asyncio.to_thread(path.read_bytes)
         self.seen.append((kind, len(data)))
         if data.startswith(b"bad"):

@@ -132,7 +132,7 @@ class Store(LocalStore):
         return stored
 
 class Inspector:
-    async def check_file(self, path, kind):
+    async def check_file(self, path, kind, *, owner):
         pass
 
 database = Database(url)

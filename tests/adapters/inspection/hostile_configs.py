@@ -30,7 +30,9 @@ def _texts() -> Iterator[HostileCase]:
         yield HostileCase(f"config-{name}", CONFIG, setting(config=raw))
     yield HostileCase("config-field-twice", "r", setting(config=good[:-1] + b', "r": 4}'))
     yield HostileCase(
-        "config-nested-field-twice", "a", setting(config=good[:-1] + b', "eva_config": {"a":1,"a":2}}')
+        "config-nested-field-twice",
+        "eva_config",
+        setting(config=good[:-1] + b', "eva_config": {"b": [{"a":1,"a":2}]}}'),
     )
 
 
@@ -60,6 +62,9 @@ def _numbers() -> Iterator[HostileCase]:
             "repeat": {"q{99999999999}": 4},
             "long": {"q" * 5000: 4}, "deep": {"(" * 500 + "q" + ")" * 500: 4},
             "two-thousand": {f"q{i}": 4 for i in range(2000)},
+            "look-ahead": {"(?!lm_head).*q_proj": 4}, "back-reference": {r"(q)_\1roj": 4},
+            "atomic": {"(?>q)_proj": 4}, "possessive": {"q*+_proj": 4}, "open-count": {"q{,3}_proj": 4},
+            "posix-class": {"[[:alpha:]]_proj": 4}, "end": {r"q_proj\Z": 4}, "not-ascii": {"q_proj\u0661": 4},
         }.items():  # fmt: skip
             yield HostileCase(f"{field.replace('_', '-')}-{what}", field, config(**{field: told}))
 

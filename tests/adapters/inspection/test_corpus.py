@@ -41,7 +41,7 @@ async def refusal(sandbox: Sandbox, weights: Path, config: Path) -> tuple[Inspec
     """(what was said, milliseconds)."""
     began = time.perf_counter()
     with pytest.raises(InspectionRefused) as caught:
-        await sandbox.inspect(weights, config, BASE_CONFIG)
+        await sandbox.inspect(weights, config, BASE_CONFIG, owner="org_a")
     return caught.value, (time.perf_counter() - began) * 1000
 
 
@@ -54,7 +54,7 @@ async def test_all_are_refused_by_name_and_in_time(sandbox: Sandbox, tmp_path: P
     # The ground that all cases stand on: without their damage they would be served.
     for index, dtype in enumerate(("F32", "F16", "BF16")):
         weights, config = good_upload(dtype=dtype).write(tmp_path / f"good-{index}")
-        assert (await sandbox.inspect(weights, config, BASE_CONFIG)).num_tensors == 32
+        assert (await sandbox.inspect(weights, config, BASE_CONFIG, owner="org_a")).num_tensors == 32
     built = [(case, *case.build(tmp_path / str(index))) for index, case in enumerate(CASES)]
     gc.collect()
     before, waiting_before = resident(), resident(sandbox.pid or 0)
@@ -96,7 +96,7 @@ async def test_a_file_by_itself_betrays_its_form(sandbox: Sandbox, tmp_path: Pat
         if case.name.startswith(ON_THE_WEIGHTS):
             kind = "weights"
         with pytest.raises(InspectionRefused) as caught:
-            await sandbox.check_file(weights if kind == "weights" else config, kind)
+            await sandbox.check_file(weights if kind == "weights" else config, kind, owner="org_a")
         assert caught.value.field == case.field, case.name
         seen += 1
     assert seen > 130
@@ -106,7 +106,7 @@ async def test_a_file_by_itself_betrays_its_form(sandbox: Sandbox, tmp_path: Pat
 async def test_values_are_read_when_asked_for(sandbox: Sandbox, tmp_path: Path, name: str) -> None:
     case: HostileCase = next(case for case in CASES if case.name == name)
     weights, config = case.build(tmp_path)
-    found = await sandbox.inspect(weights, config, BASE_CONFIG, values=False)
+    found = await sandbox.inspect(weights, config, BASE_CONFIG, owner="org_a", values=False)
     assert found.modules[0].norm_a is None
     with pytest.raises(InspectionRefused, match="not finite"):
-        await sandbox.inspect(weights, config, BASE_CONFIG)
+        await sandbox.inspect(weights, config, BASE_CONFIG, owner="org_a")

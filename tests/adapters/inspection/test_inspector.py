@@ -35,7 +35,7 @@ async def sandbox() -> AsyncIterator[Sandbox]:
 
 
 async def inspect(sandbox: Sandbox, folder: Path) -> Inspection:
-    return await sandbox.inspect(folder / WEIGHTS, folder / CONFIG, BASE_CONFIG)
+    return await sandbox.inspect(folder / WEIGHTS, folder / CONFIG, BASE_CONFIG, owner="org_a")
 
 
 def check_norms(found: Inspection, tensors: dict[str, torch.Tensor]) -> None:

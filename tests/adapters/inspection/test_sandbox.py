@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from adapters.inspection import InspectionRefused, Limits, Sandbox, SandboxUnavailable
 from adapters.inspection.findings import Inspection
-from tests.adapters.inspection.uploads import BASE_CONFIG, good_upload
+from tests.adapters.inspection.uploads import BASE_CONFIG, good_upload, plain_config
 
 HOSTILE = "tests.adapters.inspection.hostile_zygote"
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,10 +32,10 @@ async def sandbox() -> AsyncIterator[Sandbox]:
     await made.close()
 
 
-async def do(sandbox: Sandbox, task: str) -> Any:
+async def do(sandbox: Sandbox, task: str, owner: str = "org_a") -> Any:
     """A task's result."""
     with BASE_CONFIG.open("rb") as file:
-        return msgspec.json.decode(await sandbox.run(task, [file.fileno()], "upload"))
+        return msgspec.json.decode(await sandbox.run(task, [file.fileno()], "upload", owner=owner))
 
 
 async def refusal(sandbox: Sandbox, task: str) -> str:
@@ -47,7 +47,7 @@ async def refusal(sandbox: Sandbox, task: str) -> str:
 
 async def inspect(sandbox: Sandbox, folder: Path) -> Inspection:
     weights, config = good_upload().write(folder)
-    return await sandbox.inspect(weights, config, BASE_CONFIG)
+    return await sandbox.inspect(weights, config, BASE_CONFIG, owner="org_a")
 
 
 def children_of(pid: int) -> list[int]:
@@ -179,7 +179,9 @@ async def test_the_process_that_waits_is_replaced_when_it_is_killed(sandbox: San
     assert pid is not None
     weights, config = good_upload().write(tmp_path)
     with weights.open("rb") as w, config.open("rb") as c, BASE_CONFIG.open("rb") as b:
-        task = asyncio.create_task(sandbox.run("slow", [file.fileno() for file in (w, c, b)], "upload"))
+        task = asyncio.create_task(
+            sandbox.run("slow", [file.fileno() for file in (w, c, b)], "upload", owner="org_a")
+        )
         await until(lambda: children_of(pid or 0))
         orphans = children_of(pid)
         os.kill(pid, signal.SIGKILL)
@@ -230,6 +232,45 @@ async def test_only_so_many_at_once(tmp_path: Path) -> None:
     await sandbox.close()
 
 
+async def test_a_flood_of_slow_files_waits_behind_itself(tmp_path: Path) -> None:
+    """Each of eight takes all of its time: another owner's file is looked at beside them."""
+    sandbox = Sandbox(Limits(wall_s=2.0, concurrency=3, owner_concurrency=2), program=HOSTILE)
+    await sandbox.start()
+    flood = [asyncio.create_task(refusal(sandbox, "sleep")) for _ in range(8)]
+    await until(lambda: len(children_of(sandbox.pid or 0)) == 2)
+    weights, config = good_upload().write(tmp_path)
+    assert (await sandbox.inspect(weights, config, BASE_CONFIG, owner="org_b")).rank == 4
+    assert not any(task.done() for task in flood), "the first of the flood are still being looked at"
+    assert len(children_of(sandbox.pid or 0)) == 2
+    for task in flood:
+        task.cancel()
+    await asyncio.gather(*flood, return_exceptions=True)
+    await sandbox.close()
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        {"target_modules": r"(?:\S|.)" * 25 + "X"},
+        {"rank_pattern": {f".*.*.*.*.*X{i}": 4 for i in range(1024)}},
+    ],
+)
+async def test_patterns_that_backtrack_for_hours_are_matched_at_once(
+    tmp_path: Path, attack: dict[str, Any]
+) -> None:
+    sandbox = Sandbox(Limits(cpu_s=2))
+    await sandbox.start()
+    upload = good_upload()
+    upload.config = plain_config(**attack)
+    weights, config = upload.write(tmp_path)
+    try:
+        found = await sandbox.inspect(weights, config, BASE_CONFIG, owner="org_a")
+        assert found.rank == 4, "patterns of ranks that match no module"
+    except InspectionRefused as refused:
+        assert (refused.field, refused.reason) == ("target_modules", "matches no linear module of the base")
+    await sandbox.close()
+
+
 async def test_whoever_asks_may_go_away(sandbox: Sandbox, tmp_path: Path) -> None:
     pid = sandbox.pid
     assert pid is not None
@@ -260,7 +301,7 @@ async def test_without_a_process_there_is_an_error_of_ours(tmp_path: Path) -> No
         await Sandbox(program="adapters.inspection.absent").start()
     sandbox = Sandbox()
     with pytest.raises(FileNotFoundError):
-        await sandbox.check_file(tmp_path / "absent", "weights")
+        await sandbox.check_file(tmp_path / "absent", "weights", owner="org_a")
 
 
 async def test_a_file_is_not_to_blame_for_a_machine_that_is_full(tmp_path: Path) -> None:
@@ -273,13 +314,13 @@ async def test_a_file_is_not_to_blame_for_a_machine_that_is_full(tmp_path: Path)
 
 async def test_files_by_themselves(sandbox: Sandbox, tmp_path: Path) -> None:
     weights, config = good_upload().write(tmp_path)
-    await sandbox.check_file(weights, "weights")
-    await sandbox.check_file(config, "config")
+    await sandbox.check_file(weights, "weights", owner="org_a")
+    await sandbox.check_file(config, "config", owner="org_a")
     with pytest.raises(InspectionRefused) as caught:
-        await sandbox.check_file(config, "weights")
+        await sandbox.check_file(config, "weights", owner="org_a")
     assert caught.value.field == "adapter_model.safetensors"
     with pytest.raises(InspectionRefused) as caught:
-        await sandbox.check_file(weights, "config")
+        await sandbox.check_file(weights, "config", owner="org_a")
     assert caught.value.field == "adapter_config.json"
 
 
@@ -293,7 +334,7 @@ async def main():
     sandbox = Sandbox()
     await sandbox.start()
     weights, config = good_upload().write(Path(sys.argv[1]))
-    found = await sandbox.inspect(weights, config, BASE_CONFIG)
+    found = await sandbox.inspect(weights, config, BASE_CONFIG, owner="org_a")
     held = [name for name, holds in sandbox._link.guards.items() if holds]
     print(os.geteuid(), sandbox.pid, found.rank, *held)
     sys.stdout.flush()
