@@ -11,13 +11,19 @@ from typing import Any
 from adapters.inspection.errors import InspectionRefused
 
 
+class _Twice(Exception):
+    """Some object has a key twice."""
+
+
 def decode_object(file: str, text: bytes) -> dict[str, Any]:
-    """The object that `text` is. Raises InspectionRefused naming `file`, or the key that is there twice."""
+    """The object that `text` is. Raises InspectionRefused naming `file`, or the field of the object that is
+    given twice or has a key twice within it.
+    """
 
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            raise InspectionRefused(_first_twice(pairs), f"given twice in {file}")
+            raise _Twice
         return found
 
     def refuse_literal(literal: str) -> Any:
@@ -27,6 +33,8 @@ def decode_object(file: str, text: bytes) -> dict[str, Any]:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=distinct, parse_constant=refuse_literal)
     except InspectionRefused:
         raise
+    except _Twice:
+        raise _repeated(file, text) from None
     except RecursionError:
         raise InspectionRefused(file, "not valid JSON: nested too deeply") from None
     except UnicodeDecodeError:
@@ -40,13 +48,36 @@ def decode_object(file: str, text: bytes) -> dict[str, Any]:
     return value
 
 
-def _first_twice(pairs: list[tuple[str, Any]]) -> str:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            return key
-        seen.add(key)
-    raise AssertionError("fewer keys than pairs")
+class _Pairs(list[tuple[str, Any]]):
+    """An object as it was written."""
+
+
+def _repeated(file: str, text: bytes) -> InspectionRefused:
+    """Which key is there twice, below which field of the outermost object."""
+    try:
+        value = json.loads(text, object_pairs_hook=_Pairs)
+        path = _path_to_repeated(value)
+    except (ValueError, RecursionError):
+        path = None  # malformed after the repeated key, too
+    if not path:
+        return InspectionRefused(file, "not valid JSON: a key is given twice")
+    if len(path) == 1:
+        return InspectionRefused(path[0], f"given twice in {file}")
+    return InspectionRefused(path[0], f"its {path[-1]!r} is given twice in {file}")
+
+
+def _path_to_repeated(value: object) -> list[str] | None:
+    """The keys that lead to the first one that its object has twice; none of lists' indices."""
+    if isinstance(value, _Pairs):
+        seen: set[str] = set()
+        for key, inner in value:
+            path = [] if key in seen else _path_to_repeated(inner)
+            if path is not None:
+                return [key, *path]
+            seen.add(key)
+    elif isinstance(value, list):
+        return next(filter(None, map(_path_to_repeated, value)), None)
+    return None
 
 
 def _is_text(value: object) -> bool:

@@ -86,7 +86,7 @@ def _header_texts() -> Iterator[HostileCase]:
     for part, again in {"dtype": b'"F32"', "shape": b"[4, 256]", "data_offsets": b"[0, 0]"}.items():
         told = f'"{part}": '.encode()
         yield HostileCase(
-            f"{part}-twice", part, header_text(lambda t, d=told, a=again: t.replace(d, d + a + b", " + d, 1))
+            f"{part}-twice", A, header_text(lambda t, d=told, a=again: t.replace(d, d + a + b", " + d, 1))
         )
 
 
