@@ -207,9 +207,14 @@ def pack_adapters(
     """Pack PEFT directories into the engine's artifact folder. Loads torch. Raises `CliError` naming the
     adapter.
     """
+    from adapters.arithmetic_threads import bound_arithmetic_threads
     from adapters.packing import PackingError, pack
     from engine.model.config import load_config
 
+    try:
+        bound_arithmetic_threads(environment=environment)
+    except ValueError as error:
+        raise CliError(str(error)) from error
     config = load_config(Path(setting(environment, "ROOTSTOCK_ENGINE_BASE")))
     out_dir = Path(setting(environment, "ROOTSTOCK_ENGINE_ARTIFACTS_DIR"))
     refs = {}

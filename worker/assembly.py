@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 import torch
 
 from adapters.announcing import Announcer
+from adapters.arithmetic_threads import bound_arithmetic_threads
 from adapters.inspection import Sandbox
 from adapters.pinning import Pinning
 from adapters.pipeline import AdapterPipeline
@@ -22,6 +23,7 @@ torch.set_grad_enabled(False)
 
 async def open_pipeline(runtime: Runtime, settings: JobsSettings, opened: AsyncExitStack) -> AdapterPipeline:
     """What a `worker.runtime.OpenPipeline` does."""
+    bound_arithmetic_threads(settings.threads)
     asyncio.get_running_loop().set_default_executor(computing_threads())
     base = Base(
         settings.base_path,

@@ -77,6 +77,8 @@ class JobsSettings(BaseSettings):
     """The engine that calibration measures on, `ipc://...` or `tcp://...`."""
     artifacts_dir: Path
     """The engine's directory of packed adapters."""
+    threads: int | None = Field(default=None, ge=1, le=256)
+    """That one process computes with, packing or calibrating. Unset: what OMP_NUM_THREADS says, else one."""
     scratch_dir: Path | None = None
     """For files being worked on; by default the system's for temporary files."""
     lease_seconds: float = Field(default=30.0, ge=1, le=600)

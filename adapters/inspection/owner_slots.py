@@ -1,7 +1,7 @@
 """Shares a bounded number of concurrent slots among owners, so that one owner's flood waits behind its own.
 
-An owner takes one of its own slots first and one of the common slots then, both first come, first served: however
-many tasks an owner has waiting, at most its own number of them stand in the common queue.
+An owner takes one of its own slots first and one of the common slots then, both first come, first served:
+however many tasks an owner has waiting, at most its own number of them stand in the common queue.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Matches the regular expressions of an `adapter_config.json` against module paths, in bounded time.
 
-PEFT matches them with Python's `re`, which backtracks: 25 repetitions of `(?:\\S|.)` keep it busy for hours. RE2
-takes time proportional to the size of the pattern times the length of the path; the steps of all patterns of one
-config are counted and bounded together. Only syntax that both libraries read alike is accepted, so that a pattern
-selects here exactly the modules that it selects in PEFT.
+PEFT matches them with Python's `re`, which backtracks: 25 repetitions of `(?:\\S|.)` keep it busy for hours.
+RE2 takes time proportional to the size of the pattern times the length of the path; the steps of all patterns
+of one config are counted and bounded together. Only syntax that both libraries read alike is accepted, so
+that a pattern selects here exactly the modules that it selects in PEFT.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def _check(field: str, pattern: str) -> None:
         if token is None or (token.lastgroup == "repeat" and not repeatable):
             raise InspectionRefused(
                 field,
-                f"{pattern[position : position + 20]!r} in the pattern is not supported (supported are {_READ}); "
-                "name the modules in a list instead",
+                f"{pattern[position : position + 20]!r} in the pattern is not supported (supported are "
+                f"{_READ}); name the modules in a list instead",
             )
         repeatable = token.lastgroup == "atom"
         position = token.end()

@@ -83,3 +83,39 @@ async def test_jobs_compute_in_such_threads_beside_a_loop_that_is_none(tmp_path:
         await open_pipeline(runtime, settings, opened)
         assert await asyncio.to_thread(os.sched_getscheduler, 0) == os.SCHED_IDLE
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+@pytest.mark.parametrize(
+    ("environment", "setting", "expected"),
+    [({}, None, 1), ({"OMP_NUM_THREADS": "2"}, None, 2), ({"OMP_NUM_THREADS": "2"}, 3, 3)],
+)
+async def test_jobs_compute_with_a_bounded_number_of_threads(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    setting: int | None,
+    expected: int,
+) -> None:
+    import torch
+
+    from worker.assembly import open_pipeline
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    settings = JobsSettings(
+        base_path=BASE,
+        base_name="sapling",
+        engine_endpoint="ipc:///nowhere",
+        artifacts_dir=tmp_path,
+        threads=setting,
+    )
+    runtime: Any = SimpleNamespace(store=None, redis=None, database=None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(5)
+    try:
+        async with AsyncExitStack() as opened:
+            await open_pipeline(runtime, settings, opened)
+            assert await asyncio.to_thread(torch.get_num_threads) == expected
+    finally:
+        torch.set_num_threads(before)

@@ -248,26 +248,18 @@ async def test_a_flood_of_slow_files_waits_behind_itself(tmp_path: Path) -> None
     await sandbox.close()
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        {"target_modules": r"(?:\S|.)" * 25 + "X"},
-        {"rank_pattern": {f".*.*.*.*.*X{i}": 4 for i in range(1024)}},
-    ],
-)
-async def test_patterns_that_backtrack_for_hours_are_matched_at_once(
-    tmp_path: Path, attack: dict[str, Any]
-) -> None:
+async def test_patterns_that_backtrack_for_hours_are_matched_at_once(tmp_path: Path) -> None:
     sandbox = Sandbox(Limits(cpu_s=2))
     await sandbox.start()
     upload = good_upload()
-    upload.config = plain_config(**attack)
+    upload.config = plain_config(rank_pattern={f".*.*.*.*.*X{i}": 4 for i in range(1024)})
     weights, config = upload.write(tmp_path)
-    try:
-        found = await sandbox.inspect(weights, config, BASE_CONFIG, owner="org_a")
-        assert found.rank == 4, "patterns of ranks that match no module"
-    except InspectionRefused as refused:
-        assert (refused.field, refused.reason) == ("target_modules", "matches no linear module of the base")
+    assert (await sandbox.inspect(weights, config, BASE_CONFIG, owner="org_a")).rank == 4
+    upload.config = plain_config(target_modules=r"(?:\S|.)" * 25 + "X")
+    weights, config = upload.write(tmp_path)
+    with pytest.raises(InspectionRefused, match="matches no linear module") as caught:
+        await sandbox.inspect(weights, config, BASE_CONFIG, owner="org_a")
+    assert caught.value.field == "target_modules"
     await sandbox.close()
 
 
