@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from adapters.errors import InvalidAdapter
+
 PART = re.compile(r"[a-z0-9._-]{1,64}")
-ADAPTER_ID = re.compile(r"adp_[0-9a-hjkmnp-tv-z]{26}")
+_ID_PREFIX = "adp_"
+ADAPTER_ID = re.compile(rf"{_ID_PREFIX}[0-9a-hjkmnp-tv-z]{{26}}")
 MAX_DESCRIPTION = 2000
 """Characters of what people write about an adapter."""
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
@@ -57,6 +60,23 @@ def checked_part(field_name: str, part: str) -> str:
     if PART.fullmatch(part) is None:
         raise ValueError(f"{field_name} must be 1 to 64 of a-z, 0-9, '.', '_' and '-', not {part[:80]!r}")
     return part
+
+
+def check_new_name(name: str) -> None:
+    """Whether an adapter may be called so from now on. Raises ValueError naming the field, and InvalidAdapter
+    for a name of the grammar that paths of the API could not mean it by.
+    """
+    checked_part("name", name)
+    if name in (".", ".."):
+        reason = (
+            f"{name!r} is removed from URLs by clients and proxies: choose a name with a letter or a digit"
+        )
+        raise InvalidAdapter("name", reason)
+    if name.startswith(_ID_PREFIX):
+        reason = (
+            f"{name!r} begins with {_ID_PREFIX!r}, which only ids of adapters do: choose another beginning"
+        )
+        raise InvalidAdapter("name", reason)
 
 
 def checked_text(field_name: str, text: str, longest: int) -> str:

@@ -20,7 +20,7 @@ from adapters.announcing import Announcer
 from adapters.catalogue import MAX_VERSION, Shown, name_of
 from adapters.errors import AdapterNotFound, NothingToRollBackTo, VersionNotFound, VersionNotReady
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
-from adapters.names import MAX_DESCRIPTION, ModelName, checked_part, checked_text
+from adapters.names import MAX_DESCRIPTION, ModelName, check_new_name, checked_part, checked_text
 from adapters.pinning import Pinning, ref_of
 from adapters.repository import AdapterRepository
 from adapters.resolver import ModelCard, ModelResolver, ResolvedModel
@@ -78,7 +78,7 @@ class AdapterService:
         self.base = checked_part("base", base)
 
     async def update(self, tenant_id: str, adapter: str, changes: Changes, *, by: Actor = SYSTEM) -> Shown:
-        """Raises AdapterNotFound, NameTaken, ValueError naming the field."""
+        """Raises AdapterNotFound, NameTaken, InvalidAdapter, ValueError naming the field."""
         if changes.name is not None:
             checked_part("name", changes.name)
         checked_text("description", changes.description or "", MAX_DESCRIPTION)
@@ -88,6 +88,7 @@ class AdapterService:
                 await repository.hold_tenant("adapters")
             row = await self._locked(repository, adapter)
             if changes.name is not None and changes.name != row.name:
+                check_new_name(changes.name)
                 if await repository.find(self.base, ModelName(self.base, changes.name)) is not None:
                     raise NameTaken("adapter name", changes.name)
                 self._record(session, row, "adapter.renamed", f"{row.name} is called {changes.name} now.")
@@ -233,7 +234,7 @@ class AdapterService:
     ) -> Registered:
         """Add packed weights as the next version of the adapter `name`, made when it is not there; serve them
         at once when `activate`. The same weights again change no version. For the operator, whose word stands
-        for inspection and calibration. Raises ValueError; tenants must exist.
+        for inspection and calibration. Raises ValueError, InvalidAdapter; tenants must exist.
         """
         checked_part("name", name)
         for field_name, digest in (("ref.digest", ref.digest), ("base_digest", base_digest)):
@@ -285,6 +286,7 @@ class AdapterService:
         await repository.hold_tenant("adapters")
         adapter = await repository.lock(ModelName(self.base, name))
         if adapter is None:
+            check_new_name(name)
             adapter = Adapter(id=new_id("adp"), tenant_id=repository.tenant_id, base=self.base, name=name)
             repository.add_own(adapter)
             await session.flush()

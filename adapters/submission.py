@@ -24,7 +24,7 @@ from adapters.jobs.models import AWAITED
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import queue_job
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
-from adapters.names import MAX_DESCRIPTION, ModelName, checked_part, checked_text
+from adapters.names import MAX_DESCRIPTION, ModelName, check_new_name, checked_text
 from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
 from adapters.repository import AdapterRepository
 from db.base import new_id
@@ -126,7 +126,7 @@ class AdapterSubmission:
         """A new adapter and its first version. Raises NameTaken, AdapterLimitReached, InvalidAdapter,
         InspectionRefused, what the services of files raise, ValueError naming the field.
         """
-        checked_part("name", name)
+        check_new_name(name)
         checked_text("description", description or "", MAX_DESCRIPTION)
         async with self._database.read(caller.tenant_id) as session:
             await self._refuse(AdapterRepository(session, caller.tenant_id), caller.plan, name)

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from adapters.catalogue import Shown
 from adapters.files.models import UploadPart
-from adapters.names import PART
+from adapters.names import check_new_name
 from adapters.submission import DTYPES, Calibration, Caller, Dtype, Submission, Submitted
 from admin.forms import read_body
 from admin.frame import Frame, Visitor
@@ -295,8 +295,10 @@ async def _read_pieces(file: UploadFile) -> AsyncIterator[bytes]:
 
 
 def _check_name(name: str) -> None:
-    if PART.fullmatch(name) is None:
-        raise Refused("name", _NAME_RULE)
+    try:
+        check_new_name(name)
+    except ValueError:
+        raise Refused("name", _NAME_RULE) from None
 
 
 def _place(made: Submitted) -> str:

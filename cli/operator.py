@@ -158,11 +158,16 @@ def migrate(data: Path | None) -> str:
 
 def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]) -> list[str]:
     """Pack PEFT directories, by adapter name, and serve them; the pinned model names."""
-    from adapters.names import PART
+    from adapters.errors import InvalidAdapter
+    from adapters.names import check_new_name
 
     for name, directory in directories.items():
-        if PART.fullmatch(name) is None:
-            raise CliError(f"{name!r} cannot name an adapter: 1 to 64 of a-z 0-9 . _ -")
+        try:
+            check_new_name(name)
+        except InvalidAdapter as error:
+            raise CliError(f"{name!r} cannot name an adapter: {error.reason}") from None
+        except ValueError:
+            raise CliError(f"{name!r} cannot name an adapter: 1 to 64 of a-z 0-9 . _ -") from None
         if not directory.is_dir():
             raise CliError(f"adapter {name}: there is no directory {directory}")
 

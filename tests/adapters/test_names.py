@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.names import InvalidModelName, ModelName, checked_part, parse
+from adapters.errors import InvalidAdapter
+from adapters.names import InvalidModelName, ModelName, check_new_name, checked_part, parse
 
 ID = "adp_" + "0123456789abcdefghjkmnpqrs"
 PARTS = st.from_regex(r"[a-z0-9._-]{1,64}", fullmatch=True)
@@ -60,3 +61,21 @@ def test_a_wrong_part_names_its_field() -> None:
     assert checked_part("base", "sapling") == "sapling"
     with pytest.raises(ValueError, match="base must be"):
         checked_part("base", "Sapling!")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [(".", "removed from URLs"), ("..", "removed from URLs"), ("adp_mine", "only ids"), (ID, "only ids")],
+)
+def test_names_that_no_path_could_mean_are_refused_from_now_on(name: str, reason: str) -> None:
+    with pytest.raises(InvalidAdapter, match=reason) as caught:
+        check_new_name(name)
+    assert caught.value.field == "name"
+    assert str(parse(f"sapling:{name}")) == f"sapling:{name}", "those that there are stay reachable"
+
+
+def test_other_names_are_as_free_as_they_were() -> None:
+    for name in ("pirate", "...", "adp", "my-adp_x", "0", "a.b"):
+        check_new_name(name)
+    with pytest.raises(ValueError, match="name must be"):
+        check_new_name("A b")

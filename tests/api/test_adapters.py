@@ -241,6 +241,8 @@ async def test_update_and_delete(site: Site) -> None:
         ({"disabled": "yes"}, "disabled"),
         ({"colour": "red"}, "colour"),
         ({"name": "A b"}, "name"),
+        ({"name": ".."}, "name"),
+        ({"name": "adp_x"}, "name"),
     ):
         wrong = await site.ours.post(path, json=body)
         assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, param)
@@ -322,6 +324,8 @@ async def test_what_is_wrong_is_named(site: Site, tmp_path: Path) -> None:
     for changes, status, code, param in (
         ({"base_model": "oak"}, 400, "invalid_value", "base_model"),
         ({"name": "Not so"}, 400, "invalid_value", "name"),
+        ({"name": "."}, 400, "invalid_value", "name"),
+        ({"name": "adp_x"}, 400, "invalid_value", "name"),
         ({"description": "a\x00b"}, 400, "invalid_value", "description"),
         ({"file_ids": ["\x00", file_ids[1]]}, 400, "invalid_value", "file_ids[0]"),
         ({"file_ids": [file_ids[0]]}, 400, "invalid_value", "file_ids"),
