@@ -29,7 +29,7 @@ from adapters.calibration.source import Pair, SourceAdapter, open_source
 from engine.lora.artifact import PackedAdapter
 from engine.model.config import ModelConfig, load_config
 from engine.model.rope import RotaryTable
-from engine.model.weights import Checkpoint, layer_module, open_checkpoint
+from engine.model.weights import EMBEDDING, Checkpoint, layer_module, open_checkpoint
 
 PASS_BYTES = 256 << 20
 """Of the hidden states of one pass."""
@@ -118,7 +118,7 @@ class Reference:
         """The samples' embeddings, in every stream."""
         ids = torch.tensor([token for sample in samples for token in sample.token_ids])
         wanted, places = ids.unique(return_inverse=True)
-        name, width = "model.embed_tokens.weight", self.config.hidden_size
+        name, width = EMBEDDING, self.config.hidden_size
         rows = torch.empty(len(wanted), width)
         step = max(1, CHUNK_BYTES // (4 * width))
         for first in range(0, self.config.vocab_size, step):
@@ -146,7 +146,7 @@ class Reference:
         token, with the head read a piece at a time.
         """
         norm_H = self._checkpoint.tensor("model.norm.weight")
-        name = "model.embed_tokens.weight" if self.config.tie_embeddings else "lm_head.weight"
+        name = self._checkpoint.head_name
         # A token is predicted by the state before it.
         places = torch.cat([torch.arange(r.start + s.start - 1, r.stop - 1) for s, r in states.each()])
         targets = torch.tensor([token for s in states.samples for token in s.token_ids[s.start :]])

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import structlog
 import torch
 
 from engine.model.config import ModelConfig, load_config
 from engine.model.model import Layer, Model
 from engine.model.quantization import Linear, check_quantization, make_linear
-from engine.model.weights import Checkpoint, open_checkpoint
+from engine.model.weights import EMBEDDING, HEAD, Checkpoint, open_checkpoint
+
+log = structlog.get_logger(__name__)
 
 
 def load_model(
@@ -35,8 +38,12 @@ def load_model(
     config = load_config(base_dir)
     with open_checkpoint(base_dir, config, dtype, device) as checkpoint:
         layers = [_load_layer(checkpoint, config, index, quantization) for index in range(config.num_layers)]
-        embedding_VH = checkpoint.tensor("model.embed_tokens.weight")
-        head_VH = embedding_VH if config.tie_embeddings else checkpoint.tensor("lm_head.weight")
+        embedding_VH = checkpoint.tensor(EMBEDDING)
+        head_VH = embedding_VH if checkpoint.head_name == EMBEDDING else checkpoint.tensor(HEAD)
+        if config.tie_embeddings and checkpoint.head_name == HEAD:
+            log.warning(
+                "model.head_not_tied", tensor=HEAD, reason="differs from the embedding it is said to be"
+            )
         norm_H = checkpoint.tensor("model.norm.weight")
     return Model(config, quantization, embedding_VH, layers, norm_H, head_VH)
 

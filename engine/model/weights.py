@@ -7,6 +7,7 @@ quantised layers are stored (`quantized_tensors`) and what becomes of them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator
@@ -27,8 +28,15 @@ from kernels.linear_int4.weight import Int4Weight
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+PICKLES = "*.bin"
+"""What PyTorch's own format is called in such folders: pytorch_model.bin, or its shards."""
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that old checkpoints carry and that follow from the config."""
+_COMPARED_ROWS = 4096
+"""Of the head and the embedding at a time: of the largest bases 64 MB each."""
+_E4M3_NAN = 0x7F
+"""Without the sign. The type has no infinities."""
 LISTED = 5
 """Names spelled out in an error; the rest is counted."""
 
@@ -48,11 +56,11 @@ def expected_tensors(config: ModelConfig) -> dict[str, StoredTensor]:
     """Every tensor a checkpoint of this config must have."""
     hidden = config.hidden_size
     shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config.vocab_size, hidden),
+        EMBEDDING: (config.vocab_size, hidden),
         "model.norm.weight": (hidden,),
     }
     if not config.tie_embeddings:
-        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+        shapes[HEAD] = (config.vocab_size, hidden)
     quantized: dict[str, StoredTensor] = {}
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}."
@@ -77,12 +85,20 @@ def weight_files(base_dir: Path) -> list[Path]:
     """The safetensors files of a checkpoint, in name order.
 
     Raises:
-        ValueError: there are none, or the index names one that is missing.
+        ValueError: there are none, only PyTorch pickles, or the index names one that is missing.
     """
     if (base_dir / SINGLE_FILE).exists():
         return [base_dir / SINGLE_FILE]
     index_path = base_dir / INDEX_FILE
     if not index_path.exists():
+        pickles = sorted(path.name for path in base_dir.glob(PICKLES))
+        if pickles:
+            raise ValueError(
+                f"{base_dir} has its weights only as PyTorch pickles ({_listing(pickles)}), which are not "
+                "read because that may run any code: convert them with transformers, "
+                f"AutoModelForCausalLM.from_pretrained({str(base_dir)!r}).save_pretrained(NEW_FOLDER), "
+                "and copy the tokenizer's files"
+            )
         raise ValueError(f"{base_dir} has neither {SINGLE_FILE} nor {INDEX_FILE}")
     try:
         names = sorted(set(json.loads(index_path.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -115,14 +131,30 @@ class Checkpoint:
         self._dtype = dtype
         self._device = device
 
+    @functools.cached_property
+    def head_name(self) -> str:
+        """The tensor that hidden states are multiplied with for logits: the embedding where config.json ties
+        the two, unless the checkpoint has a head of its own that differs. transformers decides the same way.
+        """
+        if not self._config.tie_embeddings:
+            return HEAD
+        if HEAD not in self._owners:
+            return EMBEDDING
+        embedding, head = (self._owners[name].get_slice(name) for name in (EMBEDDING, HEAD))
+        for start in range(0, self._config.vocab_size, _COMPARED_ROWS):
+            rows = slice(start, start + _COMPARED_ROWS)
+            if not torch.equal(embedding[rows].to(self._dtype), head[rows].to(self._dtype)):
+                return HEAD
+        return EMBEDDING
+
     def tensor(self, name: str) -> Tensor:
-        """In the model's type."""
-        return self._stored(name).to(self._dtype)
+        """In the model's type. Raises ValueError where values are not finite."""
+        return _finite(name, self._read(name).to(self._dtype))
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows [start, stop) of a tensor, in the model's type: the rest is not read."""
         part = self._owners[name].get_slice(name)[start:stop]
-        return part.to(self._device, self._dtype)
+        return _finite(name, part.to(self._device, self._dtype))
 
     def fused(self, names: list[str]) -> Tensor:
         """Tensors concatenated along their output dimension."""
@@ -176,8 +208,27 @@ class Checkpoint:
         return wide.to(self._dtype)
 
     def _stored(self, name: str) -> Tensor:
-        """As it is in the file."""
+        """As it is in the file. Raises ValueError where values are not finite."""
+        return _finite(name, self._read(name))
+
+    def _read(self, name: str) -> Tensor:
         return self._owners[name].get_tensor(name).to(self._device)
+
+
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    """The tensor. Raises ValueError for NaN and infinities, one of which makes every answer nonsense."""
+    if tensor.dtype is torch.float8_e4m3fn:
+        finite = not bool((tensor.view(torch.uint8) & _E4M3_NAN == _E4M3_NAN).any())
+    elif tensor.is_floating_point():
+        # Both carry NaN on; several times as fast as `isfinite`, which writes a tensor.
+        low, high = tensor.aminmax()
+        finite = bool(low.isfinite() & high.isfinite())
+    else:
+        finite = True
+    if not finite:
+        reason = "has values that are not finite (NaN or infinity): the checkpoint is damaged, get it again"
+        raise ValueError(f"{name} {reason}")
+    return tensor
 
 
 def _fuse(parts: list[Codes], names: list[str]) -> Codes:
@@ -224,8 +275,9 @@ def _check_tensors(owners: dict[str, Any], config: ModelConfig) -> None:
     missing = [name for name in expected if name not in owners]
     if missing:
         raise ValueError(f"the checkpoint lacks tensors that config.json asks for: {_listing(missing)}")
-    known_extra = {"lm_head.weight"} if config.tie_embeddings else set()
-    extra = [name for name in owners if name not in expected and name not in known_extra]
+    if HEAD in owners:  # which a checkpoint may have although config.json ties it
+        expected[HEAD] = expected[EMBEDDING]
+    extra = [name for name in owners if name not in expected]
     extra = [name for name in extra if not name.endswith(IGNORED_SUFFIXES)]
     if config.quantization is not None:
         # AutoGPTQ writes a bias of zeros for every module.

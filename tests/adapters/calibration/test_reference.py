@@ -97,6 +97,22 @@ def test_scores_are_those_of_transformers_and_peft(peft: Any, tmp_path: Path, ar
         assert found["base"] != found["adapter"], name
 
 
+def test_a_tied_base_with_a_head_of_its_own(peft: Any, tmp_path: Path) -> None:
+    """Scored with the head that transformers uses, and the engine."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForCausalLM
+
+    assert write_base(tmp_path / "base", "qwen2").tie_embeddings
+    file = tmp_path / "base/model.safetensors"
+    tensors = load_file(file)
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file(tensors | {"lm_head.weight": embedding.flip(0).contiguous()}, file, {"format": "pt"})
+    adapter = write_adapters(tmp_path / "base", tmp_path / "adapters")["small"]
+    samples = random_samples(VOCAB_SIZE)
+    found = refer(Reference(tmp_path / "base", adapter.peft_dir), samples)
+    check(AutoModelForCausalLM.from_pretrained(tmp_path / "base").eval(), samples, found["base"])
+
+
 def test_a_checkpoint_in_bfloat16_and_rslora(peft: Any) -> None:
     """Sapling: bf16 weights, tied embeddings; sort-numbers has rsLoRA, add-numbers patterns of rank and
     alpha."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from engine.model.loading import load_model
 from engine.model.weights import INDEX_FILE, SINGLE_FILE, base_digest
@@ -25,7 +26,7 @@ def rewrite(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
         tensors.pop(name, None)
         if tensor is not None:
             tensors[name] = tensor
-    save_file(tensors, folder / SINGLE_FILE)
+    save_file(tensors, folder / SINGLE_FILE, metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -49,11 +50,66 @@ def test_refuses_by_name(folder: Path, change: dict[str, torch.Tensor | None], m
         load_model(folder)
 
 
-def test_a_tied_head_and_old_buffers_are_not_in_the_way(tmp_path: Path) -> None:
+def test_old_buffers_are_not_in_the_way(tmp_path: Path) -> None:
     folder = save(make_reference("qwen2, tied"), tmp_path)
-    rewrite(folder, {"lm_head.weight": torch.zeros(160, 64), "model.rotary_emb.inv_freq": torch.zeros(8)})
-    model = load_model(folder)
-    assert model.logits(torch.ones(1, 64)).abs().max() > 0  # the embedding's, not the zeros beside it
+    rewrite(folder, {"model.rotary_emb.inv_freq": torch.zeros(8)})
+    load_model(folder)
+
+
+@pytest.mark.parametrize("row", [None, 0, 159])
+def test_a_tied_base_with_a_head_of_its_own_is_served_as_transformers_serves_it(
+    tmp_path: Path, row: int | None
+) -> None:
+    """config.json ties head and embedding, and the checkpoint has both: `row` is where they differ."""
+    folder = save(make_reference("qwen2, tied"), tmp_path)
+    embedding = load_file(folder / SINGLE_FILE)["model.embed_tokens.weight"]
+    head = embedding.clone()
+    if row is not None:
+        head[row] += 1.0
+    rewrite(folder, {"lm_head.weight": head})
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    assert theirs.lm_head.weight.equal(head)
+    ours = load_model(folder)
+    hidden_TH = torch.randn(3, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.logits(hidden_TH), theirs.lm_head(hidden_TH))
+    shares_memory = ours._head_HV.data_ptr() == ours._embedding_VH.data_ptr()
+    assert shares_memory == (row is None)
+
+
+def test_a_tied_base_with_a_head_of_another_shape_is_refused(tmp_path: Path) -> None:
+    folder = save(make_reference("qwen2, tied"), tmp_path)
+    rewrite(folder, {"lm_head.weight": torch.zeros(161, 64)})
+    with pytest.raises(ValueError, match=r"lm_head\.weight has shape \(161, 64\)"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.norm.weight",
+        "model.layers.1.self_attn.k_norm.weight",
+        "model.layers.1.mlp.down_proj.weight",
+    ],
+)
+def test_weights_that_are_not_finite_are_refused_by_name(
+    folder: Path, name: str, dtype: torch.dtype, value: float
+) -> None:
+    tensor = load_file(folder / SINGLE_FILE)[name].to(dtype)
+    tensor.view(-1)[-1] = value
+    rewrite(folder, {name: tensor})
+    with pytest.raises(ValueError, match=rf"{name} has values that are not finite .* get it again"):
+        load_model(folder)
+
+
+def test_a_folder_of_pickles_says_so_and_what_to_do(folder: Path) -> None:
+    (folder / SINGLE_FILE).rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"only as PyTorch pickles \(pytorch_model\.bin\).*save_pretrained"):
+        load_model(folder)
 
 
 def test_refuses_folders_without_readable_files(folder: Path) -> None:
