@@ -51,6 +51,8 @@ class Residency:
         # By index of the closed slot: the digest that will have its room.
         self._closed: dict[int, str] = {}
         self._ready_since: dict[int, float] = {}
+        # Loaded since the last turns: their requests have not been offered them yet.
+        self._unoffered: set[int] = set()
         # No room for as many bytes as these is to be had, until a slot is released, loaded or emptied, or an
         # adapter is in demand no more.
         self._exhausted: int | None = None
@@ -111,6 +113,7 @@ class Residency:
 
     def loaded(self, index: int, digest: str) -> None:
         self._ready_since[index] = self._clock()
+        self._unoffered.add(index)
         self._exhausted = None
         self.slots.loaded(index, digest)
 
@@ -132,9 +135,11 @@ class Residency:
 
     def take_turns(self) -> None:
         """Let adapters that have waited too long claim room. Call once before admitting."""
-        if not self._missing:
-            return
-        now = self._clock()
+        if self._missing:
+            self._claim_room(self._clock())
+        self._unoffered.clear()
+
+    def _claim_room(self, now: float) -> None:
         overdue = []
         for ref, since in self._missing.values():
             if now - since < self._patience_s:
@@ -259,6 +264,9 @@ class Residency:
             assert slot.ref is not None
             digest, since = slot.ref.digest, self._ready_since[slot.index]
             wanted = digest in self._waiting or slot.references > 0
+            # With a patience shorter than a step, slots would change hands without a request ever admitted.
+            if slot.index in self._unoffered and digest in self._waiting and not slot.references:
+                continue
             if not self.slots.is_pinned(digest) and (not wanted or now - since >= self._patience_s):
                 candidates.append((slot.references, wanted, since, slot.index, slot))
         return [candidate[-1] for candidate in sorted(candidates)]

@@ -460,6 +460,29 @@ def test_large_adapters_wait_no_longer_than_their_turns_allow(seed: int) -> None
     assert engine.core.stats.adapter_evictions > 0
 
 
+@pytest.mark.parametrize("patience", [0.0, 1e-6, 0.5])
+@pytest.mark.parametrize("auto_load", [True, False])
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_a_patience_shorter_than_a_step_ends_all_requests(
+    num_slots: int, auto_load: bool, patience: float
+) -> None:
+    """A slot that was just loaded is offered to its requests before another adapter may claim it."""
+    engine = Engine(
+        num_slots=num_slots, auto_load=auto_load, slot_patience_s=patience, max_rows=3, max_waiting=100
+    )
+    for number in range(20):
+        engine.submit(submission(f"r{number}", [1, 2], 3, adapter=(A, B, C)[number % 3]))
+    for _ in range(400):
+        if not engine.core.has_work:
+            break
+        engine.now += 1.0
+        while engine.loads:
+            engine.finish_load()
+        engine.step()
+    assert len(engine.finished) == 20
+    engine.check_idle()
+
+
 def test_slots_that_suffice_never_change_hands() -> None:
     engine = Engine(num_slots=3)
     for number in range(30):
