@@ -120,6 +120,7 @@ def build_engine(
         max_prompt_tokens=sizes.context_length - 1,
         vocab_size=config.vocab_size,
         build=build,
+        sliding_window=config.sliding_window if _is_clamped(sizes, config) else None,
     )
     memory = replace(parts.memory, bandwidth=bandwidth)
     return EngineCore(scheduler, parts.runner, parts.gauges, memory), info
@@ -278,14 +279,25 @@ def _kv_dtype(model: Model, settings: DeviceSettings) -> torch.dtype:
 
 
 def _context_length(settings: EngineSettings, config: ModelConfig) -> int:
+    bound = "of the base's sliding window" if config.is_clamped else "of the base"
     if settings.context_length is None:
+        if config.is_clamped:
+            log.warning(
+                "context bounded by the sliding window",
+                context_length=config.max_position,
+                reason="layers of this base attend within a window, beyond which requests are refused",
+            )
         return config.max_position
     if settings.context_length > config.max_position:
         raise ValueError(
-            f"context_length: {settings.context_length} is more than the {config.max_position} tokens "
-            "of the base"
+            f"context_length: {settings.context_length} is more than the {config.max_position} tokens {bound}"
         )
     return settings.context_length
+
+
+def _is_clamped(sizes: _Sizes, config: ModelConfig) -> bool:
+    """Whether the sliding window bounds the context, and no setting below it."""
+    return config.is_clamped and sizes.context_length == config.sliding_window
 
 
 def _wanted(sizes: _Sizes, settings: DeviceSettings) -> Wanted:

@@ -246,6 +246,8 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="info"):
     build: str
     start_seconds: float = 0.0
     """From the start of its process until it served; 0 where that is not known."""
+    sliding_window: int | None = None
+    """The base's, where it bounds the context: attention is not computed beyond it. None: it does not."""
 
 
 class Spooled(msgspec.Struct, frozen=True, tag="spooled"):

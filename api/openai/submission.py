@@ -267,7 +267,7 @@ def _budget(prompt_len: int, max_tokens: int | None, info: EngineInfo, param: st
         return left
     if max_tokens > left:
         raise ContextLengthExceeded(
-            f"This model's context length is {info.context_length} tokens. However, you requested "
+            f"This model's context length is {_context(info)}. However, you requested "
             f"{prompt_len + max_tokens} ({prompt_len} in the {param}, {max_tokens} in the completion).",
             param,
         )
@@ -279,11 +279,15 @@ def _refuse_too_long(prompt_len: int, info: EngineInfo, param: str, exact: bool 
     longest = min(info.max_prompt_tokens, info.context_length - 1)
     if prompt_len > longest:
         raise ContextLengthExceeded(
-            f"This model's context length is {info.context_length} tokens, {longest} of them for the prompt. "
+            f"This model's context length is {_context(info)}, {longest} of them for the prompt. "
             f"However, your {param} {'have' if param == 'messages' else 'has'} "
             f"{'' if exact else 'at least '}{prompt_len} tokens.",
             param,
         )
+
+
+def _context(info: EngineInfo) -> str:
+    return f"{info.context_length} tokens" + (" (its sliding window)" if info.sliding_window else "")
 
 
 def _check_token_ids(token_ids: Iterable[int], info: EngineInfo, param: str) -> None:

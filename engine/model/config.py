@@ -62,7 +62,7 @@ class ModelConfig:
     rope_scaling: RopeScaling
     rms_eps: float
     max_position: int
-    """Tokens of context; clamped to `sliding_window` where the checkpoint has one."""
+    """Tokens of context; clamped to `sliding_window` where some layer attends within one."""
     eos_ids: tuple[int, ...]
     """Tokens that end a sequence: those of generation_config.json, else of config.json."""
     qk_norm: bool = False
@@ -76,6 +76,8 @@ class ModelConfig:
     tie_embeddings: bool = False
     sliding_window: int | None = None
     """The window some layer attends within. Inside `max_position` it never bites, so it needs no code."""
+    is_clamped: bool = False
+    """Whether `max_position` is the window, and less than the base was trained for."""
     quantization: CheckpointQuantization | None = None
     """How the checkpoint holds its linear layers; None: as floats."""
 
@@ -131,12 +133,13 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     num_heads = _positive_int(raw, "num_attention_heads")
     hidden_size = _positive_int(raw, "hidden_size")
     num_kv_heads = _num_kv_heads(raw, architecture, num_heads)
-    window = _sliding_window(raw, architecture)
+    num_layers = _positive_int(raw, "num_hidden_layers")
+    window = _sliding_window(raw, architecture, num_layers)
     max_position = _positive_int(raw, "max_position_embeddings")
     bias = bool(raw.get("attention_bias", False))
     return ModelConfig(
         architecture=architecture,
-        num_layers=_positive_int(raw, "num_hidden_layers"),
+        num_layers=num_layers,
         hidden_size=hidden_size,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -147,6 +150,7 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
         rope_scaling=_rope_scaling(raw, max_position),
         rms_eps=float(raw.get("rms_norm_eps", 1e-6)),
         max_position=max_position if window is None else min(max_position, window),
+        is_clamped=window is not None and window < max_position,
         eos_ids=_eos_ids(raw, generation or {}),
         qk_norm=architecture == "qwen3",
         attention_bias=architecture == "qwen2" or (architecture in ("llama", "qwen3") and bias),
@@ -221,14 +225,22 @@ def _head_dim(raw: Mapping[str, Any], architecture: str, hidden_size: int, num_h
     return head_dim
 
 
-def _sliding_window(raw: Mapping[str, Any], architecture: str) -> int | None:
-    """The window, where some layer attends within one."""
+def _sliding_window(raw: Mapping[str, Any], architecture: str, num_layers: int) -> int | None:
+    """The window, where some layer attends within one. As transformers has it, the layers of Qwen that do are
+    named by `layer_types` or begin at `max_window_layers`.
+    """
     if architecture == "mistral":
         window = raw.get("sliding_window", 4096)  # the default of a config.json that does not say
     elif architecture in ("qwen2", "qwen3"):
         layer_types = raw.get("layer_types")
-        windowed = layer_types is None or "sliding_attention" in layer_types
-        window = raw.get("sliding_window", 4096) if raw.get("use_sliding_window") and windowed else None
+        if layer_types is None:
+            first = raw.get("max_window_layers", 28)
+            if not isinstance(first, int):
+                raise ValueError(f"config.json: max_window_layers must be an integer, not {first!r}")
+            slides = first < num_layers
+        else:
+            slides = "sliding_attention" in layer_types[:num_layers]
+        window = raw.get("sliding_window", 4096) if raw.get("use_sliding_window") and slides else None
     else:
         window = None
     return None if window is None else _positive_int({"sliding_window": window}, "sliding_window")

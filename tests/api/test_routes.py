@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 import structlog
 
@@ -90,6 +91,19 @@ async def test_context_arithmetic(client: httpx.AsyncClient, world: World) -> No
     assert str(CONTEXT) in response.json()["error"]["message"]
     prompt = [7] * (CONTEXT - 1)
     assert (await ask(max_tokens=1)).status_code == 200
+
+
+async def test_a_context_bounded_by_a_sliding_window_says_so(
+    client: httpx.AsyncClient, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert world.engine.info is not None
+    monkeypatch.setattr(
+        world.engine, "info", msgspec.structs.replace(world.engine.info, sliding_window=CONTEXT)
+    )
+    for fields in ({"prompt": [7] * CONTEXT}, {"prompt": [7], "max_tokens": CONTEXT}):
+        response = await client.post("/v1/completions", json={"model": "sapling", **fields})
+        assert_error(response, 400, INVALID, "context_length_exceeded", "prompt")
+        assert f"{CONTEXT} tokens (its sliding window)" in response.json()["error"]["message"]
 
 
 async def test_a_prompt_counted_token_by_token_gives_the_exact_number(

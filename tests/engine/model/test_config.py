@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from engine.model.config import GROUPS, load_config, parse_config
 
@@ -19,6 +20,8 @@ MINIMAL: dict[str, Any] = {
     "vocab_size": 160,
     "max_position_embeddings": 256,
 }
+
+QWEN_WINDOW: dict[str, Any] = {"model_type": "qwen2", "sliding_window": 100, "use_sliding_window": True}
 
 
 def parse(**fields: Any) -> Any:
@@ -63,7 +66,16 @@ def test_both_spellings_of_rope() -> None:
         ({"model_type": "mistral", "sliding_window": None}, None, 256),
         ({"model_type": "mistral", "sliding_window": 100}, 100, 100),
         ({"model_type": "qwen2", "sliding_window": 100}, None, 256),
-        ({"model_type": "qwen2", "sliding_window": 100, "use_sliding_window": True}, 100, 100),
+        (QWEN_WINDOW | {"max_window_layers": 0}, 100, 100),
+        (QWEN_WINDOW | {"max_window_layers": 1}, 100, 100),
+        (QWEN_WINDOW | {"max_window_layers": 2}, None, 256),
+        (QWEN_WINDOW | {"max_window_layers": 9}, None, 256),
+        (QWEN_WINDOW, None, 256),
+        (QWEN_WINDOW | {"num_hidden_layers": 29}, 100, 100),
+        (QWEN_WINDOW | {"model_type": "qwen3", "max_window_layers": 2}, None, 256),
+        (QWEN_WINDOW | {"layer_types": ["full_attention", "sliding_attention"]}, 100, 100),
+        (QWEN_WINDOW | {"max_window_layers": 0, "use_sliding_window": False}, None, 256),
+        (QWEN_WINDOW | {"max_window_layers": 0, "sliding_window": 300}, 300, 256),
         (
             {
                 "model_type": "qwen3",
@@ -82,12 +94,22 @@ def test_a_sliding_window_clamps_the_context(
 ) -> None:
     config = parse(num_key_value_heads=2, **fields)
     assert (config.sliding_window, config.max_position) == (window, max_position)
+    assert config.is_clamped == (max_position < 256)
+    if "qwen" in fields.get("model_type", ""):
+        theirs = AutoConfig.for_model(**(MINIMAL | {"num_key_value_heads": 2} | fields))
+        assert (theirs.sliding_window is not None and "sliding_attention" in theirs.layer_types) == bool(
+            window
+        )
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2'"),
+        (
+            QWEN_WINDOW | {"num_key_value_heads": 2, "max_window_layers": "all"},
+            "max_window_layers must be an integer",
+        ),
         ({"model_type": "absent"}, "model_type None"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"num_local_experts": 8}, "num_local_experts"),

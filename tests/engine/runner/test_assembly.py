@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+from unittest import mock
 from unittest.mock import create_autospec
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 import engine.device_runner
 from benchmarks import floor
 from engine import assembly
+from engine.core import EngineCore
 from engine.lora.device_pool import DevicePool
 from engine.model.cache import KVCache
 from engine.model.config import load_config
 from engine.model.loading import load_model
 from engine.outputs import DeviceGauges, RunnerCounters
-from engine.protocol import SamplingParams, Submit
+from engine.protocol import EngineInfo, SamplingParams, Submit
 from engine.settings import DeviceSettings, EngineSettings
-from tests.engine.runner.bases import write_base
+from engine.vocabulary import Vocabulary
+from tests.engine.runner.bases import VOCAB_SIZE, write_base
 
 if TYPE_CHECKING:
     from engine.server import EngineServer
@@ -151,3 +155,38 @@ def test_a_gpus_bandwidth_is_measured_where_none_is_set(monkeypatch: pytest.Monk
     assert assembly._bandwidth(DeviceSettings(), gpu) == 4.5e12
     assert assembly._bandwidth(DeviceSettings(memory_bandwidth=1e12), gpu) == 1e12
     assert asked == [gpu]
+
+
+@pytest.mark.parametrize(("told", "context", "window"), [(None, 64, 64), (64, 64, 64), (32, 32, None)])
+def test_a_context_bounded_by_a_sliding_window_is_logged_and_told(
+    tmp_path: Path, told: int | None, context: int, window: int | None
+) -> None:
+    write_base(tmp_path, "mistral", sliding_window=64)
+    settings = EngineSettings(base=tmp_path, artifacts_dir=tmp_path, context_length=told)
+    with capture_logs() as logs:
+        _, info = _built(settings)
+    assert (info.context_length, info.sliding_window) == (context, window)
+    warned = [
+        entry["context_length"] for entry in logs if entry["event"] == "context bounded by the sliding window"
+    ]
+    assert warned == ([64] if told is None else [])
+
+
+def test_a_context_beyond_the_sliding_window_is_refused(tmp_path: Path) -> None:
+    write_base(tmp_path, "mistral", sliding_window=64)
+    settings = EngineSettings(base=tmp_path, artifacts_dir=tmp_path, context_length=65)
+    with pytest.raises(ValueError, match="65 is more than the 64 tokens of the base's sliding window"):
+        _built(settings)
+
+
+def test_a_context_that_no_window_bounds_is_told_without_one(tmp_path: Path) -> None:
+    write_base(tmp_path, "mistral", sliding_window=None)
+    assert _built(EngineSettings(base=tmp_path, artifacts_dir=tmp_path))[1].sliding_window is None
+
+
+def _built(settings: EngineSettings) -> tuple[EngineCore, EngineInfo]:
+    vocabulary = create_autospec(Vocabulary, token_bytes=[b"x"] * VOCAB_SIZE)
+    with mock.patch.object(assembly.Vocabulary, "load", return_value=vocabulary):
+        return assembly.build_engine(
+            settings, DeviceSettings(device="cpu", kv_bytes=1 << 20), cast("EngineServer", Server()), "test"
+        )
