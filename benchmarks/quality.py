@@ -6,9 +6,10 @@
 scores held-out conversations of every Sapling task, with the task's adapter and without, on the unquantised
 base and on each variant (base/keys and values/adapters): Kullback-Leibler divergence of the next-token
 distributions, how often the likeliest token is the same, negative log-likelihood of the right answer, and
-exact-match accuracy of greedy answers. With `--random-shape` also a larger model of random weights that have
-a trained model's tails (`benchmarks.random_base`): there only divergence means anything. Exit status 1 when
-the gate fails for a variant of Sapling.
+exact-match accuracy of greedy answers; then the base alone on free prompts (`benchmarks.quality_free`). With
+`--random-shape` also a larger model of random weights that have a trained model's tails
+(`benchmarks.random_base`): there only divergence means anything. Exit status 1 when the gate fails for a
+variant of Sapling.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from adapters.packing import pack
+from benchmarks.quality_free import free_fidelity
 from benchmarks.quality_random import random_rows
 from benchmarks.random_adapters import STORED
 from benchmarks.report import write_report
@@ -136,6 +138,11 @@ class Bench:
             accuracy_quantized=right_quantized / len(conversations),
         )
 
+    def free_fidelity(self) -> dict[str, Any]:
+        """Of the base alone, outside the tasks: as a message of a chat, and as a text to complete."""
+        forms = {"chat": self._encode, "completion": self.encode_text}
+        return {form: free_fidelity(self.exact, self.quantized, encode) for form, encode in forms.items()}
+
     def _exactly(self, task: str, adapter: str | None, conversation: Conversation) -> Answered:
         """The unquantised base's answer does not change with the variant."""
         key = adapter, tuple(conversation.token_ids)
@@ -158,6 +165,10 @@ class Bench:
         model = load_model(self._base, variant.quantization, dtype, device)
         packed = _pack_all(self._base, self._adapters, self.names, STORED[variant.adapter_dtype])
         return make_scorer(model, packed, model.config.max_position, variant.kv_dtype)
+
+    def encode_text(self, text: str) -> list[int]:
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return found
 
     def _encode(self, prompt: str) -> list[int]:
         chat = self.codec.render_chat([{"role": "user", "content": prompt}])
@@ -259,7 +270,10 @@ def main(arguments: list[str] | None = None) -> int:
             bench.use(variant)
         scored = _scored(bench, options.examples, options.adapters_only)
         rows += [{"variant": str(variant), **asdict(row)} for row in scored]
-        lines.append(summary(name, variant, scored))
+        free = bench.free_fidelity()
+        for form, row in free.items():
+            print(f"free prompts, {form}: KL {row['mean_kl']:.5f} nats, top-1 {row['top1']:.4f}", flush=True)
+        lines.append(summary(name, variant, scored) | {"free": free})
     if options.random_shape:
         lines += random_rows(options.random_shape, variants, options.random_tokens, options.device)
     why = [f"{line['model']} {why}" for line in lines for why in line.get("gate", {}).get("why_not", [])]

@@ -22,6 +22,7 @@ from benchmarks.quality import (
     passes,
     summary,
 )
+from benchmarks.quality_free import PROMPTS, free_fidelity
 from benchmarks.quality_random import random_rows
 from benchmarks.scorer import Variant, divergence
 
@@ -72,6 +73,18 @@ def test_saplings_int8_base_passes(bench: Bench) -> None:
     assert len(rows) == 10
     assert passes(rows) == []
     assert any(row.kl > 0 for row in rows), "the two bases are the same one"
+
+
+def test_free_prompts_move_the_base_more_than_its_tasks_do(bench: Bench) -> None:
+    """Both are reported: the tasks' answers alone would flatter the quantised base."""
+    free = free_fidelity(bench.exact, bench.quantized, bench._encode, PROMPTS[:6], max_tokens=16)
+    tasks = bench.fidelity("upper-case", "upper-case", bench.conversations("upper-case", 2))
+    assert free["prompts"] == 6
+    assert 6 < free["positions"] <= 96
+    assert tasks.kl < free["mean_kl"] < 0.2
+    assert 0.8 < free["top1"] <= 1
+    same = free_fidelity(bench.exact, bench.exact, bench._encode, PROMPTS[:2], max_tokens=4)
+    assert (same["mean_kl"], same["top1"]) == (0, 1)
 
 
 def test_a_ruined_base_does_not_pass(bench: Bench) -> None:
