@@ -147,8 +147,9 @@ def parse_config(raw: Mapping[str, Any]) -> LoraConfig:
     if layers is not None and len(layers) > MAX_PATTERNS:
         raise InspectionRefused("layers_to_transform", f"more than {MAX_PATTERNS} layers")
     steps = Steps()
-    everything = raw.get("target_modules") == ALL_LINEAR
-    targets = ALL_LINEAR if everything else _module_names(raw, "target_modules", steps)
+    targets: Pattern | frozenset[str] | Literal["all-linear"] = ALL_LINEAR
+    if raw.get("target_modules") != ALL_LINEAR:
+        targets = _module_names(raw, "target_modules", steps)
     if not targets:
         raise InspectionRefused("target_modules", "must name at least one module")
     if isinstance(raw["target_modules"], str) and layers is not None:
