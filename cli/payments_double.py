@@ -1,38 +1,37 @@
-"""The demo's payments: a double of Stripe beside it, where the checkout has one.
+"""Describes the demo's payment provider: the process of a Stripe double, and the settings that point to it.
 
-Owns its process, its address, and the settings by which the service takes it for Stripe. It is part of the
-tests, so nothing of it is imported: it is a program like the others, and without it the demo goes on without
-payments. An operator who has set a key of Stripe's, were it none, has decided already.
+The double (`examples/stripe_double`) is started as a program of its own and never imported, so no process
+that serves can mistake it for the real gateway. When ROOTSTOCK_STRIPE_API_KEY is set, even to nothing, the
+demo starts no double.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from cli.datadir import DataDir
 from cli.listener import listen, visiting_url
+from cli.programs import CHECKOUT
 from cli.supervisor import Program
 
-MODULE = "tests.support.stripe_double"
+MODULE = "examples.stripe_double"
 API_KEY = "ROOTSTOCK_STRIPE_API_KEY"
 
 
 class PaymentsDouble:
     """One demo's. `close` it at the end."""
 
-    def __init__(self, data: DataDir, checkout: Path, site_url: str) -> None:
+    def __init__(self, data: DataDir, site_url: str) -> None:
         """`site_url`: where the service is visited, which hears of payments there."""
         self._data = data
-        self._checkout = checkout
         self._site_url = site_url
         self._listener = listen("127.0.0.1", 0)
         self.url = visiting_url(self._listener)
 
     @staticmethod
-    def is_wanted(checkout: Path) -> bool:
-        return API_KEY not in os.environ and (checkout / f"{MODULE.replace('.', '/')}/__main__.py").is_file()
+    def is_wanted() -> bool:
+        return API_KEY not in os.environ
 
     @property
     def settings(self) -> dict[str, str]:
@@ -58,7 +57,7 @@ class PaymentsDouble:
             log=self._data.logs / "payments.log",
             grace_s=5,
             pass_fds=(descriptor,),
-            cwd=self._checkout,
+            cwd=CHECKOUT,
         )
 
     def close(self) -> None:

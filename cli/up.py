@@ -167,8 +167,8 @@ class _Up:
             if not demo.adapters:
                 raise CliError(f"the checkout has no adapters under {SAPLING}: --demo needs them")
             demo.set_aside()
-            if PaymentsDouble.is_wanted(CHECKOUT):
-                self._payments = PaymentsDouble(self._data, CHECKOUT, self._url)
+            if PaymentsDouble.is_wanted():
+                self._payments = PaymentsDouble(self._data, self._url)
         await self._until_stopped(self._start(demo))
         if self._options.showcase:
             status = await self._until_stopped(self._show())

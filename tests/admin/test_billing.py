@@ -22,12 +22,12 @@ from billing.months import begin, month_of
 from billing.payments.settings import StripeSettings
 from billing.stripe_gateway import StripeGateway
 from db.session import EVERY_TENANT, Database
+from examples.stripe_double import API_KEY, Fault, StripeDouble
 from tenants.actors import OPERATOR
 from tenants.plans import PlanChanges
 from tests.admin.conftest import Site, csrf_token, sign_in
 from tests.admin.test_keys import XSS, act, as_role
 from tests.billing.invoices.conftest import Business
-from tests.support.stripe_double import API_KEY, Fault, StripeDouble
 
 NOW = datetime.now(UTC)
 THIS_MONTH = month_of(NOW)

@@ -11,7 +11,7 @@ import pytest
 from billing.payments.settings import StripeSettings
 from cli.datadir import DataDir
 from cli.payments_double import API_KEY, PaymentsDouble
-from cli.programs import CHECKOUT, Service
+from cli.programs import Service
 
 
 @pytest.fixture(autouse=True)
@@ -20,20 +20,19 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_a_checkout_has_a_double_unless_the_operator_named_a_key_or_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_demo_has_a_double_unless_a_stripe_key_is_set_even_to_nothing(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert PaymentsDouble.is_wanted(CHECKOUT)
-    assert not PaymentsDouble.is_wanted(tmp_path), "what is installed without tests has none"
+    assert PaymentsDouble.is_wanted()
     monkeypatch.setenv(API_KEY, "")
-    assert not PaymentsDouble.is_wanted(CHECKOUT)
+    assert not PaymentsDouble.is_wanted()
 
 
 def test_the_service_takes_it_for_stripe_in_test_mode_at_every_start_the_same(tmp_path: Path) -> None:
     told = []
     for _ in range(2):
         with DataDir(tmp_path) as data:
-            double = PaymentsDouble(data, CHECKOUT, "http://127.0.0.1:1")
+            double = PaymentsDouble(data, "http://127.0.0.1:1")
             program = double.program()
             service = Service(
                 data, tmp_path, "sapling", "none", "unix:///nowhere", is_demo=True, payments=double.settings

@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from cli import operator
 from db.session import EVERY_TENANT
+from examples.stripe_double import API_KEY, StripeDouble
 from tests.cli.commands import refusal, run
-from tests.support.stripe_double import API_KEY, StripeDouble
 
 HOUR = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=5)
 

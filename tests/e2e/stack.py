@@ -35,7 +35,7 @@ COMMANDS = {
     "engine": "serve-engine",
     "worker": "rootstock",
     "jobs": "rootstock.jobs",
-    "payments": "tests.support.stripe_double",
+    "payments": "examples.stripe_double",
 }
 """A word that only this process has on its command line."""
 STORES = {"Redis": ("redis-server", "valkey-server"), "PostgreSQL": ("postgres",)}

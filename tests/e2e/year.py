@@ -53,6 +53,7 @@ from db.session import EVERY_TENANT, Database
 from db.settings import DatabaseSettings
 from engine.client import Generation
 from engine.protocol import JOURNAL_STREAM, Submit, UsageEvent
+from examples.stripe_double import API_KEY, StripeDouble
 from tenants.quotas.outside import OutsideSpend
 from tenants.service import AccountServices, account_services
 from tenants.settings import TenantSettings
@@ -61,7 +62,6 @@ from tests.billing.notifications.test_mailing import Mailbox, mail_server
 from tests.support.hook_server import HookServer, hook_server
 from tests.support.onboarding import SAPLING, Scene
 from tests.support.serving import served
-from tests.support.stripe_double import API_KEY, StripeDouble
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
 

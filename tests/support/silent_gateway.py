@@ -1,5 +1,5 @@
 """A payment provider that has a customer for every tenant and a page for every wish: for tests of what
-surrounds payments. What payments do is tested against `tests.support.stripe_double`.
+surrounds payments. What payments do is tested against `examples.stripe_double`.
 """
 
 from __future__ import annotations

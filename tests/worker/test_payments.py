@@ -11,9 +11,9 @@ from sqlalchemy import text
 from billing.payments.settings import StripeSettings
 from billing.payments.webhooks import WebhookReceiver
 from db.session import EVERY_TENANT, Database
+from examples.stripe_double import API_KEY, StripeDouble
+from examples.stripe_double.deliveries import signed
 from tests.billing.payments.usage import TENANT, make_tenant, use
-from tests.support.stripe_double import API_KEY, StripeDouble
-from tests.support.stripe_double.deliveries import signed
 from tests.support.waiting import eventually
 from tests.support.workers import start_worker
 

@@ -21,8 +21,8 @@ from billing.payments.standing import Standings
 from billing.payments.webhooks import FollowUps, WebhookReceiver
 from billing.stripe_gateway import StripeGateway
 from db.session import EVERY_TENANT, Database
+from examples.stripe_double import API_KEY, StripeDouble
 from tests.billing.payments.usage import TENANT, make_tenant
-from tests.support.stripe_double import API_KEY, StripeDouble
 from tests.support.text_base import write_base
 from tokenization.codec import TextCodec
 

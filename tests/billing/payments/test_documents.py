@@ -34,11 +34,11 @@ from billing.payments.manual import ManualQueue
 from billing.payments.matching import match_payments
 from billing.reconciliation.provider import compare_documents
 from db.session import EVERY_TENANT
+from examples.stripe_double import API_KEY, Fault
 from tenants.actors import OPERATOR
 from tests.billing.payments.conftest import Site
 from tests.billing.payments.usage import TENANT, prepaid, use
 from tests.support.killed_sender import STEPS
-from tests.support.stripe_double import API_KEY, Fault
 
 ROOT = Path(__file__).resolve().parents[3]
 JANUARY = date(2027, 1, 1)

@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 
-from tests.support.stripe_double import StripeDouble
-from tests.support.stripe_double.kept import Kept
+from examples.stripe_double import StripeDouble
+from examples.stripe_double.kept import Kept
 
 KEY = "sk_test_demo"
 

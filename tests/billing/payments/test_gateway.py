@@ -12,7 +12,7 @@ from billing.payments.errors import ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import CustomerDetails
 from billing.payments.settings import StripeSettings
 from billing.stripe_gateway import StripeGateway
-from tests.support.stripe_double import API_KEY, Fault, StripeDouble
+from examples.stripe_double import API_KEY, Fault, StripeDouble
 
 
 def hour_of(double: StripeDouble) -> datetime:

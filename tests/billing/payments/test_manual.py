@@ -14,9 +14,9 @@ from billing.payments.manual import ManualQueue
 from billing.payments.rounds import PaymentRounds
 from billing.payments.settings import StripeSettings
 from db.session import EVERY_TENANT
+from examples.stripe_double import Fault
 from tests.billing.payments.conftest import START, Site
 from tests.billing.payments.usage import TENANT, events, make_tenant, use
-from tests.support.stripe_double import Fault
 
 HOUR = timedelta(hours=1)
 

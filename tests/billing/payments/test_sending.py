@@ -15,10 +15,10 @@ import pytest
 from sqlalchemy import text
 
 from db.session import EVERY_TENANT
+from examples.stripe_double import API_KEY, Fault
 from tests.billing.payments.conftest import START, Site
 from tests.billing.payments.usage import events, use
 from tests.support.killed_sender import INSTANTS
-from tests.support.stripe_double import API_KEY, Fault
 
 ROOT = Path(__file__).resolve().parents[3]
 HOUR = timedelta(hours=1)

@@ -19,13 +19,13 @@ from billing.payments.settings import StripeSettings
 from billing.payments.standing import standing_of
 from billing.payments.webhooks import WebhookReceiver
 from db.session import EVERY_TENANT
+from examples.stripe_double import Fault
 from tenants.actors import OPERATOR
 from tenants.resolver import KeyResolver
 from tenants.service import account_services
 from tests.api.conftest import build
 from tests.billing.payments.conftest import SECRET, Site
 from tests.billing.payments.usage import TENANT
-from tests.support.stripe_double import Fault
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
 

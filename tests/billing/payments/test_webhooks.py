@@ -17,10 +17,10 @@ from billing.payments.signatures import verify
 from billing.payments.webhooks import WebhookReceiver
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
+from examples.stripe_double import Fault, StripeDouble
+from examples.stripe_double.deliveries import signed
 from tests.billing.payments.conftest import SECRET, Site
 from tests.billing.payments.usage import TENANT
-from tests.support.stripe_double import Fault, StripeDouble
-from tests.support.stripe_double.deliveries import signed
 
 BODY = json.dumps({"id": "evt_1", "type": "x.y", "created": 1, "data": {"object": {"id": "o"}}}).encode()
 NOW = 1_800_000_000.0

@@ -8,9 +8,9 @@ from sqlalchemy import text
 
 from billing.reconciliation.provider import compare_planning, compare_provider
 from db.session import EVERY_TENANT
+from examples.stripe_double import Fault
 from tests.billing.payments.conftest import START, Site, double, gateway, settings, site
 from tests.billing.payments.usage import TENANT, use
-from tests.support.stripe_double import Fault
 
 __all__ = ["double", "gateway", "settings", "site"]
 

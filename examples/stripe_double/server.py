@@ -14,12 +14,12 @@ from typing import Any
 
 import uvicorn
 
-from tests.support.stripe_double import forms, pages
-from tests.support.stripe_double.books import Books
-from tests.support.stripe_double.deliveries import Deliveries, Endpoint
-from tests.support.stripe_double.faults import Fault
-from tests.support.stripe_double.kept import Kept
-from tests.support.stripe_double.routes import Routes
+from examples.stripe_double import forms, pages
+from examples.stripe_double.books import Books
+from examples.stripe_double.deliveries import Deliveries, Endpoint
+from examples.stripe_double.faults import Fault
+from examples.stripe_double.kept import Kept
+from examples.stripe_double.routes import Routes
 
 API_KEY = "sk_test_double"
 Send = Callable[[dict[str, Any]], Awaitable[None]]

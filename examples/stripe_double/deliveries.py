@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from tests.support.stripe_double.books import Books, Object
+from examples.stripe_double.books import Books, Object
 
 
 def signed(payload: bytes, secret: str, at: float | None = None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.support.stripe_double.books import Books, Object, Refused
+from examples.stripe_double.books import Books, Object, Refused
 
 _METADATA = re.compile(r"""metadata\[['"](\w+)['"]\]:['"]([^'"]*)['"]""")
 

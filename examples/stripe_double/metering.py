@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support.stripe_double.books import Books, Object, Refused
+from examples.stripe_double.books import Books, Object, Refused
 
 DAY = 86_400
 OLDEST = 35 * DAY

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tests.support.stripe_double.books import Books, Object, Refused
-from tests.support.stripe_double.invoicing import Invoicing
-from tests.support.stripe_double.metering import DAY, Meters
-from tests.support.stripe_double.payments import Payments
+from examples.stripe_double.books import Books, Object, Refused
+from examples.stripe_double.invoicing import Invoicing
+from examples.stripe_double.metering import DAY, Meters
+from examples.stripe_double.payments import Payments
 
 Handler = Callable[[Object, list[str]], Object]
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
 
-from tests.support.stripe_double.books import Books, Object, Refused
-from tests.support.stripe_double.metering import DAY, Meters
+from examples.stripe_double.books import Books, Object, Refused
+from examples.stripe_double.metering import DAY, Meters
 
 DRAFT_SECONDS = 3600
 """From the end of a period to its invoice being final: usage of the period is taken until then."""
@@ -309,7 +309,7 @@ class Invoicing:
             self._books.emit("customer.subscription.updated", subscription)
         if retries:
             again = self._books.now() + retries[0] * DAY
-            self._books.later(again, lambda: self._attempt(invoice, subscription, retries[1:]) and None)
+            self._books.later(again, lambda: self._attempt(invoice, subscription, retries[1:]))
         return False
 
 

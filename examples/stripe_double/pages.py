@@ -10,7 +10,7 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from tests.support.stripe_double.books import Books, Object, Refused
+from examples.stripe_double.books import Books, Object, Refused
 
 Ask = Callable[[str, str, Object], tuple[int, Any]]
 """Asks the double: method, path, form."""

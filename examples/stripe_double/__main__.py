@@ -1,4 +1,4 @@
-"""`python -m tests.support.stripe_double`: serve until the input ends; the first line printed is the URL.
+"""`python -m examples.stripe_double`: serve until the input ends; the first line printed is the URL.
 
 Webhooks are sent to the endpoints given (URL and secret) about once a second. As part of the demo it is given
 its socket (`--listen-fd`), a file to remember everything in (`--keep`), where webhooks go (`--webhooks`), and
@@ -19,8 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.stripe_double.kept import Kept
-from tests.support.stripe_double.server import API_KEY, StripeDouble
+from examples.stripe_double.kept import Kept
+from examples.stripe_double.server import API_KEY, StripeDouble
 
 
 async def deliver(double: StripeDouble) -> None:

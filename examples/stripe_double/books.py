@@ -57,7 +57,7 @@ class Books:
         self.clock = Clock()
         self.objects: dict[str, Object] = {}
         self.events: list[Object] = []
-        self.due: list[tuple[float, int, Callable[[], None]]] = []
+        self.due: list[tuple[float, int, Callable[[], object]]] = []
         self._serial = itertools.count(1)
         self.pages = ""
         """Where the double's own pages are; empty: it has none, and names Stripe's."""
@@ -84,7 +84,7 @@ class Books:
     def travel(self, seconds: float) -> None:
         self.travel_to(datetime.fromtimestamp(self.now() + seconds, UTC))
 
-    def later(self, at: float, work: Callable[[], None]) -> None:
+    def later(self, at: float, work: Callable[[], object]) -> None:
         self.due.append((at, next(self._serial), work))
 
     def _do_due(self, until: float) -> None:
