@@ -1,4 +1,4 @@
-"""Benchmarks of the checkout, found and run by name. Knows no benchmark: their docstrings speak for them."""
+"""Lists and runs benchmarks by name. Knows no benchmark: their docstrings speak for them."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def bench(
     context: typer.Context,
     name: Annotated[str | None, typer.Argument(help="Which; none lists them.")] = None,
 ) -> None:
-    """Run a benchmark of the checkout: `rootstock bench serving --out F`."""
+    """Run a benchmark: `rootstock bench serving --out F`."""
     from cli.bench import list_benchmarks, run_benchmark
 
     if name is None or name in ("-h", "--help"):

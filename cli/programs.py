@@ -21,6 +21,7 @@ from cli.supervisor import Program
 from db.tasks import JOBS_QUEUE, QUEUE
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+"""The folder that holds all packages: a checkout, or the site-packages of an environment."""
 _ENGINE_DRAIN_S = 20.0
 _JOBS_NICE = 10
 

@@ -69,7 +69,7 @@ class UpOptions:
         base = self.base or (DEMO_BASE if self.demo else None)
         if base is None:
             raise UsageError(
-                "which model? pass --base DIR (Hugging Face layout), or --demo for the one in the checkout"
+                "which model? pass --base DIR (Hugging Face layout), or --demo for the one that is shipped"
             )
         if not (base / "config.json").is_file():
             raise CliError(
@@ -165,7 +165,7 @@ class _Up:
         demo = Demo(self._data, self._base_name) if self._options.demo else None
         if demo is not None:
             if not demo.adapters:
-                raise CliError(f"the checkout has no adapters under {SAPLING}: --demo needs them")
+                raise CliError(f"{SAPLING} holds no adapters, and --demo needs them: install Rootstock again")
             demo.set_aside()
             if PaymentsDouble.is_wanted():
                 self._payments = PaymentsDouble(self._data, self._url)

@@ -20,7 +20,7 @@ from db import roles
 if TYPE_CHECKING:
     from db.session import Database
 
-ALEMBIC_INI = Path(__file__).resolve().parents[1] / "alembic.ini"
+ALEMBIC_INI = Path(__file__).resolve().parents[1] / "migrations" / "alembic.ini"
 
 
 class SchemaMismatch(RuntimeError):
