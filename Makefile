@@ -12,10 +12,17 @@ TRITON_TEST_CACHE ?= $(CURDIR)/var/triton
 PACKAGES := adapters admin api billing cli db engine kernels sla telemetry tenants tokenization worker benchmarks examples
 DEMO_DATA ?= var/demo
 DEMO_PORT ?= 8000
+IMAGE ?= rootstock
+# As root these need no daemon and no right to mount; other machines may choose `BUILDAH=buildah BUILD_FLAGS=`.
+BUILDAH ?= buildah --storage-driver vfs
+BUILD_FLAGS ?= --isolation chroot
+# pip's settings hold in the build too, with the local files that they name.
+PIP_SETTINGS := $(foreach name,PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_FIND_LINKS PIP_CERT,$(if $($(name)),--build-arg $(name)))
+PIP_FILES := $(foreach path,$(wildcard $(PIP_FIND_LINKS) $(PIP_CERT)),--volume $(path):$(path):ro)
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores
 GPU_RESULTS ?= benchmarks/results/h200
 
-.PHONY: help demo test check lint fmt types contracts browser unit kernels e2e gpu-test bench kernel-bench constraints clean
+.PHONY: help demo test check lint fmt types contracts browser unit kernels e2e image image-test gpu-test bench kernel-bench constraints clean
 .DEFAULT_GOAL := help
 
 help:
@@ -26,7 +33,9 @@ help:
 	@echo "make fmt     format and fix what can be fixed"
 	@echo "make bench   the CPU benchmarks, results under $(RESULTS)/"
 	@echo "make browser Chromium for the tests of the console, from Debian, where there is none"
+	@echo "make image   the container image $(IMAGE), built by buildah"
 	@echo "make kernels   Triton kernels under its interpreter (the ordinary tests compile them)"
+	@echo "make image-test  builds the image and serves a request from it, as root on Debian"
 	@echo "make gpu-test  the tests that need a CUDA device"
 	@echo "make kernel-bench  every kernel against its byte floor, on a CUDA device"
 
@@ -49,6 +58,7 @@ check: lint types contracts
 lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint deploy/Dockerfile
 
 types: .venv/.installed
 	$(BIN)/mypy $(PACKAGES)
@@ -78,6 +88,15 @@ compile: .venv/.installed
 e2e: .venv/.installed
 	$(BIN)/python -m pytest tests/e2e
 
+image:
+	@command -v buildah > /dev/null || { echo "buildah is missing: run \`apt-get install buildah\` as root, or build deploy/Dockerfile with docker" >&2; exit 1; }
+	$(BUILDAH) build $(BUILD_FLAGS) $(PIP_SETTINGS) $(PIP_FILES) --ignorefile deploy/Dockerfile.dockerignore \
+		-f deploy/Dockerfile -t $(IMAGE) .
+
+# Not a part of `make test`: dependencies are installed once more, and images take gigabytes under var/.
+image-test: .venv/.installed
+	$(BIN)/python -m pytest tests/image
+
 gpu-test:
 	python3 -m pytest -c tests/gpu/pytest.ini tests/gpu
 
@@ -100,4 +119,4 @@ constraints: .venv/.installed
 		pyproject.toml -o constraints.txt
 
 clean:
-	rm -rf .venv var .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf .venv var build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.admin import browsing
-from tests.support import chromium
+from tests.support import chromium, debian
 
 APT = """#!/bin/sh
 echo "$@" >> "{log}"
@@ -68,7 +68,7 @@ def test_a_stub_that_does_not_start_is_none(machine: Machine) -> None:
     machine.has("chromium-browser", "#!/bin/sh\nexit 1\n")
     assert chromium.find() is None
     machine.has_apt(status=1)
-    with pytest.raises(chromium.CannotInstall, match="brought none that starts"):
+    with pytest.raises(debian.CannotInstall, match="brought none that starts"):
         chromium.ensure()
 
 
@@ -90,10 +90,10 @@ def test_who_is_not_root_is_told_what_to_do(
 
 def test_what_apt_says_is_passed_on(machine: Machine) -> None:
     machine.has("apt-get", "#!/bin/sh\necho 'E: no network' >&2\nexit 100\n")
-    with pytest.raises(chromium.CannotInstall, match=r"(?s)status 100.*no network"):
+    with pytest.raises(debian.CannotInstall, match=r"(?s)status 100.*no network"):
         chromium.ensure()
     (machine.bin / "apt-get").unlink()
-    with pytest.raises(chromium.CannotInstall, match="no Debian"):
+    with pytest.raises(debian.CannotInstall, match="no Debian"):
         chromium.ensure()
 
 

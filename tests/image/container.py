@@ -1,0 +1,51 @@
+"""A working container of the image: runs its entry point with a compose service's settings."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.image.buildah import Buildah
+
+STOP_S = 60
+
+
+class Container:
+    """All processes share its files, as compose's services share their volumes."""
+
+    def __init__(self, buildah: Buildah, image: str, volumes: Mapping[Path, str], log: Path) -> None:
+        """`volumes`: folders of the host and where they are seen, read-only."""
+        self._buildah = buildah
+        self._entrypoint = buildah.config(image)["Entrypoint"]
+        self._volumes = [f"--volume={source}:{target}:ro" for source, target in volumes.items()]
+        self.log = log
+        self.name = buildah("from", "--pull-never", image)
+
+    def remove(self) -> None:
+        self._buildah("rm", self.name)
+
+    def run(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+        """Run to the end; what was printed."""
+        done = subprocess.run(self._command(arguments, environment or {}), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @contextmanager
+    def running(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
+        """Run in the background, and stop by SIGTERM, which must end it with status 0."""
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(self._command(arguments, environment), stdout=log, stderr=log)
+        try:
+            yield
+            assert process.poll() is None, self.log.read_text()
+        finally:
+            process.terminate()
+            status = process.wait(STOP_S)
+        assert status == 0, self.log.read_text()
+
+    def _command(self, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        settings = [f"--env={name}={value}" for name, value in environment.items()]
+        options = ("--isolation", "chroot", *settings, *self._volumes)
+        return [*self._buildah.command, "run", *options, self.name, "--", *self._entrypoint, *arguments]
