@@ -93,9 +93,9 @@ image:
 	$(BUILDAH) build $(BUILD_FLAGS) $(PIP_SETTINGS) $(PIP_FILES) --ignorefile deploy/Dockerfile.dockerignore \
 		-f deploy/Dockerfile -t $(IMAGE) .
 
-# Not a part of `make test`: dependencies are installed once more, and images take gigabytes under var/.
+# Not a part of `make test`: dependencies are installed once more, and while it runs it takes 15 GB under var/.
 image-test: .venv/.installed
-	$(BIN)/python -m pytest tests/image
+	$(BIN)/python -m pytest tests/image --timeout 1800
 
 gpu-test:
 	python3 -m pytest -c tests/gpu/pytest.ini tests/gpu

@@ -1,7 +1,7 @@
 """Runs buildah on a store of images that belongs to the tests, and makes the base image where none is there.
 
-As root buildah needs no daemon and no right to mount with `vfs` and `chroot`. The store outlives a run of the
-tests, so that layers of unchanged dependencies are built once.
+As root buildah needs no daemon and no right to mount with `vfs` and `chroot`. `vfs` keeps a whole copy of
+every layer: each stage is built as one layer, and only the base image is kept for the next run of the tests.
 """
 
 from __future__ import annotations
@@ -78,9 +78,15 @@ def _make_base(buildah: Buildah) -> None:
 
 def build(buildah: Buildah, image: str) -> None:
     """`make image`, in that store."""
-    flags = "--isolation chroot --pull-never --layers"
+    flags = "--isolation chroot --pull-never"
     done = subprocess.run(
         ["make", "image", f"IMAGE={image}", f"BUILDAH={' '.join(buildah.command)}", f"BUILD_FLAGS={flags}"],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+
+
+def remove(buildah: Buildah, image: str) -> None:
+    """Remove it, and what was left of its stages."""
+    buildah("rmi", image)
+    buildah("rmi", "--prune")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.e2e.stack import descendants
 from tests.image.buildah import Buildah
 
 STOP_S = 60
@@ -34,14 +37,14 @@ class Container:
 
     @contextmanager
     def running(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Iterator[None]:
-        """Run in the background, and stop by SIGTERM, which must end it with status 0."""
+        """Run in the background. At the end SIGTERM must stop it with status 0."""
         with self.log.open("ab") as log:
             process = subprocess.Popen(self._command(arguments, environment), stdout=log, stderr=log)
         try:
             yield
             assert process.poll() is None, self.log.read_text()
         finally:
-            process.terminate()
+            _terminate(process.pid, tuple(arguments))
             status = process.wait(STOP_S)
         assert status == 0, self.log.read_text()
 
@@ -49,3 +52,12 @@ class Container:
         settings = [f"--env={name}={value}" for name, value in environment.items()]
         options = ("--isolation", "chroot", *settings, *self._volumes)
         return [*self._buildah.command, "run", *options, self.name, "--", *self._entrypoint, *arguments]
+
+
+def _terminate(buildah: int, arguments: tuple[str, ...]) -> None:
+    """Signal the program itself, which is a process of the host's: buildah, told to stop, would kill it."""
+    for pid in descendants(buildah):
+        words = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+        if tuple(words[-len(arguments) :]) == arguments:
+            os.kill(pid, signal.SIGTERM)
+            return

@@ -14,7 +14,7 @@ from cli.local.postgres import SOCKET_NAME as POSTGRES_SOCKET
 from cli.local.redis import SOCKET_NAME as REDIS_SOCKET
 from cli.local.server import LocalServer
 from examples.sapling import BASE
-from tests.image.buildah import Buildah, build, prepare
+from tests.image.buildah import Buildah, build, prepare, remove
 from tests.image.container import Container
 from tests.image.forwarding import tcp_port_of
 from tests.shipping import compose
@@ -32,10 +32,11 @@ START_S = 150.0
 
 
 @pytest.fixture(scope="module")
-def buildah() -> Buildah:
+def buildah() -> Iterator[Buildah]:
     ready = prepare(ROOT / "var" / "image")
     build(ready, IMAGE)
-    return ready
+    yield ready
+    remove(ready, IMAGE)
 
 
 @pytest.fixture(scope="module")
