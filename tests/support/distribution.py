@@ -11,6 +11,7 @@ TOGETHER = ("tests/e2e/",)
 """Folders whose files share what takes long to start."""
 LONGEST_FIRST = (
     "tests/e2e/",
+    "tests/shipping/test_wheel.py",
     "tests/kernels/test_compile.py",
     "tests/worker/test_jobs.py",
     "tests/adapters/calibration/test_run.py",
