@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.e2e.stack import descendants
 from tests.image.buildah import Buildah
 
 STOP_S = 60
@@ -56,8 +55,17 @@ class Container:
 
 def _terminate(buildah: int, arguments: tuple[str, ...]) -> None:
     """Signal the program itself, which is a process of the host's: buildah, told to stop, would kill it."""
-    for pid in descendants(buildah):
-        words = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
-        if tuple(words[-len(arguments) :]) == arguments:
-            os.kill(pid, signal.SIGTERM)
-            return
+    matching = [pid for pid in _descendants(buildah) if _command_line(pid)[-len(arguments) :] == arguments]
+    os.kill(matching[-1], signal.SIGTERM)  # the innermost: buildah's own processes have the same arguments
+
+
+def _command_line(pid: int) -> tuple[str, ...]:
+    return tuple(Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0"))
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Processes below `pid`: buildah starts them from any of its threads."""
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, listed.read_text().split()):
+            yield child
+            yield from _descendants(child)
