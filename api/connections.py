@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from api.outlets import EXTENSION, Hear, nothing
+from api.request_reader import HEAD_TIMEOUT, RequestReader
 
 MAX_UNSENT = 16 * 1024
 """Bytes in this process; past it whoever sends waits."""
@@ -48,6 +48,10 @@ class HeadFirst:
             self._loop.call_soon(self._let_go)
             return
         self._transport.write(data)
+
+    def write_eof(self) -> None:
+        self._let_go()
+        self._transport.write_eof()
 
     def close(self) -> None:
         self._let_go()
@@ -107,7 +111,7 @@ class StraightOutlet:
         self._resumed()
 
 
-class Connection(HttpToolsProtocol):
+class Connection(RequestReader):
     """As uvicorn makes it for every connection."""
 
     patience = 60.0
@@ -158,7 +162,9 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
 
-def connections_with(patience: float) -> type[asyncio.Protocol]:
-    """The class of connections that are cut after so many seconds."""
-    made = type("Connection", (Connection,), {"patience": patience})
+def connections_with(patience: float, head_timeout: float = HEAD_TIMEOUT) -> type[asyncio.Protocol]:
+    """The class of connections that are cut when nothing is read for `patience` seconds, and on which a
+    request's headers may take `head_timeout` seconds to arrive.
+    """
+    made = type("Connection", (Connection,), {"patience": patience, "head_timeout": head_timeout})
     return cast("type[asyncio.Protocol]", made)

@@ -13,13 +13,22 @@ import time
 import types
 from collections.abc import Awaitable, Callable, Generator, MutableMapping, Sequence
 from dataclasses import dataclass
-from secrets import token_hex
 from typing import Any
 
 import structlog
 
 from api.afterwards import Afterwards
-from api.errors import ApiError, BodyTooLarge, SlowBody, body_of, face_of, headers_of
+from api.errors import (
+    ApiError,
+    BodyTooLarge,
+    MalformedRequest,
+    SlowBody,
+    UnsupportedEncoding,
+    body_of,
+    face_of,
+    headers_of,
+)
+from api.request_ids import request_id
 from telemetry.metrics import ServingMetrics
 
 Scope = MutableMapping[str, Any]
@@ -28,9 +37,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-_SANE_ID = re.compile(rb"[A-Za-z0-9_.\-]{8,64}")
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_QUIET = frozenset({"/livez", "/readyz", "/metrics"})
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_QUIET = frozenset({"/livez", "/readyz", "/health", "/metrics"})
 HANG_UP_BEYOND = 64 * 1024 * 1024
 """When a body is refused and more of it than this is to come, it is not drained: the connection is closed."""
 
@@ -90,7 +98,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        exchange = _Exchange(send, _request_id(headers.get(b"x-request-id")))
+        exchange = _Exchange(send, request_id(headers.get(b"x-request-id")))
         state = scope.setdefault("state", {})
         state["request_id"] = exchange.request_id.decode()
         state["arrived"] = exchange.started
@@ -106,16 +114,20 @@ class Edge:
     async def _serve(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, exchange: _Exchange
     ) -> None:
+        refused: ApiError | None = None
+        if len(headers) != len(scope["headers"]):
+            refused = _repeated_host(scope["headers"])
+            exchange.closes = refused is not None
         declared = int(headers.get(b"content-length", b"0"))  # the server has refused one that is no number
         if declared or b"transfer-encoding" in headers:
             limit = self._limits.of(scope)
             body = _BoundedBody(receive, limit, declared)
             exchange.body = receive = body
-            if declared > limit.max_bytes:
-                error = _too_large(limit.max_bytes)
-                self._metrics.failed(face_of(error).code)
-                await exchange.refuse(error)
-                return
+            refused = refused or _unreadable(headers, declared, limit)
+        if refused is not None:
+            self._metrics.failed(face_of(refused).code)
+            await exchange.refuse(refused)
+            return
         try:
             await self._app(scope, receive, exchange.send)
         except Exception as error:
@@ -129,7 +141,7 @@ class Edge:
     def _account(self, scope: Scope, state: dict[str, Any], exchange: _Exchange, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", "unmatched")
         status = exchange.status or 499
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+        method = scope["method"] if scope["method"] in METHODS else "other"
         self._metrics.http(method, route, status, seconds)
         write = self._log.debug if scope["path"] in _QUIET else self._log.info
         write(
@@ -146,7 +158,7 @@ class Edge:
 class _Exchange:
     """One request's answer as it goes out: stamps the id on it and remembers what was sent."""
 
-    __slots__ = ("_send", "body", "complete", "request_id", "started", "status")
+    __slots__ = ("_send", "body", "closes", "complete", "request_id", "started", "status")
 
     def __init__(self, send: Send, request_id: bytes) -> None:
         self._send = send
@@ -155,12 +167,13 @@ class _Exchange:
         self.status: int | None = None
         self.complete = False
         self.body: _BoundedBody | None = None
+        self.closes = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id)]
-            if self.body is not None and self.body.is_far_from_over:
+            if self.closes or (self.body is not None and self.body.is_far_from_over):
                 headers.append((b"connection", b"close"))
             message["headers"] = headers
         elif message["type"] == "http.response.body":
@@ -179,7 +192,7 @@ class _Exchange:
 class _BoundedBody:
     """`receive`, as long as the body is neither too long nor too late."""
 
-    __slots__ = ("_declared", "_done", "_limit", "_receive", "_received", "_waited")
+    __slots__ = ("_declared", "_done", "_is_late", "_limit", "_receive", "_received", "_waited")
 
     def __init__(self, receive: Receive, limit: BodyLimit, declared: int) -> None:
         self._receive = receive
@@ -188,13 +201,14 @@ class _BoundedBody:
         self._received = 0
         self._waited = 0.0
         self._done = False
+        self._is_late = False
 
     @property
     def is_far_from_over(self) -> bool:
-        """So much is still to come that reading past it makes no sense. Without a declared length nobody
-        knows.
+        """The rest comes too slowly, or is so large that reading past it makes no sense. Without a declared
+        length its size is unknown.
         """
-        return not self._done and self._declared - self._received > HANG_UP_BEYOND
+        return self._is_late or (not self._done and self._declared - self._received > HANG_UP_BEYOND)
 
     async def __call__(self) -> Message:
         if self._done:
@@ -220,6 +234,7 @@ class _BoundedBody:
             async with asyncio.timeout(self._patience()):
                 message = await _go_on(receiving, waits_for)
         except TimeoutError:
+            self._is_late = True
             raise SlowBody("The request's body did not arrive in time.") from None
         self._waited += time.perf_counter() - began
         return message
@@ -249,11 +264,23 @@ def _go_on(begun: Generator[Any, Any, Message], waits_for: Any) -> Generator[Any
         return message
 
 
-def _request_id(offered: bytes | None) -> bytes:
-    """The caller's own id where it is harmless in a log and a header, else a fresh one."""
-    if offered is not None and _SANE_ID.fullmatch(offered):
-        return offered
-    return b"req_" + token_hex(12).encode()
+def _unreadable(headers: dict[bytes, bytes], declared: int, limit: BodyLimit) -> ApiError | None:
+    """Why the body is not read at all, if so."""
+    if declared > limit.max_bytes:
+        return _too_large(limit.max_bytes)
+    encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+    if encoding.strip().lower() in ("identity", ""):
+        return None
+    return UnsupportedEncoding(
+        f"Content-Encoding '{encoding[:100]}' is not supported; send the body as it is."
+    )
+
+
+def _repeated_host(headers: Sequence[tuple[bytes, bytes]]) -> ApiError | None:
+    """Two servers may take two Host headers for different hosts."""
+    if sum(name == b"host" for name, _ in headers) > 1:
+        return MalformedRequest("The request has more than one Host header; send one.")
+    return None
 
 
 def _too_large(limit: int) -> ApiError:

@@ -83,6 +83,22 @@ class UnsupportedMediaType(ApiError):
     """The body is declared to be something else than what the route takes."""
 
 
+class UnsupportedEncoding(UnsupportedMediaType):
+    """The body is compressed."""
+
+
+class MalformedRequest(ApiError):
+    """What was sent is not HTTP, or can be read in more than one way."""
+
+
+class HeadersTooLarge(ApiError):
+    """The request line and headers are larger than the server takes."""
+
+
+class SlowHeaders(ApiError):
+    """The request line and headers did not arrive in time."""
+
+
 class SlowBody(ApiError):
     """The body did not arrive in time."""
 
@@ -127,9 +143,13 @@ FACES: dict[type[Exception], Face] = {
     InsufficientPermissions: FORBIDDEN,
     RouteNotFound: NOT_FOUND,
     MethodNotAllowed: Face(405, INVALID, "method_not_allowed", retry=False),
+    MalformedRequest: Face(400, INVALID, "invalid_value", retry=False),
+    HeadersTooLarge: Face(431, INVALID, "headers_too_large", retry=False),
+    SlowHeaders: Face(408, INVALID, "request_timeout", retry=True),
     SlowBody: Face(408, INVALID, "request_timeout", retry=True),
     BodyTooLarge: Face(413, INVALID, "file_too_large", retry=False),
     UnsupportedMediaType: Face(415, INVALID, "unsupported_media_type", retry=False),
+    UnsupportedEncoding: Face(415, INVALID, "unsupported_media_type", retry=False),
     ClientGone: Face(499, INVALID, "client_closed_request", retry=False),
     MismatchedOrganization: Face(401, INVALID, "mismatched_organization", retry=False),
     MismatchedProject: Face(401, INVALID, "mismatched_project", retry=False),
@@ -232,6 +252,8 @@ def headers_of(error: BaseException) -> dict[str, str]:
         headers["retry-after"] = str(face.retry_after)
     if isinstance(error, LimitReached):
         headers |= rate_headers(error.requests, error.tokens, error.local)
+    if isinstance(error, UnsupportedEncoding):
+        headers["accept-encoding"] = "identity"
     if face.status == 401:
         headers["www-authenticate"] = "Bearer"
     return headers

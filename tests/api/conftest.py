@@ -17,6 +17,7 @@ import uvicorn
 from api.app import create_app
 from api.connections import connections_with
 from api.deps import Limits, Services
+from api.request_reader import HEAD_TIMEOUT
 from sla.recorder import SlaRecorder
 from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakePrices, FakeQuotas, FakeUsage
 from tests.support.text_base import write_base
@@ -112,6 +113,8 @@ def serving(
     world: World,
     close: Callable[[], Awaitable[None]] | None = None,
     start: Callable[[], Awaitable[None]] | None = None,
+    head_timeout: float = HEAD_TIMEOUT,
+    keep_alive: int = 5,
 ) -> Iterator[Served]:
     """The application behind uvicorn, as the process's main runs it, in a thread; `start` and `close` run on
     its loop before and after.
@@ -120,7 +123,8 @@ def serving(
         create_app(world.services),
         host="127.0.0.1",
         port=0,
-        http=connections_with(60.0),
+        http=connections_with(60.0, head_timeout),
+        timeout_keep_alive=keep_alive,
         loop="uvloop",
         lifespan="off",
         access_log=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import time
@@ -110,6 +111,29 @@ def test_a_slow_body_is_given_up(codec: TextCodec) -> None:
         assert status == 408
         assert json.loads(body)["error"]["code"] == "request_timeout"
         assert headers["x-should-retry"] == "true"
+        assert headers["connection"] == "close"
+        assert opened.recv(1) == b""
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "gzip, identity"])
+def test_a_compressed_body_is_refused_by_its_encoding(served: Served, encoding: str) -> None:
+    body = gzip.compress(BODY)
+    with connection(served) as opened:
+        asked = {
+            "content_type": "application/json",
+            "content_length": len(body),
+            "content_encoding": encoding,
+        }
+        opened.sendall(head(**asked) + body)
+        status, headers, answer = read_answer(opened)
+        assert (status, headers["accept-encoding"]) == (415, "identity")
+        error = json.loads(answer)["error"]
+        assert error["code"] == "unsupported_media_type"
+        assert f"Content-Encoding '{encoding}'" in error["message"]
+        # The connection stays in step.
+        asked["content_encoding"] = "identity"
+        opened.sendall(head(**asked, content_length=len(BODY)) + BODY)
+        assert read_answer(opened)[0] == 200
 
 
 @pytest.mark.parametrize(

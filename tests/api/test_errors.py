@@ -86,6 +86,7 @@ def test_faces_keep_to_the_conventions(face: object) -> None:
         409: "conflict_error",
         413: "invalid_request_error",
         415: "invalid_request_error",
+        431: "invalid_request_error",
         422: "invalid_request_error",
         429: "rate_limit_error",
         499: "invalid_request_error",

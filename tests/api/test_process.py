@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -154,6 +155,8 @@ async def test_the_service_from_start_to_drain(processes: Processes, account: Ac
     assert page.object == "page"
     processes.wait_for("/console/sign-in", 200)
 
+    _flood_with_headers(api.pid, processes.port)
+
     # A client that leaves stops the engine's work on its request.
     long = sdk.chat.completions.create(
         model="sapling", messages=HELLO, stream=True, max_tokens=1500, extra_body={"ignore_eos": True}
@@ -185,6 +188,22 @@ async def test_the_service_from_start_to_drain(processes: Processes, account: Ac
     assert engine.wait(30) == 0
     assert account.key not in processes.log
     assert account.key[-20:] not in processes.log
+
+
+def _flood_with_headers(pid: int, port: int) -> None:
+    """Headers that never end leave no trace in the process's memory."""
+    before = _resident_bytes(pid)
+    with contextlib.ExitStack() as opened:
+        for _ in range(64):
+            client = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            with contextlib.suppress(ConnectionError):
+                client.sendall(b"GET / HTTP/1.1\r\nx-filler: " + b"x" * 2_000_000)
+                assert client.recv(65536).startswith(b"HTTP/1.1 431 ")
+        assert _resident_bytes(pid) - before < 32 * 1024 * 1024
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def test_a_killed_engine_and_a_drain_that_lasts_too_long(

@@ -1,0 +1,180 @@
+"""Reads HTTP requests from a connection within limits: bytes and seconds of the request line and headers.
+
+Owns the answers to what cannot be read: 431 for headers that are too large, 408 for those that come too
+slowly, 400 for what is not HTTP, each in the API's error envelope, after which the connection is closed. Also
+ends responses to HTTP/1.0 clients, which know no chunks, by closing the connection. Bodies are bounded in
+`api.edge`, by what each route takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from api.errors import ApiError, HeadersTooLarge, MalformedRequest, SlowHeaders, body_of, face_of, headers_of
+from api.request_ids import new_request_id
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request line with its headers; of anything else that is neither head nor body, such as trailers."""
+HEAD_TIMEOUT = 20.0
+"""Seconds, by default, in which a request line and headers must arrive."""
+LINGER = 2.0
+"""Seconds in which a client may read why it was refused. What it sends meanwhile is dropped: closing at once
+would make its system discard the answer with the unread rest of the request.
+"""
+
+log = structlog.get_logger(__name__)
+
+
+class RequestReader(HttpToolsProtocol):
+    """The receiving half of a connection."""
+
+    head_timeout = HEAD_TIMEOUT
+    _num_pending = 0
+    """Bytes received since a head, or a piece of a body, was complete. The parser may hold all of them."""
+    _deadline: asyncio.TimerHandle | None = None
+    """Set while no request is under way and one should arrive."""
+    _is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(self.head_timeout, self._time_out)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_deadline()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if len(data) <= MAX_HEAD_BYTES - self._num_pending:
+            self._num_pending += len(data)
+            super().data_received(data)
+        else:
+            self._receive_in_pieces(data)
+        if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
+            # The next head has begun, or what is left of a body that was refused, which may take longer.
+            seconds = self.head_timeout if self._num_pending else self.timeout_keep_alive
+            self._deadline = self.loop.call_later(seconds, self._time_out)
+
+    def _receive_in_pieces(self, data: bytes) -> None:
+        """As much at a time as the limit leaves: the parser keeps no more than that of an unfinished head."""
+        while data and not self._is_refused:
+            room = MAX_HEAD_BYTES - self._num_pending
+            if not room:
+                limit = f"{MAX_HEAD_BYTES // 1024} kB"
+                self._refuse(
+                    HeadersTooLarge(
+                        f"The request line and headers are larger than {limit}; send smaller headers."
+                    )
+                )
+                return
+            self._num_pending += min(room, len(data))
+            piece, data = data[:room], data[room:]
+            super().data_received(piece)
+
+    def on_headers_complete(self) -> None:
+        self._num_pending = 0
+        self._stop_deadline()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_pending = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._num_pending = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Called for whatever the parser cannot read."""
+        self._refuse(MalformedRequest("The request is not valid HTTP/1.1; check its syntax and framing."))
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        if cycle.scope["http_version"] == "1.0":
+            app = UnchunkedResponse(cycle, app)
+        super()._start_asgi_task(cycle, app)
+
+    def _time_out(self) -> None:
+        self._deadline = None
+        if self._num_pending:
+            seconds = f"{self.head_timeout:g} s"
+            self._refuse(SlowHeaders(f"The request line and headers did not arrive within {seconds}."))
+        else:
+            self.transport.close()
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, error: ApiError) -> None:
+        """Read no more. Answers with `error` unless a response is due before, or under way: what cannot be
+        read must not get into it.
+        """
+        self._is_refused = True
+        self._stop_deadline()
+        self._unset_keepalive_if_required()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not cycle.more_body:  # complete requests are answered, then the connection closes
+                cycle.keep_alive = False
+                return
+            if cycle.response_started or self.pipeline:
+                self.transport.close()
+                return
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._answer(error)
+
+    def _answer(self, error: ApiError) -> None:
+        face, body, request_id = face_of(error), body_of(error), new_request_id()
+        headers = [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
+        headers += [
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", request_id),
+            (b"connection", b"close"),
+        ]
+        lines = [b"%b: %b\r\n" % header for header in [*self.server_state.default_headers, *headers]]
+        self.transport.write(b"".join([STATUS_LINE[face.status], *lines, b"\r\n", body]))
+        self.transport.write_eof()
+        self._deadline = self.loop.call_later(LINGER, self.transport.abort)
+        log.info(
+            "request refused",
+            request_id=request_id.decode(),
+            status=face.status,
+            reason=str(error),
+            client=self.client and self.client[0],
+        )
+
+
+class UnchunkedResponse:
+    """Wraps the application for one HTTP/1.0 request: a body without a length ends where the connection does.
+
+    Args:
+        cycle: sends the response; it closes the connection after one to HTTP/1.0.
+        app: what makes the response.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
+        self._cycle = cycle
+        self._app = app
+        self._is_until_close = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["extensions"] = {}  # the connection's own way of sending pieces knows chunks only
+        await self._app(scope, receive, self._send)
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self._is_until_close = b"content-length" not in names
+            if self._is_until_close:
+                self._cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and self._is_until_close:
+            # Each piece is all that the server expects.
+            self._cycle.expected_content_length = len(message.get("body", b""))
+        await self._cycle.send(message)
