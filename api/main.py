@@ -45,7 +45,7 @@ from api.payments_metrics import PaymentsCollector
 from api.playground import Playground
 from api.readiness import EngineDisk, LocalDisk, RedisWritable
 from api.restart_metrics import RestartsCollector
-from api.settings import ApiSettings
+from api.settings import ApiSettings, ConnectionSettings
 from api.sign_in import open_sign_in
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
@@ -92,15 +92,15 @@ log = structlog.get_logger(__name__)
 def run(settings: ApiSettings) -> int:
     """Serve until SIGTERM or SIGINT; the process's exit code: 0 after the drain.
 
-    The database's and the keys' settings are read from the environment too, under their own prefixes.
+    The settings of connections, database and keys are read from the environment too.
     """
     logs.configure(settings.name, settings.log_level, settings.log_format)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads only cost
     database, tenants = DatabaseSettings(), TenantSettings()  # type: ignore[call-arg]
-    storage = StorageSettings()  # type: ignore[call-arg]
+    storage, connections = StorageSettings(), ConnectionSettings()  # type: ignore[call-arg]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(_serve(settings, database, tenants, storage))
+            runner.run(_serve(settings, connections, database, tenants, storage))
         except (OSError, ValueError) as error:
             log.critical("api cannot start", reason=str(error))
             return 1
@@ -108,23 +108,27 @@ def run(settings: ApiSettings) -> int:
 
 
 async def _serve(
-    settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings, storage: StorageSettings
+    settings: ApiSettings,
+    connections: ConnectionSettings,
+    database: DatabaseSettings,
+    tenants: TenantSettings,
+    storage: StorageSettings,
 ) -> None:
     async with open_services(settings, database, tenants, storage) as (services, console):
         config = uvicorn.Config(
             create_app(services, console),
             host=settings.host,
             port=settings.port,
-            http=connections_with(settings.write_timeout),
+            http=connections_with(connections.write_timeout, connections.head_timeout),
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
-            proxy_headers=True,
-            forwarded_allow_ips=settings.forwarded_allow_ips,
-            backlog=settings.backlog,
-            timeout_keep_alive=settings.keep_alive,
+            proxy_headers=bool(connections.forwarded_allow_ips),
+            forwarded_allow_ips=connections.forwarded_allow_ips,
+            backlog=connections.backlog,
+            timeout_keep_alive=connections.keep_alive,
             timeout_graceful_shutdown=settings.drain_timeout,
         )
         # Not uvicorn's own `fd`: it takes the socket for a Unix one, and TCP_NODELAY would be missing.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -40,12 +41,38 @@ class ApiSettings(BaseSettings):
     """Seconds of silence on a stream before a comment is sent."""
     drain_timeout: int = Field(default=30, ge=1)
     """Seconds that open requests have to finish after SIGTERM."""
+    log_level: str = "info"
+    log_format: Literal["json", "console", "auto"] = "auto"
+
+
+class ConnectionSettings(BaseSettings):
+    """Of clients' connections, under the same prefix."""
+
+    model_config = SettingsConfigDict(env_prefix="ROOTSTOCK_API_")
+
+    head_timeout: float = Field(default=20.0, gt=0)
+    """Seconds in which a request line and headers must arrive: from the connection's beginning, later from
+    their first byte."""
     keep_alive: int = Field(default=75, ge=1)
     """Seconds an idle connection is kept."""
     write_timeout: float = Field(default=60.0, gt=0)
     """Seconds that a client may leave unread what it was sent, before its connection is cut."""
     backlog: int = Field(default=2048, ge=1)
-    forwarded_allow_ips: str = "127.0.0.1"
-    """Peers whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas."""
-    log_level: str = "info"
-    log_format: Literal["json", "console", "auto"] = "auto"
+    forwarded_allow_ips: str = ""
+    """Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed: addresses and networks, separated by
+    commas, or `*` for every peer. Empty: none."""
+
+    @field_validator("forwarded_allow_ips")
+    @classmethod
+    def _are_addresses(cls, written: str) -> str:
+        proxies = [one.strip() for one in written.split(",") if one.strip()]
+        if proxies == ["*"]:
+            return "*"
+        for one in proxies:
+            try:
+                ip_network(one)
+            except ValueError:
+                raise ValueError(
+                    f"{one[:60]!r} is not an IP address or network, such as 10.0.0.0/8"
+                ) from None
+        return ",".join(proxies)

@@ -31,13 +31,13 @@ def settings_from_environment(kind: type[S]) -> S:
 
 def serve_api() -> None:
     from api.main import run
-    from api.settings import ApiSettings
+    from api.settings import ApiSettings, ConnectionSettings
     from db.settings import DatabaseSettings
     from telemetry.disk import DiskSettings
     from tenants.settings import TenantSettings
 
     # Checked here for a clear message; the process builds its own.
-    for kind in (DatabaseSettings, TenantSettings, DiskSettings):
+    for kind in (DatabaseSettings, TenantSettings, ConnectionSettings, DiskSettings):
         settings_from_environment(kind)
     sys.exit(run(settings_from_environment(ApiSettings)))
 

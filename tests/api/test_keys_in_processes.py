@@ -54,14 +54,18 @@ async def test_addresses_revocation_and_secrets_in_two_processes(
     bound = await accounts.keys.create(tenant.id, "office", OPERATOR, terms=near)
     keys = [await accounts.keys.create(tenant.id, str(n), OPERATOR) for n in range(3)]
     port = processes.port
-    processes.start("api.main", ROOTSTOCK_API_LOG_LEVEL="debug", ROOTSTOCK_API_LOG_FORMAT="json")
-    # The second believes nobody's headers but those of a proxy elsewhere.
+    processes.start(
+        "api.main",
+        ROOTSTOCK_API_LOG_LEVEL="debug",
+        ROOTSTOCK_API_LOG_FORMAT="json",
+        ROOTSTOCK_API_FORWARDED_ALLOW_IPS="192.0.2.0/24, 127.0.0.1",
+    )
+    # The second has the default: it believes no peer's headers.
     processes.start(
         "api.main",
         ROOTSTOCK_API_LOG_LEVEL="debug",
         ROOTSTOCK_API_PORT="0",
         ROOTSTOCK_API_NAME="api-1",
-        ROOTSTOCK_API_FORWARDED_ALLOW_IPS="192.0.2.1",
     )
     processes.wait_for("/livez", 200)
     trusting = f"http://127.0.0.1:{port}"
