@@ -11,12 +11,13 @@ import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from adapters.files.uploads import MAX_PART_BYTES
 from api import health, openapi
 from api.deps import Limits, Services
 from api.direct import Direct
-from api.edge import AsgiApp, BodyLimit, BodyLimits, Edge
+from api.edge import METHODS, AsgiApp, BodyLimit, BodyLimits, Edge
 from api.engine_metrics import EngineCollector
 from api.errors import (
     FACES,
@@ -161,9 +162,21 @@ async def _show_http(request: Request, error: Exception) -> Response:
     else:
         shown = InvalidValue("The request cannot be read.")
     response = await _show(request, shown)
-    for name, value in (error.headers or {}).items():
-        response.headers[name] = value
+    if error.status_code == 405:
+        response.headers["allow"] = ", ".join(_methods_of(request.app, request.url.path))
     return response
+
+
+def _methods_of(app: FastAPI, path: str) -> list[str]:
+    """Those that the path takes, whichever of its routes takes them."""
+    return [
+        method
+        for method in METHODS
+        if any(
+            route.matches({"type": "http", "method": method, "path": path, "headers": []})[0] == Match.FULL
+            for route in app.routes
+        )
+    ]
 
 
 async def _show_validation(request: Request, error: Exception) -> Response:

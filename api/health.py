@@ -1,5 +1,5 @@
 """Is this process alive, can it serve, how is it doing: /livez, /readyz, /metrics. Open to whoever can reach
-the port.
+the port. /health is /readyz under the name that vLLM gives it, which benchmarks and balancers ask for.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ async def livez() -> Response:
     return Response(b'{"status":"ok"}', media_type="application/json")
 
 
+@router.get("/health", operation_id="health", response_model=None)
 @router.get("/readyz", operation_id="readyz", response_model=None)
 async def readyz(request: Request) -> Response:
     """200 when everything a request needs is there; else 503 and the names of what is not."""
@@ -55,6 +56,12 @@ async def metrics(request: Request) -> Response:
             await asked.refresh()
     body = await asyncio.to_thread(generate_latest, services.metrics.registry)
     return Response(body, media_type=CONTENT_TYPE_LATEST)
+
+
+router.add_api_route("/livez", livez, methods=["HEAD"], include_in_schema=False)
+router.add_api_route("/readyz", readyz, methods=["HEAD"], include_in_schema=False)
+router.add_api_route("/health", readyz, methods=["HEAD"], include_in_schema=False)
+router.add_api_route("/metrics", metrics, methods=["HEAD"], include_in_schema=False)
 
 
 async def _run(name: str, check: Check) -> str | None:

@@ -190,6 +190,10 @@ async def retrieve_model(request: Request, model: str) -> dict[str, Any]:
     return _model_object(await services_of(request).models.card(caller.tenant_id, model))
 
 
+router.add_api_route("/models", list_models, methods=["HEAD"], include_in_schema=False)
+router.add_api_route("/models/{model:path}", retrieve_model, methods=["HEAD"], include_in_schema=False)
+
+
 def _model_object(card: ModelCard) -> dict[str, Any]:
     return {
         "id": card.id,
