@@ -236,11 +236,10 @@ def engine_of(services: Services) -> EngineInfo:
 
 
 async def read_json(request: Request) -> bytes:
-    """The body, undecoded. Raises UnsupportedMediaType when it is declared to be something else than JSON."""
-    declared = _header(request, b"content-type", "application/json")
-    media_type = declared.partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise UnsupportedMediaType(f"Send 'content-type: application/json', not '{media_type[:100]}'.")
+    """The body, undecoded. Raises UnsupportedMediaType when it is declared to be something else than JSON in
+    UTF-8.
+    """
+    _check_json(_header(request, b"content-type", "application/json"))
     message = await request.receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         body: bytes = message.get("body", b"")
@@ -252,3 +251,16 @@ async def read_json(request: Request) -> bytes:
             return b"".join(pieces)
         message = await request.receive()
     raise ClientGone("The client hung up while sending the request.")
+
+
+def _check_json(content_type: str) -> None:
+    """Raises UnsupportedMediaType."""
+    media_type, _, parameters = content_type.partition(";")
+    media_type = media_type.strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise UnsupportedMediaType(f"Send 'content-type: application/json', not '{media_type[:100]}'.")
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        charset = value.strip().strip('"')
+        if name.strip().lower() == "charset" and charset.lower() not in ("utf-8", "utf8"):
+            raise UnsupportedMediaType(f"JSON must be in UTF-8; charset '{charset[:100]}' is not supported.")

@@ -5,10 +5,11 @@ Refuses to know which fields there are.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Container, Iterable
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -31,7 +32,9 @@ def decode(
     Raises InvalidValue or UnsupportedParameter, naming the field.
     """
     try:
-        return decoder.decode(body)
+        decoded = decoder.decode(body)
+        _UNIQUE_KEYS.decode(body.decode())
+        return decoded
     except msgspec.ValidationError as error:
         raise _named(str(error), not_offered) from None
     except RecursionError:
@@ -57,6 +60,25 @@ class BodyDecoders:
 def unix(moment: datetime | None) -> int | None:
     """In seconds, as OpenAI's objects say when."""
     return None if moment is None else int(moment.timestamp())
+
+
+def _require_unique(pairs: list[tuple[str, Any]]) -> None:
+    """Of one object: parsers differ in which of two equal keys they take. Raises InvalidValue."""
+    if len(dict(pairs)) == len(pairs):
+        return
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            break
+        seen.add(key)
+    repeated = key[:200].encode(errors="replace").decode()
+    raise InvalidValue(f"The key '{repeated}' appears more than once in an object; send it once.", repeated)
+
+
+_UNIQUE_KEYS = json.JSONDecoder(object_pairs_hook=_require_unique, parse_int=float)
+"""Reads what msgspec has read before, for its keys alone: msgspec takes the last of equal ones. Integers as
+floats, which may have any number of digits.
+"""
 
 
 def _named(text: str, not_offered: Container[str]) -> ApiError:

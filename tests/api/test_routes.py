@@ -233,6 +233,71 @@ async def test_malformed_json_is_a_400(client: httpx.AsyncClient) -> None:
         assert_error(response, 400, INVALID, "invalid_value")
 
 
+@pytest.mark.parametrize(
+    ("body", "key"),
+    [
+        ('{"model":"sapling","messages":[{"role":"user","content":"x"}],"model":"sapling"}', "model"),
+        ('{"model":"sapling","messages":[{"role":"user","content":"x"}],"mod\\u0065l":"sapling"}', "model"),
+        ('{"model":"sapling","messages":[{"role":"user","content":"x","role":"system"}]}', "role"),
+        ('{"model":"sapling","messages":[{"role":"user","content":"x"}],"metadata":{"a":"1","a":"2"}}', "a"),
+        (
+            '{"model":"sapling","messages":[{"role":"user","content":"x"}],"metadata":{"%s":"1","%s":"2"}}'
+            % (2 * (r"\ud800",)),
+            "?",
+        ),
+    ],
+)
+async def test_a_key_that_comes_twice_is_refused(
+    client: httpx.AsyncClient, world: World, body: str, key: str
+) -> None:
+    response = await client.post(
+        "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert_error(response, 400, INVALID, "invalid_value", key)
+    assert f"'{key}'" in response.json()["error"]["message"]
+    assert world.engine.submitted == []
+
+
+async def test_numbers_of_any_length_and_repeated_texts_are_no_repeated_keys(
+    client: httpx.AsyncClient, world: World
+) -> None:
+    messages = [{"role": "user", "content": '"model": {"model": 1, "model": 2}'}, USER]
+    response = await chat(client, messages=messages)
+    assert response.status_code == 200
+    text = '{"model":"sapling","messages":[{"role":"user","content":"x"}],"temperature":0.5%s}' % ("0" * 5000)
+    response = await client.post(
+        "/v1/chat/completions", content=text, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 200
+    text = text.replace("0.5", "1")
+    response = await client.post(
+        "/v1/chat/completions", content=text, headers={"content-type": "application/json"}
+    )
+    assert_error(response, 400, INVALID, "invalid_value", "temperature")
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        ("application/json; charset=utf-8", 200),
+        ('application/json;charset="UTF-8"', 200),
+        ("application/json; charset=latin-1", 415),
+        ("application/json; Charset=UTF-16", 415),
+        ("application/json; version=1; charset=iso-8859-15", 415),
+    ],
+)
+async def test_json_comes_in_utf_8(
+    client: httpx.AsyncClient, world: World, content_type: str, status: int
+) -> None:
+    body = json.dumps({"model": "sapling", "messages": [USER]})
+    headers = {"content-type": content_type}
+    response = await client.post("/v1/chat/completions", content=body, headers=headers)
+    assert response.status_code == status
+    if status == 415:
+        assert_error(response, 415, INVALID, "unsupported_media_type")
+        assert "UTF-8" in response.json()["error"]["message"]
+
+
 async def test_409_for_an_adapter_that_is_not_ready(client: httpx.AsyncClient) -> None:
     response = await chat(client, model="sapling:baking")
     assert_error(response, 409, "conflict_error", "not_ready", "model")
