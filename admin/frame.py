@@ -42,7 +42,8 @@ CSRF_HEADER = "x-csrf-token"
 EXPIRED = "This form had expired. Please try again."
 _NEEDS_HTTPS = (
     "The console signs people in over HTTPS only, or over plain HTTP on this machine (http://127.0.0.1 or "
-    "http://localhost). Put a TLS proxy that sets X-Forwarded-Proto in front of the service."
+    "http://localhost). Put a TLS proxy that sets X-Forwarded-Proto in front of the service, "
+    "and name it in ROOTSTOCK_API_FORWARDED_ALLOW_IPS."
 )
 _LOOKS_ON = (
     "You look at this console read-only: nothing of it can be changed. Leave, and open it with full access "

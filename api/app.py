@@ -15,6 +15,7 @@ from starlette.routing import Match
 
 from adapters.files.uploads import MAX_PART_BYTES
 from api import health, openapi
+from api.cors import Preflights
 from api.deps import Limits, Services
 from api.direct import Direct
 from api.edge import METHODS, AsgiApp, BodyLimit, BodyLimits, Edge
@@ -70,6 +71,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         redirect_slashes=False,
     )
     app.state.services = services
+    app.add_middleware(Preflights)
     app.include_router(health.router)
     app.include_router(openai_routes.router)
     app.include_router(file_routes.router)

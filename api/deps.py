@@ -166,7 +166,7 @@ async def authenticate(request: Request, *needed: Permission) -> TenantContext:
     Raises:
         MissingApiKey, tenants' InvalidApiKey: 401, the same body for every reason.
         MismatchedOrganization, MismatchedProject: a header names somebody else's.
-        InsufficientPermissions: 403.
+        InsufficientPermissions: 403, also for a page of a web origin that is not one of the key's.
         AccountSuspended: of an inference key. Admin keys go on: with them what is owed can be paid.
     """
     scheme, _, plaintext = _header(request, b"authorization").partition(" ")
@@ -175,6 +175,7 @@ async def authenticate(request: Request, *needed: Permission) -> TenantContext:
         raise MissingApiKey("no bearer token")
     caller = await services_of(request).keys.resolve(plaintext, address_of(request))
     request.state.log = {"tenant": caller.tenant_id, "key_id": caller.key_id}
+    _check_origin(request, caller)
     _check_names(request, caller)
     scope = next((permission.scope for permission in needed if permission.kind == caller.kind), None)
     if scope is None:
@@ -186,6 +187,23 @@ async def authenticate(request: Request, *needed: Permission) -> TenantContext:
     if caller.scopes and scope not in caller.scopes:
         raise InsufficientPermissions(f"This API key lacks the scope '{scope}'.")
     return caller
+
+
+def _check_origin(request: Request, caller: TenantContext) -> None:
+    """That a web page which uses the key is of one of its origins, and may read the response then. Raises
+    InsufficientPermissions.
+
+    A key without origins is refused to pages of other sites alone: programs may send `Origin`, too.
+    """
+    origin = _header(request, b"origin")
+    if not origin:
+        return
+    if origin in caller.origins:
+        request.state.allowed_origin = origin
+    elif caller.origins or _header(request, b"sec-fetch-site") in ("cross-site", "same-site"):
+        raise InsufficientPermissions(
+            f"This API key may not be used from the web origin '{origin[:200]}'; add it to the key's origins."
+        )
 
 
 def _check_names(request: Request, caller: TenantContext) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from api.afterwards import Afterwards
+from api.cors import response_headers
 from api.errors import (
     ApiError,
     BodyTooLarge,
@@ -98,8 +99,8 @@ class Edge:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        exchange = _Exchange(send, request_id(headers.get(b"x-request-id")))
         state = scope.setdefault("state", {})
+        exchange = _Exchange(send, request_id(headers.get(b"x-request-id")), state)
         state["request_id"] = exchange.request_id.decode()
         state["arrived"] = exchange.started
         state["headers"] = headers
@@ -158,10 +159,11 @@ class Edge:
 class _Exchange:
     """One request's answer as it goes out: stamps the id on it and remembers what was sent."""
 
-    __slots__ = ("_send", "body", "closes", "complete", "request_id", "started", "status")
+    __slots__ = ("_send", "_state", "body", "closes", "complete", "request_id", "started", "status")
 
-    def __init__(self, send: Send, request_id: bytes) -> None:
+    def __init__(self, send: Send, request_id: bytes, state: dict[str, Any]) -> None:
         self._send = send
+        self._state = state
         self.request_id = request_id
         self.started = time.perf_counter()
         self.status: int | None = None
@@ -175,6 +177,9 @@ class _Exchange:
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id)]
             if self.closes or (self.body is not None and self.body.is_far_from_over):
                 headers.append((b"connection", b"close"))
+            origin: str | None = self._state.get("allowed_origin")
+            if origin is not None:
+                headers += response_headers(origin.encode())
             message["headers"] = headers
         elif message["type"] == "http.response.body":
             self.complete = not message.get("more_body", False)

@@ -140,6 +140,10 @@ def key_create(
         list[str] | None,
         typer.Option(help="Where it may be used from, as 10.0.0.0/8, again for each; else anywhere."),
     ] = None,
+    origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Web origin whose pages may use it, as https://app.example, again for each."),
+    ] = None,
     days: Annotated[float | None, typer.Option(min=0, help="Days it lives; else until revoked.")] = None,
     data: Data = None,
 ) -> None:
@@ -156,6 +160,7 @@ def key_create(
             scopes=scope or (),
             models=model or (),
             networks=network or (),
+            origins=origin or (),
             days=days,
         )
     )

@@ -101,6 +101,7 @@ def create_key(
     scopes: Sequence[str] = (),
     models: Sequence[str] = (),
     networks: Sequence[str] = (),
+    origins: Sequence[str] = (),
     days: float | None = None,
 ) -> str:
     """The key's text, shown this once."""
@@ -117,7 +118,7 @@ def create_key(
             OPERATOR,
             kind=kind,
             project_id=None if project is None else (await _project(services, owner, project)).id,
-            terms=KeyTerms(frozenset(scopes), frozenset(models), tuple(networks), expires_at),
+            terms=KeyTerms(frozenset(scopes), frozenset(models), tuple(networks), expires_at, tuple(origins)),
         )
         return created.plaintext
 

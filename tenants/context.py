@@ -39,6 +39,8 @@ class TenantContext:
     """What `auto` means in its project. None: the best of the plan's."""
     networks: tuple[Network, ...] = ()
     """Where it may be used from; the resolver has seen to it. Empty: anywhere."""
+    origins: frozenset[str] = frozenset()
+    """Web origins whose pages may use it. Empty: no page may."""
     billing_state: BillingState = "active"
     """Suspended: what is owed was not paid, and its inference keys are refused until it is."""
     limits: tuple[Limit, ...] = ()

@@ -299,7 +299,7 @@ class KeyService:
 
 _CARRIED_OVER = (
     *("name", "kind", "project_id", "user_id", "service_account_id"),
-    *("scopes", "models", "networks"),
+    *("scopes", "models", "networks", "origins"),
 )
 """What a rotation leaves as it is."""
 
@@ -347,6 +347,7 @@ def _described(row: ApiKey) -> dict[str, Any]:
         "scopes": [*row.scopes],
         "models": [*row.models],
         "networks": [str(network) for network in row.networks],
+        "origins": [*row.origins],
         "expires_at": None if row.expires_at is None else row.expires_at.isoformat(),
     }
 

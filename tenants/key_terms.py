@@ -1,4 +1,4 @@
-"""What a key may be used for, as it is asked for: scopes, models, networks, an end.
+"""What a key may be used for, as it is asked for: scopes, models, networks, origins, an end.
 
 Owns what may be asked, and by whom. Refuses to know storage.
 """
@@ -18,6 +18,7 @@ from tenants.errors import KeyNotActive, NotHeld
 from tenants.fields import checked_name
 from tenants.models import ApiKey
 from tenants.networks import parse_networks
+from tenants.origins import parse_origins
 
 MAX_MODELS = 256
 _SCOPE = re.compile(r"[a-z0-9_.:-]{1,64}")
@@ -43,6 +44,8 @@ class KeyTerms:
     networks: tuple[str, ...] = ()
     """As `10.0.0.0/8` or a single address. Empty: anywhere."""
     expires_at: datetime | None = None
+    origins: tuple[str, ...] = ()
+    """Web origins whose pages may use it, as `https://app.example`. Empty: no page may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class KeyChanges:
     scopes: frozenset[str] | None = None
     models: frozenset[str] | None = None
     networks: tuple[str, ...] | None = None
+    origins: tuple[str, ...] | None = None
     expires_at: datetime | Literal[Keep.KEEP] | None = KEEP
 
 
@@ -67,6 +71,8 @@ def changed_columns(row: ApiKey, changes: KeyChanges, actor: Actor) -> dict[str,
         changed["models"] = checked_models(changes.models)
     if changes.networks is not None:
         changed["networks"] = [*parse_networks(changes.networks)]
+    if changes.origins is not None:
+        changed["origins"] = parse_origins(changes.origins)
     if changes.expires_at is not KEEP:
         if row.replaced_by is not None:
             raise KeyNotActive(row.id, "rotated already: it ends when its grace does")
@@ -80,6 +86,7 @@ def columns_of(terms: KeyTerms, kind: KeyKind, actor: Actor) -> dict[str, Any]:
         "scopes": _checked_scopes(terms.scopes, kind, actor),
         "models": checked_models(terms.models),
         "networks": [*parse_networks(terms.networks)],
+        "origins": parse_origins(terms.origins),
         "expires_at": _checked_expiry(terms.expires_at),
     }
 

@@ -306,6 +306,8 @@ class ApiKey(TenantOwned, Base):
         ARRAY(CIDR), server_default=text("'{}'")
     )
     """Where it may be used from. Empty: anywhere."""
+    origins: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
+    """Web origins whose pages may use it. Empty: no page may."""
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]

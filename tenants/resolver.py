@@ -162,6 +162,7 @@ def context_of(
         project_denies=project is not None and project.models_denied,
         auto_tier=None if project is None or project.auto_tier is None else PriorityClass(project.auto_tier),
         networks=tuple(key.networks),
+        origins=frozenset(key.origins),
         billing_state=tenant.billing_state,  # type: ignore[arg-type]
         limits=compiled(tenant.id, plan.limits, limits),
     )

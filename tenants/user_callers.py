@@ -48,6 +48,7 @@ class UserCallers:
             scopes=[],
             models=[],
             networks=[],
+            origins=[],
         )
         now = datetime.now(UTC)
         if user is None or user.disabled_at is not None or not is_let_in(stands_for, tenant, project, now):

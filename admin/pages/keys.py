@@ -21,7 +21,7 @@ from tenants.projects.service import ProjectService
 
 PAGE = 50
 MAX_PROJECTS = 100
-FIELDS = ("name", "project", "owner", "scopes", "models", "networks", "expires_at")
+FIELDS = ("name", "project", "owner", "scopes", "models", "networks", "origins", "expires_at")
 SCOPE_FIELD = "scope:"
 """Before the scope, in the name of its box."""
 GRACES = (
@@ -71,6 +71,7 @@ class KeyRow:
     scopes: list[str]
     models: list[str]
     networks: list[str]
+    origins: list[str]
     created_at: datetime
     last_used_at: datetime | None
     expires_at: datetime | None
@@ -132,6 +133,7 @@ def read_terms(form: Mapping[str, str], scopes: Collection[str]) -> KeyTerms:
         scopes=read_scopes(form, scopes),
         models=frozenset(_pieces(form.get("models", ""))),
         networks=tuple(_pieces(form.get("networks", ""))),
+        origins=tuple(_pieces(form.get("origins", ""))),
         expires_at=read_end(form.get("expires_at", "")),
     )
 
@@ -143,6 +145,7 @@ def fields_of(shown: KeyRow) -> dict[str, str]:
         "all_scopes": "no" if shown.scopes else "yes",
         "models": "\n".join(shown.models),
         "networks": "\n".join(shown.networks),
+        "origins": "\n".join(shown.origins),
         "expires_at": "" if shown.expires_at is None else shown.expires_at.astimezone(UTC).date().isoformat(),
     }
     return fields | {f"{SCOPE_FIELD}{scope}": "on" for scope in shown.scopes}
@@ -158,6 +161,7 @@ def read_changes(form: Mapping[str, str], shown: KeyRow, scopes: Collection[str]
         scopes=None if chosen == frozenset(shown.scopes) else chosen,
         models=_changed(form, before, "models", frozenset(_pieces(form.get("models", "")))),
         networks=_changed(form, before, "networks", tuple(_pieces(form.get("networks", "")))),
+        origins=_changed(form, before, "origins", tuple(_pieces(form.get("origins", "")))),
         expires_at=KEEP if ends == before["expires_at"] else read_end(ends),
     )
 
@@ -221,6 +225,7 @@ def row_of(shown: ShownKey, projects: Mapping[str, str]) -> KeyRow:
         scopes=[*key.scopes],
         models=[*key.models],
         networks=[str(network) for network in key.networks],
+        origins=[*key.origins],
         created_at=key.created_at,
         last_used_at=key.last_used_at,
         expires_at=key.expires_at,

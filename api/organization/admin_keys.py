@@ -30,6 +30,7 @@ async def create_admin_key(request: Request) -> dict[str, Any]:
     terms = KeyTerms(
         scopes=frozenset(body.scopes),
         networks=tuple(body.networks),
+        origins=tuple(body.origins),
         expires_at=in_seconds(body.expires_in_seconds),
     )
     with naming_fields():

@@ -17,6 +17,7 @@ Seconds = Annotated[int, Meta(ge=1, le=10 * 366 * 86_400)]
 Scopes = Annotated[list[Annotated[str, Meta(pattern=r"^[a-z0-9_.:-]{1,64}$")]], Meta(max_length=64)]
 Models = Annotated[list[Annotated[str, Meta(pattern=r"^[a-z0-9._:@*-]{1,200}$")]], Meta(max_length=256)]
 Networks = Annotated[list[Annotated[str, Meta(min_length=2, max_length=50)]], Meta(max_length=64)]
+Origins = Annotated[list[Annotated[str, Meta(min_length=4, max_length=300)]], Meta(max_length=32)]
 Amount = Annotated[int, Meta(ge=0, le=2**62)]
 ProjectRole = Literal["owner", "member"]
 
@@ -33,6 +34,7 @@ class CreateAdminKeyRequest(_Body, frozen=True, kw_only=True):
     expires_in_seconds: Seconds | None = None
     scopes: Scopes = []
     networks: Networks = []
+    origins: Origins = []
 
 
 class CreateProjectKeyRequest(_Body, frozen=True, kw_only=True):
@@ -41,6 +43,7 @@ class CreateProjectKeyRequest(_Body, frozen=True, kw_only=True):
     scopes: Scopes = []
     models: Models = []
     networks: Networks = []
+    origins: Origins = []
     user_id: Id | None = None
     """Whose key it is: a member of the project."""
 
@@ -51,6 +54,7 @@ class CreateServiceAccountKeyRequest(_Body, frozen=True, kw_only=True):
     scopes: Scopes = []
     models: Models = []
     networks: Networks = []
+    origins: Origins = []
 
 
 class UpdateAdminKeyRequest(_Body, frozen=True, kw_only=True):
@@ -59,6 +63,7 @@ class UpdateAdminKeyRequest(_Body, frozen=True, kw_only=True):
     """From now; null: it does not expire."""
     scopes: Scopes | UnsetType = UNSET
     networks: Networks | UnsetType = UNSET
+    origins: Origins | UnsetType = UNSET
 
 
 class UpdateProjectKeyRequest(UpdateAdminKeyRequest, frozen=True, kw_only=True):

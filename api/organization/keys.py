@@ -59,6 +59,7 @@ def changes_of(body: UpdateAdminKeyRequest) -> KeyChanges:
         scopes=None if body.scopes is UNSET else frozenset(body.scopes),
         models=None if models is UNSET else frozenset(models),
         networks=None if body.networks is UNSET else tuple(body.networks),
+        origins=None if body.origins is UNSET else tuple(body.origins),
         expires_at=KEEP if body.expires_in_seconds is UNSET else in_seconds(body.expires_in_seconds),
     )
 
@@ -78,6 +79,7 @@ def _common(key: ApiKey) -> dict[str, Any]:
         "expires_at": unix(key.expires_at),
         "scopes": sorted(key.scopes),
         "networks": [str(network) for network in key.networks],
+        "origins": sorted(key.origins),
         "rotated_at": unix(key.rotated_at),
         "replaced_by": key.replaced_by,
     }

@@ -36,6 +36,7 @@ async def create_project_key(request: Request, project_id: str) -> dict[str, Any
         scopes=frozenset(body.scopes),
         models=frozenset(body.models),
         networks=tuple(body.networks),
+        origins=tuple(body.origins),
         expires_at=in_seconds(body.expires_in_seconds),
     )
     with naming_fields():

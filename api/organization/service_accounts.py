@@ -124,6 +124,7 @@ async def create_service_account_key(
         scopes=frozenset(body.scopes),
         models=frozenset(body.models),
         networks=tuple(body.networks),
+        origins=tuple(body.origins),
         expires_at=in_seconds(body.expires_in_seconds),
     )
     with naming_fields():

@@ -50,6 +50,7 @@ async def test_a_key_is_shown_once_and_may_what_was_asked(site: Site, visitor: h
         "scope:model.request": "on",
         "models": "sapling:pirate\nsapling:*",
         "networks": "10.0.0.0/8, 203.0.113.7",
+        "origins": "https://app.example\nhttp://localhost:3000",
         "expires_at": day.isoformat(),
     }
     made = await act(visitor, "/keys/new", "/keys", **fields)
@@ -66,8 +67,10 @@ async def test_a_key_is_shown_once_and_may_what_was_asked(site: Site, visitor: h
     assert plaintext not in listed + shown
     for text in ("support bot", "Support"):
         assert text in listed
+    assert caller.origins == {"https://app.example", "http://localhost:3000"}
     for text in ("10.0.0.0/8", "203.0.113.7/32", "sapling:pirate", "Ask models for answers", day.isoformat()):
         assert text in shown
+    assert "<code>https://app.example</code>" in shown
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,7 @@ async def test_a_key_is_shown_once_and_may_what_was_asked(site: Site, visitor: h
     [
         ({"name": " "}, "name", "must have 1 to 100 printable characters"),
         ({"networks": "everywhere"}, "networks", "is no network or address"),
+        ({"origins": "app.example"}, "origins", "is not an origin"),
         ({"models": "NO/NAME"}, "models", "is not a model name"),
         ({"expires_at": "2001-01-01"}, "expires_at", "This day is over"),
         ({"expires_at": "soon"}, "expires_at", "Write the day as"),
@@ -221,6 +225,7 @@ async def test_a_keys_terms_are_changed_and_its_text_stays(site: Site, visitor: 
         "scope:model.request": "on",
         "models": "sapling",
         "networks": "10.0.0.0/8",
+        "origins": "https://app.example",
         "expires_at": day,
     }
     assert (await act(visitor, f"{here}/edit", here, **fields)).headers["location"] == f"/console{here}"
@@ -234,16 +239,17 @@ async def test_a_keys_terms_are_changed_and_its_text_stays(site: Site, visitor: 
     (entry, *_) = await site.account.audit.list(site.tenant_id)
     assert (entry.type, {*entry.details}) == (
         "api_key.updated",
-        {"name", "scopes", "models", "networks", "expires_at"},
+        {"name", "scopes", "models", "networks", "origins", "expires_at"},
     )
     # What is as it was is not written again; and all of it can be taken back.
     assert (await act(visitor, f"{here}/edit", here, **(fields | {"name": "bot"}))).status_code == 303
     (entry, *_) = await site.account.audit.list(site.tenant_id)
     assert {*entry.details} == {"name"}
-    freed = {"name": "bot", "all_scopes": "yes", "models": "", "networks": "", "expires_at": ""}
+    empty = dict.fromkeys(("models", "networks", "origins", "expires_at"), "")
+    freed = {"name": "bot", "all_scopes": "yes"} | empty
     assert (await act(visitor, f"{here}/edit", here, **freed)).status_code == 303
     row = (await site.keys.get(site.tenant_id, row.id))[0]
-    assert (row.scopes, row.models, row.networks, row.expires_at) == ([], [], [], None)
+    assert (row.scopes, row.models, row.networks, row.origins, row.expires_at) == ([], [], [], [], None)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ BASE_DIGEST = "b" * 64
 KEY = "sk-rs-0123456789abcdefABCDEFkey-one"
 RESTRICTED_KEY = "sk-rs-0123456789abcdefABCDEFrestricted"
 OTHER_KEY = "sk-rs-0123456789abcdefABCDEFkey-two"
+BROWSER_KEY = "sk-rs-0123456789abcdefABCDEFbrowser-k"
 ADMIN_KEY = "sk-rs-0123456789abcdefABCDEFadmin-key"
 
 
@@ -222,6 +223,9 @@ class FakeKeys:
             KEY: TenantContext("ten_one", "One", "key_one", "inference"),
             OTHER_KEY: TenantContext("ten_two", "Two", "key_two", "inference"),
             RESTRICTED_KEY: TenantContext("ten_one", "One", "key_r", "inference", frozenset({"models.read"})),
+            BROWSER_KEY: TenantContext(
+                "ten_one", "One", "key_b", "inference", origins=frozenset({"https://app.example"})
+            ),
             ADMIN_KEY: TenantContext("ten_one", "One", "key_admin", "admin"),
         }
         self.error: Exception | None = None

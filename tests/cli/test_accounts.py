@@ -102,6 +102,7 @@ def test_what_is_not_there_is_named(run: Run) -> None:
         (("key", "list", "birch"), 1, "there is no tenant 'birch'"),
         (("key", "create", "acme", "--project", "web"), 2, "acme has no project 'web'"),
         (("key", "create", "acme", "--network", "10.0.0.1/8"), 1, "networks"),
+        (("key", "create", "acme", "--origin", "app.example"), 1, "origins"),
         (("key", "rotate", "acme", "key_none"), 1, "there is no API key 'key_none'"),
         (("user", "remove", "acme", "eve@example.com"), 2, "acme has no user 'eve@example.com'"),
         (("project", "archive", "acme", "Default"), 1, "default and cannot be archived"),

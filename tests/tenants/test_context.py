@@ -7,6 +7,7 @@ import pytest
 from tenants.actors import OPERATOR, Actor
 from tenants.context import TenantContext
 from tenants.networks import is_inside, parse_networks
+from tenants.origins import parse_origins
 from tenants.roles import RIGHTS, RIGHTS_OF, ROLES, admin_scopes, may
 
 
@@ -69,6 +70,21 @@ def test_networks(
 def test_what_is_no_network_is_refused_by_name(written: str) -> None:
     with pytest.raises(ValueError, match="networks"):
         parse_networks([written])
+
+
+def test_origins_are_written_as_browsers_send_them() -> None:
+    written = ["https://App.Example:443", "https://app.example", "http://[::1]:80", "tauri://localhost"]
+    assert parse_origins(written) == ["http://[::1]", "https://app.example", "tauri://localhost"]
+    with pytest.raises(ValueError, match="at most"):
+        parse_origins(f"https://app-{n}.example" for n in range(33))
+
+
+@pytest.mark.parametrize(
+    "written", ["*", "null", "app.example", "https://", "https://app.example/", "https://a b", "https://a:x"]
+)
+def test_what_is_no_origin_is_refused(written: str) -> None:
+    with pytest.raises(ValueError, match="origins"):
+        parse_origins([written])
 
 
 def test_networks_are_few_and_each_is_there_once() -> None:

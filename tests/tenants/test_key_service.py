@@ -46,6 +46,7 @@ async def test_a_key_carries_its_project_owner_models_and_networks(
         scopes=frozenset({"model.request"}),
         models=frozenset({"base:*", "base:one@2"}),
         networks=("10.0.0.0/8", "2001:db8::/32", "192.0.2.7"),
+        origins=("https://App.example:443", "http://localhost:3000"),
     )
     made = await accounts.keys.create(
         tenant.id, "web", OPERATOR, project_id=project.id, user_id=user.user_id, terms=terms
@@ -54,6 +55,7 @@ async def test_a_key_carries_its_project_owner_models_and_networks(
     assert (caller.project_id, caller.user_id) == (project.id, user.user_id)
     assert caller.models == terms.models
     assert [str(network) for network in caller.networks] == ["10.0.0.0/8", "192.0.2.7/32", "2001:db8::/32"]
+    assert caller.origins == {"https://app.example", "http://localhost:3000"}
     assert caller.may_use("base:one")
     assert not caller.may_use("base")
     shown, owner, account = await accounts.keys.get(tenant.id, made.id)
@@ -218,6 +220,7 @@ SENSELESS = [
     KeyTerms(models=frozenset({"base:"})),
     KeyTerms(models=frozenset(f"base:{n}" for n in range(257))),
     KeyTerms(networks=("10.0.0.1/8",)),
+    KeyTerms(origins=("https://app.example/",)),
     KeyTerms(expires_at=datetime(2099, 1, 1)),
     KeyTerms(expires_at=datetime(2020, 1, 1, tzinfo=UTC)),
 ]
@@ -226,7 +229,8 @@ SENSELESS = [
 async def test_terms_that_make_no_sense_are_named(accounts: AccountServices, tenant: Tenant) -> None:
     key = await accounts.keys.create(tenant.id, "ci", OPERATOR)
     for terms in SENSELESS:
-        given = {name: getattr(terms, name) for name in ("scopes", "models", "networks", "expires_at")}
+        fields = ("scopes", "models", "networks", "origins", "expires_at")
+        given = {name: getattr(terms, name) for name in fields}
         [field] = [name for name, value in given.items() if value]
         with pytest.raises(ValueError, match=f"^{field}"):
             await accounts.keys.create(tenant.id, "ci", OPERATOR, terms=terms)

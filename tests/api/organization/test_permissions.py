@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
 from tenants import keys
@@ -92,6 +93,7 @@ def test_values_that_are_wrong_are_named(site: Site, ours: Party) -> None:
         ("POST", f"{ACCOUNT}/invites", {"email": "a@b", "role": "emperor"}, "role"),
         ("POST", f"{ACCOUNT}/admin_api_keys", {"name": "k", "networks": ["10.0.0.1/8"]}, "networks"),
         ("POST", f"{ACCOUNT}/admin_api_keys", {"name": "k", "scopes": ["everything"]}, "scopes"),
+        ("POST", f"{project}/api_keys", {"name": "k", "origins": ["https://a.example/"]}, "origins"),
         ("POST", f"{project}/api_keys", {"name": "k", "models": ["sapling:a:b"]}, "models"),
         ("POST", f"{project}/api_keys", {"name": "k", "scopes": ["usage.read"]}, "scopes"),
         ("POST", f"{project}/api_keys", {"name": "k", "expires_in_seconds": 0}, "expires_in_seconds"),
@@ -132,7 +134,13 @@ def test_a_restricted_key_gives_away_no_more_than_it_holds(site: Site, ours: Par
 
 def test_rotation_lets_the_old_key_work_until_its_grace_ends(site: Site, ours: Party) -> None:
     path = f"{ACCOUNT}/projects/{ours.project_id}/api_keys"
-    terms = {"name": "k", "scopes": ["models.read"], "models": ["sapling"], "networks": ["127.0.0.0/8"]}
+    terms = {
+        "name": "k",
+        "scopes": ["models.read"],
+        "models": ["sapling"],
+        "networks": ["127.0.0.0/8"],
+        "origins": ["https://app.example"],
+    }
     old = site.ask("POST", path, ours.admin_key, terms).json()
     new = site.ask("POST", f"{path}/{old['id']}/rotate", ours.admin_key, {"grace_seconds": 60}).json()
     assert {name: new[name] for name in terms} == terms
@@ -158,6 +166,26 @@ def test_a_key_is_good_in_its_networks_alone(site: Site, ours: Party) -> None:
     assert "127.0.0.1" in refused.json()["error"]["message"]
     site.ask("POST", f"{path}/{made['id']}", ours.admin_key, {"networks": ["192.0.2.0/24", "127.0.0.1"]})
     site.soon(lambda: site.ask("GET", "/v1/models", made["value"]).status_code == 200)
+
+
+def test_pages_may_use_a_key_once_it_has_their_origin(site: Site, ours: Party) -> None:
+    path = f"{ACCOUNT}/projects/{ours.project_id}/api_keys"
+    made = site.ask("POST", path, ours.admin_key, {"name": "k"}).json()
+    assert made["origins"] == []
+    page = {
+        "authorization": f"Bearer {made['value']}",
+        "origin": "https://app.example",
+        "sec-fetch-site": "cross-site",
+    }
+
+    def ask() -> httpx.Response:
+        return httpx.get(f"{site.url}/v1/models", headers=page, trust_env=False)
+
+    assert ask().status_code == 403
+    changed = site.ask("POST", f"{path}/{made['id']}", ours.admin_key, {"origins": ["https://APP.example"]})
+    assert changed.json()["origins"] == ["https://app.example"]
+    site.soon(lambda: ask().status_code == 200)
+    assert ask().headers["access-control-allow-origin"] == "https://app.example"
 
 
 def test_what_a_plan_sets_can_only_be_lowered(site: Site, ours: Party) -> None:
