@@ -33,7 +33,7 @@ def decode(
     """
     try:
         decoded = decoder.decode(body)
-        _UNIQUE_KEYS.decode(body.decode())
+        _UNIQUE_KEYS.raw_decode(body.decode().lstrip())
         return decoded
     except msgspec.ValidationError as error:
         raise _named(str(error), not_offered) from None

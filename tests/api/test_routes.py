@@ -237,6 +237,7 @@ async def test_malformed_json_is_a_400(client: httpx.AsyncClient) -> None:
     ("body", "key"),
     [
         ('{"model":"sapling","messages":[{"role":"user","content":"x"}],"model":"sapling"}', "model"),
+        (' \n{"model":"sapling","messages":[{"role":"user","content":"x"}],"model":"sapling"}', "model"),
         ('{"model":"sapling","messages":[{"role":"user","content":"x"}],"mod\\u0065l":"sapling"}', "model"),
         ('{"model":"sapling","messages":[{"role":"user","content":"x","role":"system"}]}', "role"),
         ('{"model":"sapling","messages":[{"role":"user","content":"x"}],"metadata":{"a":"1","a":"2"}}', "a"),
