@@ -96,7 +96,7 @@ class RequestReader(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         if cycle.scope["http_version"] == "1.0":
             app = UnchunkedResponse(cycle, app)
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def _time_out(self) -> None:
         self._deadline = None
@@ -131,6 +131,8 @@ class RequestReader(HttpToolsProtocol):
         self._answer(error)
 
     def _answer(self, error: ApiError) -> None:
+        if self.transport.is_closing():
+            return
         face, body, request_id = face_of(error), body_of(error), new_request_id()
         headers = [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
         headers += [
@@ -177,4 +179,4 @@ class UnchunkedResponse:
         elif message["type"] == "http.response.body" and self._is_until_close:
             # Each piece is all that the server expects.
             self._cycle.expected_content_length = len(message.get("body", b""))
-        await self._cycle.send(message)
+        await self._cycle.send(message)  # type: ignore[arg-type]

@@ -119,20 +119,18 @@ def test_a_slow_body_is_given_up(codec: TextCodec) -> None:
 def test_a_compressed_body_is_refused_by_its_encoding(served: Served, encoding: str) -> None:
     body = gzip.compress(BODY)
     with connection(served) as opened:
-        asked = {
-            "content_type": "application/json",
-            "content_length": len(body),
-            "content_encoding": encoding,
-        }
-        opened.sendall(head(**asked) + body)
+        json_type = "application/json"
+        opened.sendall(
+            head(content_type=json_type, content_length=len(body), content_encoding=encoding) + body
+        )
         status, headers, answer = read_answer(opened)
         assert (status, headers["accept-encoding"]) == (415, "identity")
         error = json.loads(answer)["error"]
         assert error["code"] == "unsupported_media_type"
         assert f"Content-Encoding '{encoding}'" in error["message"]
         # The connection stays in step.
-        asked["content_encoding"] = "identity"
-        opened.sendall(head(**asked, content_length=len(BODY)) + BODY)
+        plain = head(content_type=json_type, content_length=len(BODY), content_encoding="identity")
+        opened.sendall(plain + BODY)
         assert read_answer(opened)[0] == 200
 
 
