@@ -193,7 +193,7 @@ def _check_origin(request: Request, caller: TenantContext) -> None:
     """That a web page which uses the key is of one of its origins, and may read the response then. Raises
     InsufficientPermissions.
 
-    A key without origins is refused to pages of other sites alone: programs may send `Origin`, too.
+    A key without origins is refused to pages of other origins alone: programs may send `Origin`, too.
     """
     origin = _header(request, b"origin")
     if not origin:
