@@ -13,7 +13,7 @@ from starlette.routing import Route
 from admin import snippets
 from admin.frame import Frame, Visitor, origin_of
 from admin.navigation import PLAYGROUND
-from admin.pages.playground import PlaygroundPage
+from admin.pages.playground import PlaygroundPage, prices_of
 from admin.services import ConsoleServices
 from tenants.roles import Right
 
@@ -40,6 +40,7 @@ class PlaygroundRoutes:
         ]
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
+        terms = await self._playground.terms(visitor.tenant_id, visitor.account.user_id)
         stage = await self._pages.gather(visitor.tenant_id, request.query_params.get("model"))
         return self._frame.page(
             request,
@@ -47,6 +48,7 @@ class PlaygroundRoutes:
             visitor=visitor,
             section=PLAYGROUND.id,
             stage=stage,
+            prices=prices_of(*terms),
             compared="compare" in request.query_params,
             origin=origin_of(request),
             snippets=snippets.ask(origin_of(request), stage.chosen),

@@ -30,9 +30,11 @@ from billing.invoices.service import InvoiceService
 from billing.invoices.verification import InvoiceVerification
 from billing.notifications.service import WebhookService
 from billing.payments.service import PaymentService
+from billing.rates import Rate
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from billing.statements import Statements
+from engine.protocol import PriorityClass
 from sla.service import SlaReports
 from tenants.accounts import UserAccounts
 from tenants.context import KeyKind
@@ -60,6 +62,9 @@ class AdapterServices(Protocol):
 
 class Playground(Protocol):
     """Answers of models, for people who signed in."""
+
+    async def terms(self, tenant_id: str, user_id: str) -> tuple[PriorityClass, Rate, Rate]:
+        """The service tier of the user's requests, and what it costs: on the base, and on an adapter."""
 
     async def chat(self, request: Request, tenant_id: str, user_id: str) -> Response:
         """Answer a request whose body is that of a chat completion, under the user's limits, on their bill.

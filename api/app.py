@@ -30,6 +30,7 @@ from api.errors import (
     face_of,
     headers_of,
 )
+from api.openai import models as model_routes
 from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from api.organization import bodies as organization_bodies
@@ -74,6 +75,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     app.add_middleware(Preflights)
     app.include_router(health.router)
     app.include_router(openai_routes.router)
+    app.include_router(model_routes.router)
     app.include_router(file_routes.router)
     app.include_router(upload_routes.router)
     app.include_router(adapter_routes.router)

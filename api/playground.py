@@ -6,11 +6,16 @@ is involved, and in usage the user's id stands where a key's would.
 
 from __future__ import annotations
 
+import time
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.deps import Services
+from api.openai.booking import asked_for
 from api.openai.routes import chat_completion
+from billing.rates import Rate
+from engine.protocol import PriorityClass
 from tenants.errors import AccountSuspended
 from tenants.user_callers import UserCallers
 
@@ -19,6 +24,18 @@ class Playground:
     def __init__(self, services: Services, callers: UserCallers) -> None:
         self._services = services
         self._callers = callers
+
+    async def terms(self, tenant_id: str, user_id: str) -> tuple[PriorityClass, Rate, Rate]:
+        """The service tier of requests that name none, and what it costs now: on the base, and on an adapter.
+        Raises UserNotFound, DatabaseUnavailable.
+        """
+        caller = await self._callers.of(tenant_id, user_id)
+        tier = asked_for(None, caller)
+        percent, now = caller.plan.terms[tier].price_percent, time.time()
+        base, adapter = [
+            await self._services.prices.rate(percent, now, on_adapter) for on_adapter in (False, True)
+        ]
+        return tier, base, adapter
 
     async def chat(self, request: Request, tenant_id: str, user_id: str) -> Response:
         """Answer `request`, whose body is that of a chat completion, for this user. Whoever calls has seen to

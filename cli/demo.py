@@ -185,8 +185,12 @@ async def _tenant(services: Services, name: str) -> Tenant:
 
 
 async def sell(services: Services, tenants: tuple[Tenant, ...]) -> None:
-    """Prices unless there are any, and a plan with every class of service for tenants without one."""
+    """Prices unless there are any, and a plan with every class of service for tenants without one, whose
+    requests are served as `default` unless they name a class.
+    """
     from billing.pricing import PriceService
+    from engine.protocol import PriorityClass
+    from tenants.actors import OPERATOR
     from tenants.errors import NameTaken
     from tenants.plans import STANDARD_PLAN, PlanChanges
 
@@ -196,8 +200,14 @@ async def sell(services: Services, tenants: tuple[Tenant, ...]) -> None:
     with contextlib.suppress(NameTaken):  # made by an earlier start
         await services.accounts.plans.create(PLAN, PlanChanges(terms=TERMS, monthly_fee=MONTHLY_FEE))
     for tenant in tenants:
-        if (await services.accounts.plans.of_tenant(tenant.id)).id == STANDARD_PLAN:
-            await services.accounts.plans.set_tenant_plan(tenant.id, PLAN)
+        plan = await services.accounts.plans.of_tenant(tenant.id)
+        if plan.id == STANDARD_PLAN:
+            plan = await services.accounts.plans.set_tenant_plan(tenant.id, PLAN)
+        projects = services.accounts.projects
+        project = await projects.default(tenant.id)
+        if plan.name == PLAN and project.auto_tier is None:
+            # The plan has priority, which costs more: it is served to requests that name it.
+            await projects.set_service_tiers(tenant.id, project.id, OPERATOR, auto=PriorityClass.DEFAULT)
 
 
 async def _pack_elsewhere(service: Service, base_digest: str, directories: dict[str, Path]) -> dict[str, Any]:

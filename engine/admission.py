@@ -97,8 +97,8 @@ def refusal(submit: Submit, limits: Limits, max_tokens_held: int) -> Rejected | 
     prompt_len = len(submit.prompt_ids)
     if prompt_len >= limits.context_length:
         message = (
-            f"prompt_ids has {prompt_len} tokens; the context length is {limits.context_length}, "
-            "of which at least one is for the completion"
+            f"This model's maximum context length is {limits.context_length} tokens, of which at least one is "
+            f"for the completion. However, prompt_ids has {prompt_len} tokens"
         )
         return Rejected(submit.request_id, "context_length_exceeded", message)
     limit = length_limit(submit, limits)

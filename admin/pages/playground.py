@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapters.resolver import ModelResolver
+from admin import words
+from billing.rates import Rate
+from engine.protocol import PriorityClass
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,29 @@ class Stage:
     def choices(self) -> list[tuple[str, str]]:
         """(name, what a list shows)."""
         return [(name, f"{name} (the base)" if name == self.base else name) for name in self.models]
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What an answer costs, in words."""
+
+    tier: str
+    base: str
+    adapter: str | None
+    """None: the same as the base."""
+
+
+def prices_of(tier: PriorityClass, base: Rate, adapter: Rate) -> Prices | None:
+    """None before there is a price list."""
+    if not base.price_id:
+        return None
+    on_base, on_adapter = _per_million(base), _per_million(adapter)
+    return Prices(tier.value, on_base, None if on_adapter == on_base else on_adapter)
+
+
+def _per_million(rate: Rate) -> str:
+    read, written = (words.usd(price * rate.percent / 100) for price in (rate.input, rate.output))
+    return f"{read} per million input tokens, {written} per million output tokens"
 
 
 class PlaygroundPage:

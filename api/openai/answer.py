@@ -112,6 +112,8 @@ class Answer:
         self._arrived = arrived
         self._first_at = arrived
         self._generations: list[Generation] = []
+        self._num_received = 0
+        """Tokens of all choices that have come."""
         self._unbegun: set[int] = set()
         """Prompts whose first output is still to come."""
         self._open: set[int] = set()
@@ -250,6 +252,8 @@ class Answer:
 
     def _pieces(self, first: int, chunks: list[TokenChunk]) -> list[Piece]:
         """Raises GenerationFailed, GenerationAborted."""
+        for chunk in chunks:
+            self._num_received += len(chunk.token_ids)
         if len(chunks) == 1:
             number = first + chunks[0].index
             pieces = [self._choices[number].read(number, chunks)]
@@ -294,6 +298,12 @@ class Answer:
             sum(usage.cached_tokens for usage in usages),
             sum(usage.completion_tokens for usage in usages),
         )
+
+    @property
+    def usage_so_far(self) -> Usage:
+        """Tokens of all prompts, and those generated that have come; what was cached is known at the end."""
+        prompt_tokens = sum(len(submit.prompt_ids) for submit in self.submission.submits)
+        return Usage(prompt_tokens, 0, self._num_received)
 
     def _account(self, now: float) -> None:
         """Tell how it was served, up to its end at `now`."""

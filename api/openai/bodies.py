@@ -7,7 +7,7 @@ goes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -105,10 +105,16 @@ class ChunkFormat:
         chat: the chat form, else the older completions form.
         include_usage: the client asked for a last chunk with the usage; every other then says `"usage":null`.
         echo: per prompt, what the first chunk of each of its choices begins with.
+        usage_so_far: returns the usage that every chunk is to show; None: chunks show none.
     """
 
     def __init__(
-        self, submission: Submission, chat: bool, include_usage: bool, echo: list[str] | None = None
+        self,
+        submission: Submission,
+        chat: bool,
+        include_usage: bool,
+        echo: list[str] | None = None,
+        usage_so_far: Callable[[], Usage] | None = None,
     ) -> None:
         head = {
             "id": submission.id,
@@ -120,6 +126,7 @@ class ChunkFormat:
         }
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         self._tail = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+        self._usage_so_far = usage_so_far
         self._echo = echo
         self._n = submission.n
         self._begun = [False] * (submission.n * len(submission.submits))
@@ -154,10 +161,21 @@ class ChunkFormat:
                 _encode(piece.logprobs) if piece.logprobs is not None else b"null",
                 b',"finish_reason":',
                 b'"%s"' % piece.finish_reason.encode() if piece.finish_reason is not None else b"null",
-                self._tail,
+                self._tail if self._usage_so_far is None else _running_tail(self._usage_so_far()),
             )
         )
 
     def usage(self, usage: Usage) -> bytes:
         """The event after the last choice's last."""
         return self._head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
+
+
+def _running_tail(usage: Usage) -> bytes:
+    """The end of a chunk with the usage so far: counts alone, since what was cached is known at the end."""
+    prompt, completion = usage.prompt_tokens, usage.completion_tokens
+    counts = b'"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d' % (
+        prompt,
+        completion,
+        prompt + completion,
+    )
+    return b'}],"usage":{' + counts + b"}}\n\n"

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible endpoints of inference: chat, completions, models.
+"""The OpenAI-compatible endpoints of inference: chat and completions.
 
 Owns the order of things in a request: who calls, what is asked, which model, does it fit, is there quota for
 it, will the engine take it; only then a status is sent. Holds no database connection past the look-ups. The
@@ -12,10 +12,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from adapters.names import ADAPTER_ID
-from adapters.resolver import ModelCard, ResolvedModel
+from adapters.resolver import ResolvedModel
 from api.deps import (
     GENERATE,
-    READ_MODELS,
     Services,
     authenticate,
     check_model,
@@ -61,7 +60,7 @@ async def chat_completion(request: Request, services: Services, caller: TenantCo
     """
     with Observation(caller, services.sla, services.metrics) as observation:
         body = schemas.decode_chat(await read_json(request))
-        model = await _model(services, caller, body.model)
+        model = await permitted_model(services, caller, body.model)
         draft = await chat_draft(body, caller, model, engine_of(services), services.text)
         return await _answer(request, services, body, draft, observation, chat=True)
 
@@ -79,13 +78,13 @@ async def create_completion(request: Request) -> Response:
     caller = await authenticate(request, GENERATE)
     with Observation(caller, services.sla, services.metrics) as observation:
         body = schemas.decode_completion(await read_json(request))
-        model = await _model(services, caller, body.model)
+        model = await permitted_model(services, caller, body.model)
         draft = await completion_draft(body, caller, model, engine_of(services), services.text)
         echo = _echo(services, body, draft)
         return await _answer(request, services, body, draft, observation, chat=False, echo=echo)
 
 
-async def _model(services: Services, caller: TenantContext, name: str) -> ResolvedModel:
+async def permitted_model(services: Services, caller: TenantContext, name: str) -> ResolvedModel:
     """What the name stands for, if the key may use it. What it may not is not even looked up; an id has a
     name, and a name a version that may be denied, only afterwards.
     """
@@ -163,46 +162,15 @@ async def _run(
     if body.stream:
         with WhileConnected(outlet, answer):
             await answer.admitted()
-        include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        events = ChunkFormat(submission, chat, include_usage, echo)
+        options = body.stream_options
+        include_usage = options is not None and bool(options.include_usage)
+        continuous = include_usage and options is not None and bool(options.continuous_usage_stats)
+        events = ChunkFormat(
+            submission, chat, include_usage, echo, (lambda: answer.usage_so_far) if continuous else None
+        )
         return EventStream(
             answer, events, include_usage, services.limits.ping_interval, services.metrics, headers
         )
     with WhileConnected(outlet, answer):
         answered = await whole(answer, chat)
     return JsonAnswer(answered, headers)
-
-
-@router.get("/models", operation_id="listModels", tags=["Models"])
-async def list_models(request: Request) -> dict[str, Any]:
-    """The base model and the tenant's adapters that can be called now."""
-    caller = await authenticate(request, READ_MODELS)
-    cards = await services_of(request).models.list(caller.tenant_id)
-    return {"object": "list", "data": [_model_object(card) for card in cards if caller.may_use(card.id)]}
-
-
-@router.get("/models/{model:path}", operation_id="retrieveModel", tags=["Models"])
-async def retrieve_model(request: Request, model: str) -> dict[str, Any]:
-    """One model: `base`, `base:adapter`, `base:adapter@version` or an adapter's id."""
-    caller = await authenticate(request, READ_MODELS)
-    if caller.models:
-        await _model(services_of(request), caller, model)
-    return _model_object(await services_of(request).models.card(caller.tenant_id, model))
-
-
-router.add_api_route("/models", list_models, methods=["HEAD"], include_in_schema=False)
-router.add_api_route("/models/{model:path}", retrieve_model, methods=["HEAD"], include_in_schema=False)
-
-
-def _model_object(card: ModelCard) -> dict[str, Any]:
-    return {
-        "id": card.id,
-        "object": "model",
-        "created": card.created,
-        "owned_by": card.owned_by,
-        "base": card.base,
-        "adapter_id": card.adapter_id,
-        "version": card.version,
-        "rank": card.rank,
-        "digest": card.digest,
-    }

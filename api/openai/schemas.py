@@ -59,6 +59,8 @@ class Message(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """With `include_usage`: the usage so far on each chunk, as vLLM sends it."""
     include_obfuscation: bool | None = None
     """Padding against traffic analysis. Accepted; none is sent."""
 

@@ -267,8 +267,8 @@ def _budget(prompt_len: int, max_tokens: int | None, info: EngineInfo, param: st
         return left
     if max_tokens > left:
         raise ContextLengthExceeded(
-            f"This model's context length is {_context(info)}. However, you requested "
-            f"{prompt_len + max_tokens} ({prompt_len} in the {param}, {max_tokens} in the completion).",
+            f"This model's maximum context length is {_context(info)}. However, you requested "
+            f"{prompt_len + max_tokens} tokens ({prompt_len} in the {param}, {max_tokens} in the completion).",
             param,
         )
     return max_tokens
@@ -279,8 +279,8 @@ def _refuse_too_long(prompt_len: int, info: EngineInfo, param: str, exact: bool 
     longest = min(info.max_prompt_tokens, info.context_length - 1)
     if prompt_len > longest:
         raise ContextLengthExceeded(
-            f"This model's context length is {_context(info)}, {longest} of them for the prompt. "
-            f"However, your {param} {'have' if param == 'messages' else 'has'} "
+            f"This model's maximum context length is {_context(info)}, {longest} of them for the "
+            f"prompt. However, your {param} {'have' if param == 'messages' else 'has'} "
             f"{'' if exact else 'at least '}{prompt_len} tokens.",
             param,
         )

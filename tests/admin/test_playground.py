@@ -49,6 +49,13 @@ async def test_the_page_offers_what_can_be_asked(site: Site, visitor: httpx.Asyn
     assert '<option value="sapling:pirate" selected>' in (await visitor.get("/playground?model='")).text
 
 
+async def test_the_page_tells_the_service_tier_and_its_price(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    page = (await visitor.get("/playground")).text
+    assert "Service tier <code>default</code>" in page
+    assert "$1.00 per million input tokens, $2.00 per million output tokens." in page
+
+
 async def test_an_answer_streams_and_is_the_users(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     ready = await site.place.make_ready(await site.place.create("pirate"), "1")

@@ -72,6 +72,11 @@ async def test_oversized_requests_are_refused_at_once(
     assert world.engine.submitted == []
 
 
+def is_context_overflow(response: httpx.Response) -> bool:
+    """Clients such as LiteLLM recognise a context overflow by these words, not by the error's code."""
+    return f"This model's maximum context length is {CONTEXT} tokens" in response.json()["error"]["message"]
+
+
 async def test_context_arithmetic(client: httpx.AsyncClient, world: World) -> None:
     prompt = [7] * (CONTEXT - 10)
 
@@ -85,10 +90,11 @@ async def test_context_arithmetic(client: httpx.AsyncClient, world: World) -> No
     assert_error(response, 400, INVALID, "context_length_exceeded", "prompt")
     for number in (CONTEXT, CONTEXT + 1, CONTEXT - 10, 11):
         assert str(number) in response.json()["error"]["message"]
+    assert is_context_overflow(response)
     prompt = [7] * CONTEXT
     response = await ask()
     assert_error(response, 400, INVALID, "context_length_exceeded", "prompt")
-    assert str(CONTEXT) in response.json()["error"]["message"]
+    assert is_context_overflow(response)
     prompt = [7] * (CONTEXT - 1)
     assert (await ask(max_tokens=1)).status_code == 200
 
@@ -414,6 +420,57 @@ async def test_the_stream_as_bytes(client: httpx.AsyncClient, world: World) -> N
     ]  # fmt: skip
     assert list(first["choices"][0]) == ["index", "delta", "logprobs", "finish_reason"]
     assert first["choices"][0]["delta"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_usage_so_far_stands_on_each_chunk(client: httpx.AsyncClient, world: World, path: str) -> None:
+    world.engine.script = lambda submit: world.engine.says(submit, "one two three", per_step=1)
+    asked = {"messages": [USER]} if path.startswith("chat") else {"prompt": "Say"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"model": "sapling", "n": 2, "stream": True, "stream_options": options, **asked}
+    response = await client.post(f"/v1/{path}", json=body)
+    events = [json.loads(event[6:]) for event in response.text.split("\n\n")[:-2]]
+    *chunks, last = [event["usage"] for event in events]
+    assert events[-1]["choices"] == []
+    counts = [usage["completion_tokens"] for usage in chunks]
+    assert len(set(counts)) > 2
+    assert counts == sorted(counts)
+    assert counts[-1] == last["completion_tokens"] == world.engine.billed[events[0]["id"]].completion_tokens
+    for usage in chunks:
+        assert usage["prompt_tokens"] == last["prompt_tokens"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+async def test_usage_so_far_needs_include_usage(client: httpx.AsyncClient) -> None:
+    response = await chat(client, stream=True, stream_options={"continuous_usage_stats": True})
+    assert response.status_code == 200
+    assert '"usage"' not in response.text
+
+
+async def test_models_tell_context_capabilities_and_prices(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/models")).json()["data"]
+    base, adapter = listed
+    assert adapter["pricing"] == (await client.get(f"/v1/models/{adapter['id']}")).json()["pricing"]
+    for model in listed:
+        assert model["max_model_len"] == model["context_window"] == CONTEXT
+        assert model["max_prompt_tokens"] == CONTEXT - 1
+        assert model["capabilities"]["chat_completions"] is True
+        assert model["capabilities"]["tools"] is False
+    assert base["pricing"] == {
+        "currency": "USD",
+        "unit": "micro_usd_per_million_tokens",
+        "default_service_tier": "default",
+        "service_tiers": {
+            "default": {"input": 1_000_000, "cached_input": 500_000, "output": 2_000_000},
+            "flex": {"input": 500_000, "cached_input": 250_000, "output": 1_000_000},
+        },
+    }
+
+
+async def test_models_are_listed_while_no_engine_serves(client: httpx.AsyncClient, world: World) -> None:
+    world.engine.info = None
+    (base, _) = (await client.get("/v1/models")).json()["data"]
+    assert base["max_model_len"] is None
 
 
 async def test_tokens_of_one_wakeup_make_one_event_per_choice(

@@ -15,6 +15,7 @@ from billing.request_ids import new_request_id
 from cli import demo, operator
 from db.session import EVERY_TENANT
 from engine.protocol import PriorityClass
+from tenants.actors import OPERATOR
 from tests.cli.commands import refusal, run
 from tests.support.journal import usage_event
 
@@ -61,6 +62,19 @@ async def test_the_demo_sells_every_class_once(environment: Mapping[str, str]) -
         assert [plan.name for plan in plans] == ["demo", "own"], "what the operator chose stays"
         assert all(plans[0].terms[tier].allowed for tier in PriorityClass)
         assert len(await PriceService(services.database, services.redis).list()) == 1
+
+
+async def test_the_demo_serves_as_default_unless_asked(environment: Mapping[str, str]) -> None:
+    """Whoever tries the demo without naming a tier pays the listed price; a choice made later stays."""
+    async with operator.open_services(environment) as services:
+        tenant = await services.accounts.tenants.create_tenant("acme")
+        await demo.sell(services, (tenant,))
+        projects = services.accounts.projects
+        project = await projects.default(tenant.id)
+        assert project.auto_tier == PriorityClass.DEFAULT
+        await projects.set_service_tiers(tenant.id, project.id, OPERATOR, auto=PriorityClass.PRIORITY)
+        await demo.sell(services, (tenant,))
+        assert (await projects.default(tenant.id)).auto_tier == PriorityClass.PRIORITY
 
 
 async def test_sums_are_checked_and_mended_and_errors_taken_back(environment: Mapping[str, str]) -> None:
