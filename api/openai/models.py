@@ -1,7 +1,7 @@
 """`/v1/models`: which models a key may ask for, with their context, capabilities and prices.
 
-The fields beside OpenAI's are vLLM's where it has them (`max_model_len`). Prices are those of this moment, in each
-service tier that the caller may ask for.
+The fields beside OpenAI's are vLLM's where it has them (`max_model_len`). Prices are those of this moment, in
+each service tier that the caller may ask for.
 """
 
 from __future__ import annotations

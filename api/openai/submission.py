@@ -268,7 +268,7 @@ def _budget(prompt_len: int, max_tokens: int | None, info: EngineInfo, param: st
     if max_tokens > left:
         raise ContextLengthExceeded(
             f"This model's maximum context length is {_context(info)}. However, you requested "
-            f"{prompt_len + max_tokens} tokens ({prompt_len} in the {param}, {max_tokens} in the completion).",
+            f"{prompt_len + max_tokens} tokens: {prompt_len} in the {param}, {max_tokens} for the answer.",
             param,
         )
     return max_tokens
