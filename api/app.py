@@ -30,6 +30,7 @@ from api.errors import (
     face_of,
     headers_of,
 )
+from api.idempotency import Idempotency
 from api.openai import models as model_routes
 from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
@@ -123,7 +124,8 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         },
         _show,
     )
-    edge = Edge(direct, services.metrics, _body_limits(services.limits), services.afterwards)
+    guarded = Idempotency(direct, app, services.idempotency, _show)
+    edge = Edge(guarded, services.metrics, _body_limits(services.limits), services.afterwards)
     edge.openapi = app.openapi  # type: ignore[attr-defined]
     return edge
 

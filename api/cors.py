@@ -24,7 +24,7 @@ _EXPOSED = b", ".join(
         *(b"x-ratelimit-limit-requests", b"x-ratelimit-limit-tokens"),
         *(b"x-ratelimit-remaining-requests", b"x-ratelimit-remaining-tokens"),
         *(b"x-ratelimit-reset-requests", b"x-ratelimit-reset-tokens"),
-        *(b"content-disposition", b"etag"),
+        *(b"content-disposition", b"etag", b"idempotency-replayed"),
     )
 )
 

@@ -43,6 +43,7 @@ from telemetry.metrics import ServingMetrics
 from tenants.actors import Actor
 from tenants.context import KeyKind, TenantContext
 from tenants.errors import AccountSuspended
+from tenants.idempotency.records import IdempotencyRecords
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
@@ -124,6 +125,8 @@ class Services:
     checks: Mapping[str, Check] = field(default_factory=dict)
     """By the name /readyz shows: postgres, redis, schema. The engine is asked directly."""
     limits: Limits = field(default_factory=Limits)
+    idempotency: IdempotencyRecords | None = None
+    """None in a process that refuses requests with an idempotency key."""
     onboarding: Onboarding | None = None
     """None in a process that only answers requests on adapters that are there."""
     accounts: AccountServices | None = None
@@ -160,6 +163,31 @@ def onboarding_of(request: Request) -> Onboarding:
     return served(services_of(request).onboarding, "Files and adapters")
 
 
+def bearer_of(request: Request) -> str:
+    """The API key as it was sent. Raises MissingApiKey."""
+    scheme, _, plaintext = _header(request, b"authorization").partition(" ")
+    plaintext = plaintext.strip()
+    if scheme.lower() != "bearer" or not plaintext:
+        raise MissingApiKey("no bearer token")
+    return plaintext
+
+
+async def identify(request: Request) -> TenantContext:
+    """Whose key it is, whatever the key may do; looked up once for each request.
+
+    Raises MissingApiKey, tenants' InvalidApiKey; InsufficientPermissions for a page of a web origin that is
+    not one of the key's.
+    """
+    state = request.scope["state"]
+    caller: TenantContext | None = state.get("caller")
+    if caller is None:
+        caller = await services_of(request).keys.resolve(bearer_of(request), address_of(request))
+        state["log"] = {"tenant": caller.tenant_id, "key_id": caller.key_id}
+        _check_origin(request, caller)
+        state["caller"] = caller
+    return caller
+
+
 async def authenticate(request: Request, *needed: Permission) -> TenantContext:
     """Who is calling, if the key may do what is `needed`: at most one permission for each kind of key.
 
@@ -169,13 +197,7 @@ async def authenticate(request: Request, *needed: Permission) -> TenantContext:
         InsufficientPermissions: 403, also for a page of a web origin that is not one of the key's.
         AccountSuspended: of an inference key. Admin keys go on: with them what is owed can be paid.
     """
-    scheme, _, plaintext = _header(request, b"authorization").partition(" ")
-    plaintext = plaintext.strip()
-    if scheme.lower() != "bearer" or not plaintext:
-        raise MissingApiKey("no bearer token")
-    caller = await services_of(request).keys.resolve(plaintext, address_of(request))
-    request.state.log = {"tenant": caller.tenant_id, "key_id": caller.key_id}
-    _check_origin(request, caller)
+    caller = await identify(request)
     _check_names(request, caller)
     scope = next((permission.scope for permission in needed if permission.kind == caller.kind), None)
     if scope is None:

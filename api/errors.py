@@ -107,6 +107,18 @@ class ClientGone(ApiError):
     """The client hung up before its answer. Nobody reads what this becomes but the log."""
 
 
+class IdempotencyInProgress(ApiError):
+    """A request with the same idempotency key has not ended yet."""
+
+
+class IdempotencyKeyReused(ApiError):
+    """The idempotency key was used for a request with another body or path."""
+
+
+class IdempotencyNotReplayable(ApiError):
+    """The request with this idempotency key was carried out, and its response was too long to be kept."""
+
+
 class NotServing(ApiError):
     """This process does not serve what was asked for."""
 
@@ -153,6 +165,9 @@ FACES: dict[type[Exception], Face] = {
     ClientGone: Face(499, INVALID, "client_closed_request", retry=False),
     MismatchedOrganization: Face(401, INVALID, "mismatched_organization", retry=False),
     MismatchedProject: Face(401, INVALID, "mismatched_project", retry=False),
+    IdempotencyInProgress: Face(409, "conflict_error", "idempotency_in_progress", retry=True, retry_after=1),
+    IdempotencyNotReplayable: Face(409, "conflict_error", "idempotency_not_replayable", retry=False),
+    IdempotencyKeyReused: Face(422, INVALID, "idempotency_key_reused", retry=False),
     NoRoomForFlex: Face(429, "rate_limit_error", "resource_unavailable", retry=True, retry_after=1),
     GenerationFailed: Face(500, "server_error", "generation_failed", retry=False),
     GenerationAborted: BUSY,

@@ -72,6 +72,7 @@ from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry import logs
 from telemetry.disk import DiskSettings
+from tenants.idempotency.records import IdempotencyRecords
 from tenants.naming import NameService
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
@@ -211,6 +212,7 @@ async def open_services(
             prices=prices,
             sla=sla,
             sla_reports=SlaReports(rows),
+            idempotency=IdempotencyRecords(cache),
             books=BooksCollector(ReconciliationService(rows, cache)),
             checks={
                 "postgres": rows.ping,

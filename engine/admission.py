@@ -97,8 +97,8 @@ def refusal(submit: Submit, limits: Limits, max_tokens_held: int) -> Rejected | 
     prompt_len = len(submit.prompt_ids)
     if prompt_len >= limits.context_length:
         message = (
-            f"This model's maximum context length is {limits.context_length} tokens, at least one of them for "
-            f"the completion. However, prompt_ids has {prompt_len} tokens"
+            f"This model's maximum context length is {limits.context_length} tokens, one of them at least "
+            f"for the completion. However, prompt_ids has {prompt_len} tokens"
         )
         return Rejected(submit.request_id, "context_length_exceeded", message)
     limit = length_limit(submit, limits)

@@ -43,6 +43,7 @@ from tenants.errors import (
     WrongCode,
     WrongPassword,
 )
+from tenants.idempotency.records import RecordsUnavailable
 from tenants.quotas.link import LinkDown, ReplyError
 
 FACES: dict[type[Exception], Face] = {
@@ -58,6 +59,14 @@ FACES: dict[type[Exception], Face] = {
     LinkDown: INTERNAL,
     ReplyError: INTERNAL,
     QuotaUnavailable: Face(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1),
+    RecordsUnavailable: Face(
+        503,
+        UNAVAILABLE,
+        "server_is_overloaded",
+        retry=True,
+        retry_after=1,
+        message="Idempotency keys cannot be looked up at the moment; the request was not carried out. Retry.",
+    ),
     AccountSuspended: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
     KeyNotFound: NOT_FOUND,
     ProjectNotFound: NOT_FOUND,

@@ -35,6 +35,7 @@ from db.session import Database
 from engine.protocol import AdapterRef, Usage
 from sla.service import SlaReports
 from tenants.actors import OPERATOR
+from tenants.idempotency.records import IdempotencyRecords
 from tenants.limits.kinds import Limit, Metric
 from tenants.quotas import Quotas
 from tenants.resolver import KeyResolver
@@ -179,6 +180,7 @@ async def everything(
             ),
             invoices=InvoiceService(database, redis_client, InvoiceSettings()),
             credits=CreditService(database, redis_client),
+            idempotency=IdempotencyRecords(redis_client),
         )
         app = create_app(services)
         ours, theirs = [await _having(place, accounts, app, number) for number in (0, 1)]

@@ -98,7 +98,9 @@ def test_faces_keep_to_the_conventions(face: object) -> None:
         assert face.retry
         assert face.retry_after
     if face.status < 500 and face.status != 408:
-        assert face.retry == (face.code in ("rate_limit_exceeded", "resource_unavailable"))
+        assert face.retry == (
+            face.code in ("rate_limit_exceeded", "resource_unavailable", "idempotency_in_progress")
+        )
 
 
 def test_an_error_that_knows_when_to_ask_again_says_it_exactly() -> None:
