@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 import structlog
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -16,7 +16,7 @@ from starlette.routing import Match
 from adapters.files.uploads import MAX_PART_BYTES
 from api import health, openapi
 from api.cors import Preflights
-from api.deps import Limits, Services
+from api.deps import Limits, Services, identify
 from api.direct import Direct
 from api.edge import METHODS, AsgiApp, BodyLimit, BodyLimits, Edge
 from api.engine_metrics import EngineCollector
@@ -35,6 +35,7 @@ from api.openai import models as model_routes
 from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from api.organization import bodies as organization_bodies
+from api.organization import invites as invite_routes
 from api.organization import routes as organization_routes
 from api.quota_metrics import QuotaCollector
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
@@ -55,6 +56,26 @@ from api.webhooks import stripe as stripe_webhooks
 
 VERSION = "0.1.0"
 BODIES = (ChatCompletionRequest, CompletionRequest)
+OPEN = (health.router, stripe_webhooks.router, invite_routes.open_router)
+PROTECTED = (
+    openai_routes.router,
+    model_routes.router,
+    file_routes.router,
+    upload_routes.router,
+    adapter_routes.router,
+    job_routes.router,
+    usage_routes.router,
+    invoice_routes.router,
+    cost_routes.router,
+    export_routes.router,
+    generation_routes.router,
+    sla_routes.router,
+    organization_routes.router,
+    spend_alert_routes.router,
+    billing_routes.router,
+    webhook_endpoint_routes.router,
+)
+"""Routes that need an API key."""
 log = structlog.get_logger(__name__)
 
 
@@ -74,24 +95,11 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     )
     app.state.services = services
     app.add_middleware(Preflights)
-    app.include_router(health.router)
-    app.include_router(openai_routes.router)
-    app.include_router(model_routes.router)
-    app.include_router(file_routes.router)
-    app.include_router(upload_routes.router)
-    app.include_router(adapter_routes.router)
-    app.include_router(job_routes.router)
-    app.include_router(usage_routes.router)
-    app.include_router(invoice_routes.router)
-    app.include_router(cost_routes.router)
-    app.include_router(export_routes.router)
-    app.include_router(generation_routes.router)
-    app.include_router(sla_routes.router)
-    app.include_router(organization_routes.router)
-    app.include_router(spend_alert_routes.router)
-    app.include_router(billing_routes.router)
-    app.include_router(stripe_webhooks.router)
-    app.include_router(webhook_endpoint_routes.router)
+    for router in OPEN:
+        app.include_router(router)
+    for router in PROTECTED:
+        # Ahead of everything that a route reads: without a valid key nothing else of a request is judged.
+        app.include_router(router, dependencies=[Depends(identify)])
     if console is not None:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)

@@ -1,7 +1,7 @@
 """Idempotency keys: a POST repeated with the same `Idempotency-Key` runs once.
 
 A layer of ASGI inside the edge: a repetition gets the first response, and requests without the header pass
-untouched. Responses are sealed under the caller's API key and idempotency key: what Redis has of them shows no
+untouched. Responses are sealed under the API key and the idempotency key: what Redis has of them shows no
 answer and no secret.
 """
 

@@ -21,6 +21,8 @@ from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
 from tenants.roles import ProjectRole
 
 router = APIRouter(prefix="/v1/organization/invites", responses=ERROR_RESPONSES, tags=["Users"])
+open_router = APIRouter(prefix=router.prefix, responses=ERROR_RESPONSES, tags=["Users"])
+"""Needs no API key."""
 
 
 @router.post("", operation_id="createInvite", openapi_extra=json_body("CreateInviteRequest"))
@@ -52,7 +54,7 @@ async def list_invites(request: Request, query: Paged) -> dict[str, Any]:
     return page([invite_object(invite, now) for invite in found], query.limit)
 
 
-@router.post(
+@open_router.post(
     "/accept",
     operation_id="acceptInvite",
     openapi_extra=json_body("AcceptInviteRequest") | {"security": []},

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import copy
+import re
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import redis.asyncio
 
 from db.session import Database
-from tests.api.everything import Everything, everything
+from tests.api.everything import MUTATING, Everything, Operation, everything
+from tests.api.test_isolation_matrix import BODIES, NOT_IDS
 from tests.support.weights import CONFIG
 from tokenization.codec import TextCodec
 
 
 @pytest.fixture
-async def world(
+async def site(
     codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
 ) -> AsyncIterator[Everything]:
     async with everything(codec, database, redis_client, redis_url, tmp_path) as made:
@@ -37,8 +41,8 @@ CREATED = {
 """Of the account, by path: something new at each request, with a secret in the answer of some."""
 
 
-async def test_what_is_created_with_an_idempotency_key_is_created_once(world: Everything) -> None:
-    ours = world.ours
+async def test_what_is_created_with_an_idempotency_key_is_created_once(site: Everything) -> None:
+    ours = site.ours
     for path, body in CREATED.items():
         headers = {"idempotency-key": path}
         before = len((await ours.admin.get(path)).json()["data"])
@@ -49,13 +53,13 @@ async def test_what_is_created_with_an_idempotency_key_is_created_once(world: Ev
         assert len((await ours.admin.get(path)).json()["data"]) == before + 1
 
 
-async def test_a_file_sent_twice_with_an_idempotency_key_is_one_file(world: Everything) -> None:
+async def test_a_file_sent_twice_with_an_idempotency_key_is_one_file(site: Everything) -> None:
     """Clients draw a new boundary for the form of each attempt."""
 
     async def send(content: bytes) -> httpx.Response:
         files = {"file": ("adapter_config.json", content)}
         headers = {"idempotency-key": "a-file"}
-        return await world.ours.inference.post(
+        return await site.ours.inference.post(
             "/v1/files", data={"purpose": "adapter"}, files=files, headers=headers
         )
 
@@ -64,3 +68,114 @@ async def test_a_file_sent_twice_with_an_idempotency_key_is_one_file(world: Ever
     assert first.request.headers["content-type"] != second.request.headers["content-type"]
     assert second.json() == first.json()
     assert (other.status_code, other.json()["error"]["code"]) == (422, "idempotency_key_reused")
+
+
+LONG = "1" * 1000
+"""Digits: more than any integer that a column or a struct holds."""
+BAD_QUERIES = ("limit=x&start_time=x&order=x&version=x&stream=x&name=%00&format=x", "no_such=1")
+BAD_BODIES = ((b"{", "application/json"), (b"<x/>", "text/xml"), (b"x", "multipart/form-data"))
+
+
+async def test_nothing_is_judged_before_the_key(client: httpx.AsyncClient, codec: TextCodec) -> None:
+    """A request without a key learns nothing of what is wrong with the rest of it."""
+    del client.headers["authorization"]
+    document = (await client.get("/openapi.json")).json()
+    found = {}
+    for path, operations in document["paths"].items():
+        url = re.sub(r"\{\w+\}", "-%00-", path)
+        for verb, said in operations.items():
+            if not said.get("security"):
+                continue
+            answers = [await client.request(verb, f"{url}?{query}") for query in BAD_QUERIES]
+            if verb in MUTATING:
+                for content, kind in BAD_BODIES:
+                    headers = {"content-type": kind}
+                    answers.append(await client.request(verb, url, content=content, headers=headers))
+            found[said["operationId"]] = {answer.status_code for answer in answers}
+    assert len(found) > 100
+    assert {name: codes for name, codes in found.items() if codes != {401}} == {}
+
+
+def odd(operation: Operation, valid: dict[str, str], odd_value: str) -> Iterator[str]:
+    """URLs of the operation with one odd value each, in the path or in the query."""
+    base = operation.url(valid)
+    for name in operation.path_parameters:
+        yield operation.url(valid | {name: odd_value})
+    for name in operation.query_parameters:
+        needed = (
+            ""
+            if name == "start_time"
+            else "start_time=1&"
+            if "start_time" in operation.query_parameters
+            else ""
+        )
+        yield f"{base}?{needed}{name}={odd_value}"
+
+
+def strings_of(body: Any) -> Iterator[list[Any]]:
+    """Paths to each string of a body."""
+    for key, value in body.items() if isinstance(body, dict) else enumerate(body):
+        if isinstance(value, str):
+            yield [key]
+        elif isinstance(value, dict | list):
+            yield from ([key, *rest] for rest in strings_of(value))
+
+
+def with_odd(body: Any, path: list[Any], text: str) -> Any:
+    changed = copy.deepcopy(body)
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = text
+    return changed
+
+
+@pytest.mark.parametrize(
+    "value", ["%00", "a%00b", LONG, f"-{LONG}"], ids=["nul", "within", "long", "negative"]
+)
+async def test_no_odd_value_in_a_url_is_a_fault_of_ours(site: Everything, value: str) -> None:
+    valid = site.ours.ids | NOT_IDS
+    faults, asked = [], 0
+    for operation in site.operations():
+        client = site.ours.admin if operation.of_account else site.ours.inference
+        for url in odd(operation, valid, value):
+            if operation.verb == "get":
+                answer = await client.get(url)
+            else:
+                answer = await client.request(operation.verb, url, json=BODIES.get(operation.name, {}))
+            asked += 1
+            if answer.status_code >= 500 or (answer.status_code < 300 and "%00" in value):
+                faults.append((operation.verb, url[:100], answer.status_code, answer.text[:200]))
+    assert asked > 100
+    assert faults == []
+
+
+async def test_no_odd_text_in_a_body_is_a_fault_of_ours(site: Everything) -> None:
+    valid = site.ours.ids | NOT_IDS
+    bodies = {
+        operation.path: (operation, BODIES[operation.name])
+        for operation in site.operations()
+        if operation.name in BODIES
+    }
+    asked = [(op.verb, op.url(valid), op.of_account, body) for op, body in bodies.values()]
+    asked += [("post", path, True, body) for path, body in CREATED.items()]
+    asked.append(("post", "/v1/adapters", False, {"name": "a", "base_model": "b", "file_ids": ["x", "y"]}))
+    asked.append(("post", "/v1/calibration/jobs", False, {"model": "x", "file_id": "y"}))
+    asked.append(
+        ("put", "/v1/organization/limits", True, {"metric": "tokens_per_day", "amount": 1, "model": "x"})
+    )
+    asked.append(
+        ("post", "/v1/organization/billing", True, {"name": "x", "email": "a@b.example", "address": "x"})
+    )
+    asked.append(
+        ("post", "/v1/organization/invites/accept", True, {"token": "x", "password": "a long password"})
+    )
+    faults = []
+    for verb, url, of_account, body in asked:
+        client = site.ours.admin if of_account else site.ours.inference
+        for path in strings_of(body):
+            for text in ("\x00", "a\x00b"):
+                answer = await client.request(verb, url, json=with_odd(body, path, text))
+                if not 400 <= answer.status_code < 500:
+                    faults.append((verb, url, path, answer.status_code, answer.text[:200]))
+    assert faults == []
