@@ -53,8 +53,16 @@ from api.v1 import uploads as upload_routes
 from api.v1 import usage as usage_routes
 from api.v1 import webhook_endpoints as webhook_endpoint_routes
 from api.webhooks import stripe as stripe_webhooks
+from db.errors import UnstorableText
 
 VERSION = "0.1.0"
+_PARSING = {
+    "int_parsing": "must be an integer",
+    "int_parsing_size": "is larger than any integer taken here",
+    "bool_parsing": "must be true or false",
+    "missing": "is required",
+}
+"""What the framework finds wrong with a parameter, in the words of the other errors."""
 BODIES = (ChatCompletionRequest, CompletionRequest)
 OPEN = (health.router, stripe_webhooks.router, invite_routes.open_router)
 PROTECTED = (
@@ -114,6 +122,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     openapi.install(app, known)
     for error_class in FACES:
         app.add_exception_handler(error_class, _show)
+    app.add_exception_handler(UnstorableText, _show_unstorable)
     app.add_exception_handler(HTTPException, _show_http)
     app.add_exception_handler(RequestValidationError, _show_validation)
     app.add_exception_handler(Exception, _show)
@@ -165,6 +174,13 @@ async def _show(request: Request, error: Exception) -> Response:
     return Response(body_of(error), status_code=face.status, headers=headers_of(error))
 
 
+async def _show_unstorable(request: Request, error: Exception) -> Response:
+    """A NUL character in the path, the query or the body."""
+    given = {**request.path_params, **request.query_params}
+    name = next((name for name, value in given.items() if "\x00" in str(value)), None)
+    return await _show(request, InvalidValue(f"Invalid value: {error}.", name))
+
+
 async def _show_http(request: Request, error: Exception) -> Response:
     """The framework's own refusals: no such route, no such verb on it."""
     assert isinstance(error, HTTPException)
@@ -198,4 +214,5 @@ async def _show_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = ".".join(str(step) for step in first["loc"][1:]) or None
-    return await _show(request, InvalidValue(f"Invalid value for '{name}': {first['msg']}.", name))
+    what = _PARSING.get(first["type"], first["msg"])
+    return await _show(request, InvalidValue(f"Invalid value for '{name}': {what}.", name))

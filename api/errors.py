@@ -32,7 +32,7 @@ from api.faces import (
 )
 from api.ratelimit import rate_headers
 from billing.errors import InvalidReportQuery
-from db.errors import DatabaseUnavailable
+from db.errors import DatabaseUnavailable, UnstorableText
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
 from tenants.errors import LimitReached, NotHeld
@@ -190,6 +190,7 @@ FACES: dict[type[Exception], Face] = {
         retry_after=2,
         message="The server cannot look this up at the moment. Try again.",
     ),
+    UnstorableText: Face(400, INVALID, "invalid_value", retry=False),
     **adapters.FACES,
     **billing.FACES,
     **tenants.FACES,

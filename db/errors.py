@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sqlalchemy.exc import InterfaceError, OperationalError
+from psycopg.errors import UntranslatableCharacter
+from sqlalchemy.exc import DataError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 
@@ -13,11 +14,24 @@ class DatabaseUnavailable(RuntimeError):
     """PostgreSQL cannot be reached, is too busy, or took too long: the same call may succeed later."""
 
 
+class UnstorableText(ValueError):
+    """A text has a NUL character, which PostgreSQL neither stores nor compares."""
+
+    def __init__(self) -> None:
+        super().__init__("text with a NUL character (U+0000) cannot be stored or looked up; remove it")
+
+
 @contextmanager
 def unavailable_when_unreachable() -> Iterator[None]:
-    """Turn the driver's words for "not now" into DatabaseUnavailable; errors of queries pass as they are."""
+    """Turn the driver's words for "not now" into DatabaseUnavailable, and those for a NUL character into
+    UnstorableText; other errors of queries pass as they are.
+    """
     try:
         yield
     except (OperationalError, InterfaceError, PoolTimeout) as error:
         reason = str(getattr(error, "orig", None) or error).partition("\n")[0]
         raise DatabaseUnavailable(f"database unavailable: {reason}") from error
+    except DataError as error:
+        if isinstance(error.orig, UntranslatableCharacter) or "NUL (0x00)" in str(error.orig):
+            raise UnstorableText from error
+        raise

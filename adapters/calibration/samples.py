@@ -184,8 +184,10 @@ def _evenly(lines: list[tuple[int, bytes]], count: int) -> list[tuple[int, bytes
 def _object(number: int, text: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SamplesInvalid(number, "", f"is not valid JSON: {error}") from None
+    except ValueError:  # Python's own bound on converting digits
+        raise SamplesInvalid(number, "", "has a number of more than 4300 digits") from None
     if not isinstance(value, dict):
         raise SamplesInvalid(number, "", "must be a JSON object")
     return value

@@ -64,6 +64,7 @@ ASSISTANT = {"role": "assistant", "content": "x"}
     ("line", "field", "reason"),
     [
         ("{", "", "is not valid JSON"),
+        ('{"prompt": ' + "1" * 100_000 + "}", "", "has a number of more than 4300 digits"),
         ("[" * 100_000, "", "is not valid JSON"),
         ("[1]", "", "must be a JSON object"),
         ({"prompt": "a"}, "completion", "is missing"),
