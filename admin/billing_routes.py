@@ -27,7 +27,9 @@ from admin.pages.invoices import InvoicesPage, Shown
 from admin.services import ConsoleServices
 from admin.visitors import Visitor
 from billing.errors import InvalidBillingMonth
+from billing.invoices.accounts import Mode
 from billing.invoices.documents import file_name, invoice_object, invoice_pdf
+from billing.invoices.errors import BalanceEmpty, ModeNotAllowed
 from billing.months import parse
 from billing.payments.errors import PaymentError
 
@@ -68,6 +70,11 @@ class BillingRoutes:
             Route(
                 "/billing/prepaid",
                 changing(self.pay_in_advance, "billing.write", members_alone=True),
+                methods=["POST"],
+            ),
+            Route(
+                "/billing/postpaid",
+                changing(self.pay_afterwards, "billing.write", members_alone=True),
                 methods=["POST"],
             ),
             Route("/invoices", serving(self.show_list, read), methods=["GET"]),
@@ -126,11 +133,24 @@ class BillingRoutes:
         return self._page(request, "leaving.html", visitor, url=made.url, what="the page to pay on")
 
     async def pay_in_advance(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        """The way back is the operator's to grant, as in the API."""
-        await self._accounts.set_mode(
-            visitor.tenant_id, "prepaid", visitor.acting(request), now=datetime.now(UTC)
+        return await self._set_mode(
+            request, visitor, "prepaid", "From this minute on, usage is drawn from your balance."
         )
-        said = "From this minute on, usage is drawn from your balance."
+
+    async def pay_afterwards(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        return await self._set_mode(
+            request, visitor, "postpaid", "From this minute on, usage is invoiced at the end of the month."
+        )
+
+    async def _set_mode(self, request: Request, visitor: Visitor, mode: Mode, said: str) -> Response:
+        try:
+            await self._accounts.set_mode(
+                visitor.tenant_id, mode, visitor.acting(request), now=datetime.now(UTC), by_tenant=True
+            )
+        except (BalanceEmpty, ModeNotAllowed) as error:
+            status, _ = self._explanations.tell(error)
+            why = "Top up your balance first: it is empty." if isinstance(error, BalanceEmpty) else str(error)
+            return await self._show(request, visitor, problems.Problems(provider=why), "", status)
         return await self._frame.done(request, visitor, "/billing", said)
 
     async def _not_paid(self, request: Request, visitor: Visitor, error: PaymentError) -> Response:

@@ -108,6 +108,7 @@ class Billing:
     is_prepaid: bool
     balance: str
     is_balance_low: bool
+    is_balance_empty: bool
     balance_note: str
     credits: list[CreditRow]
     state: State
@@ -157,6 +158,7 @@ class BillingPage:
             is_prepaid=is_prepaid,
             balance=words.usd(balance.amount),
             is_balance_low=is_prepaid and balance.amount <= 0,
+            is_balance_empty=balance.amount <= 0,
             balance_note=_balance_note(balance, days, is_prepaid),
             credits=[_credit(entry) for entry in found.credits],
             state=_STATES.get(account.state, State(account.state, "off")),

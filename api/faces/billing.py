@@ -14,7 +14,13 @@ from billing.errors import (
     PriceTaken,
     StillRunning,
 )
-from billing.invoices.errors import CreditNotAllowed, InvoiceNotFound, MonthSettled
+from billing.invoices.errors import (
+    BalanceEmpty,
+    CreditNotAllowed,
+    InvoiceNotFound,
+    ModeNotAllowed,
+    MonthSettled,
+)
 from billing.notifications.errors import (
     DeliveryNotFound,
     EndpointUnreachable,
@@ -39,6 +45,8 @@ FACES: dict[type[Exception], Face] = {
     InvalidBillingMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
     MonthSettled: Face(404, INVALID, "not_found", retry=False, param="month"),
     InvoiceNotFound: NOT_FOUND,
+    BalanceEmpty: Face(409, "conflict_error", "balance_empty", retry=False, param="mode"),
+    ModeNotAllowed: Face(409, "conflict_error", "mode_not_allowed", retry=False, param="mode"),
     CreditNotAllowed: Face(400, INVALID, "invalid_value", retry=False),
     PaymentsNotConfigured: Face(409, "conflict_error", "payments_not_configured", retry=False),
     ProviderUnavailable: Face(

@@ -38,7 +38,9 @@ class UpdateBillingRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defa
     country: Annotated[str, msgspec.Meta(max_length=2, description="Two letters, ISO 3166.")] | None = None
     tax_id: Annotated[str, msgspec.Meta(max_length=40)] | None = None
     mode: Literal["prepaid", "postpaid"] | None = None
-    """`prepaid`: usage draws from the balance from now on. Back to invoices only the operator sets."""
+    """`prepaid`: usage draws from the balance from now on. `postpaid` undoes it, unless the operator did."""
+    confirm: bool | None = None
+    """`mode` may be `prepaid` though the balance is empty, and every request is refused until it is not."""
 
 
 BODIES = (TopUpRequest, UpdateBillingRequest)
@@ -62,12 +64,17 @@ async def update(request: Request) -> dict[str, Any]:
     """Change what invoices name from now on, or have usage paid in advance."""
     caller = await authenticate(request, WRITE_BILLING)
     body = msgspec.structs.asdict(decode(_update, await read_json(request)))
-    mode = body.pop("mode")
+    mode, confirmed = body.pop("mode"), bool(body.pop("confirm"))
     details = {name: value for name, value in body.items() if value is not None}
     payments = _payments(request)
     with naming_fields():
         await payments.change(
-            caller.tenant_id, actor_of(request, caller), details, mode, now=datetime.now(UTC)
+            caller.tenant_id,
+            actor_of(request, caller),
+            details,
+            mode,
+            now=datetime.now(UTC),
+            confirmed=confirmed,
         )
     return _shown(await payments.view(caller.tenant_id))
 

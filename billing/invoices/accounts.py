@@ -14,11 +14,14 @@ from typing import Literal
 
 import redis.asyncio
 
+from billing.invoices.credits import balance_of
+from billing.invoices.errors import BalanceEmpty, ModeNotAllowed
 from billing.invoices.models import BillingAccount, PrepaidPeriod
 from billing.invoices.repository import AccountRepository
 from billing.months import minute_of
-from db.session import Database
+from db.session import Database, WriteSession
 from tenants.actors import Actor
+from tenants.audit.repository import AuditFilter, AuditRepository
 from tenants.audit.service import AuditLog
 from tenants.quotas.balance import set_balance
 
@@ -26,6 +29,8 @@ Mode = Literal["postpaid", "prepaid"]
 DETAILS = ("name", "email", "address", "country", "tax_id")
 _MAX_LEN = {"name": 200, "email": 254, "address": 600, "country": 2, "tax_id": 40}
 _EMAIL = re.compile(r"[^\s@]+@[^\s@]+")
+_CHANGES_LOOKED_AT = 1000
+"""Of an account, for the latest of its mode."""
 _COUNTRY = re.compile(r"[A-Z]{2}")
 
 
@@ -59,7 +64,7 @@ class BillingAccounts:
 
     async def set_details(self, tenant_id: str, actor: Actor, changes: Mapping[str, str]) -> Account:
         """Of `DETAILS`, what bills name from now on. Raises ValueError naming the field."""
-        cleaned = {name: _checked(name, value) for name, value in changes.items()}
+        cleaned = checked_details(changes)
         async with self._database.write(tenant_id) as session:
             row = await AccountRepository(session, tenant_id).hold()
             for name, value in cleaned.items():
@@ -70,9 +75,24 @@ class BillingAccounts:
             )
             return account_of(tenant_id, row)
 
-    async def set_mode(self, tenant_id: str, mode: Mode, actor: Actor, *, now: datetime) -> Account:
+    async def set_mode(
+        self,
+        tenant_id: str,
+        mode: Mode,
+        actor: Actor,
+        *,
+        now: datetime,
+        by_tenant: bool = False,
+        confirmed: bool = False,
+    ) -> Account:
         """Have usage paid from the balance from the beginning of this minute on, or invoiced again from then
-        on. Every process hears of it within a second; again changes nothing. Raises ValueError.
+        on. Every process hears of it within a second; again changes nothing.
+
+        Args:
+            by_tenant: the tenant decides, not the operator: it may undo what it decided itself.
+            confirmed: the tenant knows that its balance is empty.
+
+        Raises ValueError; BalanceEmpty, ModeNotAllowed where the tenant decides.
         """
         if mode not in ("postpaid", "prepaid"):
             raise ValueError(f"mode must be postpaid or prepaid, not {str(mode)[:40]!r}")
@@ -81,6 +101,8 @@ class BillingAccounts:
             row = await accounts.hold()
             if row.mode == mode:
                 return account_of(tenant_id, row)
+            if by_tenant:
+                await _check_choice(session, tenant_id, mode, confirmed)
             minute, periods = minute_of(now), await accounts.periods()
             if mode == "prepaid":
                 earliest = max([minute, *(period.until for period in periods if period.until is not None)])
@@ -102,6 +124,33 @@ class BillingAccounts:
             return account_of(tenant_id, row)
 
 
+async def _check_choice(session: WriteSession, tenant_id: str, mode: Mode, confirmed: bool) -> None:
+    """Raises BalanceEmpty, ModeNotAllowed."""
+    balance = (await balance_of(session, tenant_id)).amount
+    if mode == "prepaid":
+        if balance <= 0 and not confirmed:
+            raise BalanceEmpty(balance)
+        return
+    if not await _was_chosen_by_tenant(session, tenant_id):
+        raise ModeNotAllowed(
+            "The operator set this account to prepaid; ask the operator to be invoiced afterwards again."
+        )
+    if balance < 0:
+        raise ModeNotAllowed(
+            f"The balance is {balance} micro-USD; top it up to 0 before you are invoiced afterwards again."
+        )
+
+
+async def _was_chosen_by_tenant(session: WriteSession, tenant_id: str) -> bool:
+    """Whether the mode as it is was set with one of the tenant's keys or by one of its users."""
+    changes = AuditFilter(types=("billing_account.updated",), target_ids=(tenant_id,))
+    entries = await AuditRepository(session, tenant_id).page(
+        changes, after=None, limit=_CHANGES_LOOKED_AT, newest_first=True
+    )
+    chosen = next((entry for entry in entries if "mode" in entry.details), None)
+    return chosen is not None and chosen.actor["type"] in ("api_key", "user")
+
+
 def account_of(tenant_id: str, row: BillingAccount | None) -> Account:
     if row is None:
         return Account(tenant_id)
@@ -117,6 +166,11 @@ def account_of(tenant_id: str, row: BillingAccount | None) -> Account:
         row.country,
         row.tax_id,
     )
+
+
+def checked_details(changes: Mapping[str, str]) -> dict[str, str]:
+    """As they are stored. Raises ValueError naming the field."""
+    return {name: _checked(name, value) for name, value in changes.items()}
 
 
 def _checked(name: str, value: str) -> str:

@@ -23,6 +23,21 @@ class InvoiceNotFound(LookupError):
         self.invoice_id = invoice_id
 
 
+class BalanceEmpty(Exception):
+    """Paying in advance from an empty balance would refuse every request."""
+
+    def __init__(self, amount: int) -> None:
+        super().__init__(
+            f"The balance is {amount} micro-USD: in prepaid mode every request would be refused. "
+            "Top it up first, or send 'confirm': true."
+        )
+        self.amount = amount
+
+
+class ModeNotAllowed(Exception):
+    """A tenant asks to be invoiced again, and may not decide that itself. The message says why."""
+
+
 class CreditNotAllowed(ValueError):
     """More than can be taken back, or paid out. The message begins with the field."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from secrets import token_hex
 
-from billing.invoices.accounts import Account, BillingAccounts, account_of
+from billing.invoices.accounts import Account, BillingAccounts, account_of, checked_details
 from billing.invoices.repository import AccountRepository
 from billing.payments.customers import Customers
 from billing.payments.errors import PaymentsNotConfigured
@@ -87,17 +87,26 @@ class PaymentService:
         mode: str | None,
         *,
         now: datetime,
+        confirmed: bool = False,
     ) -> None:
-        """Have invoices name the tenant otherwise, or usage be paid in advance from now on. To pay afterwards
-        is the operator's to grant. Raises ValueError naming the field, DatabaseUnavailable.
+        """Have invoices name the tenant otherwise, or usage be paid in advance, or afterwards, from now on.
+        `confirmed`: also from an empty balance.
+
+        Raises ValueError naming the field, BalanceEmpty, ModeNotAllowed, DatabaseUnavailable.
         """
         assert self._accounts is not None
-        if mode == "postpaid" and (await self._accounts.find(tenant_id)).mode != "postpaid":
-            raise ValueError("mode cannot be set to postpaid here: to be billed afterwards, ask the operator")
+        checked_details(details)  # before the mode is changed: all of it or nothing
+        if mode is not None:
+            await self._accounts.set_mode(
+                tenant_id,
+                mode,  # type: ignore[arg-type]
+                actor,
+                now=now,
+                by_tenant=True,
+                confirmed=confirmed,
+            )
         if details:
             await self._accounts.set_details(tenant_id, actor, details)
-        if mode is not None:
-            await self._accounts.set_mode(tenant_id, mode, actor, now=now)  # type: ignore[arg-type]
 
     async def portal(self, tenant_id: str, actor: Actor) -> str:
         """The address of a page on which cards are kept and open invoices paid, good for minutes. Raises

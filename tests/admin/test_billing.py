@@ -219,6 +219,22 @@ async def test_a_balance_can_pay_from_now_on(site: Site, visitor: httpx.AsyncCli
     ledger = (await visitor.get("/billing/credits")).text
     for words in ("$9.00", "$2.50", "$6.50", "Granted"):
         assert words in ledger, words
+    await act(visitor, "/billing", "/billing/postpaid")
+    assert (await site.billing.accounts.find(site.tenant_id)).mode == "postpaid"
+
+
+async def test_an_empty_balance_pays_nothing(site: Site, visitor: httpx.AsyncClient) -> None:
+    await sign_in(visitor)
+    assert "/billing/prepaid" not in (await visitor.get("/billing")).text
+    refused = await act(visitor, "/billing", "/billing/prepaid")
+    assert refused.status_code == 409
+    assert "Top up your balance first" in refused.text
+    now = datetime.now(UTC)
+    await site.billing.accounts.set_mode(site.tenant_id, "prepaid", OPERATOR, now=now)
+    refused = await act(visitor, "/billing", "/billing/postpaid")
+    assert refused.status_code == 409
+    assert "ask the operator" in refused.text
+    assert (await site.billing.accounts.find(site.tenant_id)).mode == "prepaid"
 
 
 async def test_details_are_checked_and_kept(site: Site, visitor: httpx.AsyncClient) -> None:

@@ -249,8 +249,8 @@ async def test_without_a_provider_there_are_invoices_only(
     await resolver.close()
 
 
-async def test_what_invoices_name_is_changed_over_http_and_paying_afterwards_is_not(
-    site: Site, front: Front
+async def test_what_invoices_name_is_changed_over_http(
+    site: Site, front: Front, redis_client: redis.asyncio.Redis
 ) -> None:
     url, headers, app = "/v1/organization/billing", bearer(front.admin), front.apps[0]
     changes = {"name": "Acme GmbH", "email": "pay@acme.example", "address": "1 Road\nTown", "country": "DE"}
@@ -269,8 +269,17 @@ async def test_what_invoices_name_is_changed_over_http_and_paying_afterwards_is_
         refused = await app.post(url, headers=headers, json=body)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, field), refused.text
     assert (await app.post(url, headers=headers, json={"mode": "postpaid"})).json()["mode"] == "postpaid"
-    assert (await app.post(url, headers=headers, json={"mode": "prepaid"})).json()["mode"] == "prepaid"
+    # At an empty balance every request would be refused: that has to be meant, and can be undone.
+    refused = await app.post(url, headers=headers, json={"mode": "prepaid", "name": "Other"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "balance_empty")
+    assert (await app.get(url, headers=headers)).json()["name"] == "Acme GmbH", "all of it or nothing"
+    confirmed = await app.post(url, headers=headers, json={"mode": "prepaid", "confirm": True})
+    assert confirmed.json()["mode"] == "prepaid"
+    assert (await app.post(url, headers=headers, json={"mode": "postpaid"})).json()["mode"] == "postpaid"
+    accounts = BillingAccounts(site.database, redis_client)
+    await accounts.set_mode(TENANT, "prepaid", OPERATOR, now=datetime.now(UTC))
     refused = await app.post(url, headers=headers, json={"mode": "postpaid"})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (409, "mode_not_allowed")
+    assert refused.json()["error"]["param"] == "mode"
     shown = (await app.get(url, headers=headers)).json()
     assert (shown["mode"], shown["name"]) == ("prepaid", "Acme GmbH")
