@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +17,9 @@ import msgspec
 from api.errors import ApiError, InvalidValue, UnsupportedParameter
 
 RequestT = TypeVar("RequestT")
+NONE: Mapping[str, str] = MappingProxyType({})
+_EXACT = 2.0**53
+"""Below it a float is the integer that was written."""
 
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:`(?:key|value)` in )?`\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _FIELD = re.compile(
@@ -25,14 +29,15 @@ _ROOT = re.compile(r"[^.\[]+")
 
 
 def decode(
-    decoder: msgspec.json.Decoder[RequestT], body: bytes, not_offered: Container[str] = ()
+    decoder: msgspec.json.Decoder[RequestT], body: bytes, not_offered: Mapping[str, str] = NONE
 ) -> RequestT:
-    """What `body` says. `not_offered`: fields whose values are refused as not supported, not as wrong.
+    """What `body` says. An integer may be written as 5.0. `not_offered`: fields whose values are refused as not
+    supported, not as wrong, and the features that they ask for.
 
     Raises InvalidValue or UnsupportedParameter, naming the field.
     """
     try:
-        decoded = decoder.decode(body)
+        decoded = _read(decoder, body)
         _UNIQUE_KEYS.raw_decode(body.decode().lstrip())
         return decoded
     except msgspec.ValidationError as error:
@@ -41,6 +46,17 @@ def decode(
         raise InvalidValue("The body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidValue(f"The body is not valid JSON: {error}.") from None
+
+
+def _read(decoder: msgspec.json.Decoder[RequestT], body: bytes) -> RequestT:
+    """What the decoder makes of the body, at a second try with integers where integral floats are."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+        integral = msgspec.json.encode(_integral(msgspec.json.decode(body)))
+        return decoder.decode(integral)
 
 
 class BodyDecoders:
@@ -81,7 +97,16 @@ floats, which may have any number of digits.
 """
 
 
-def _named(text: str, not_offered: Container[str]) -> ApiError:
+def _integral(value: Any) -> Any:
+    """With integers wherever integral floats are."""
+    if isinstance(value, dict):
+        return {name: _integral(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_integral(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT else value
+
+
+def _named(text: str, not_offered: Mapping[str, str]) -> ApiError:
     """msgspec's message, such as "Expected `int` <= 128 - at `$.n`", as an error that names the field."""
     if (
         len(text) > 1000
@@ -93,7 +118,7 @@ def _named(text: str, not_offered: Container[str]) -> ApiError:
     refused = next((step for step in _ROOT.findall(path) if step in not_offered), None)
     if refused is not None:
         name = path[: path.index(refused) + len(refused)]
-        return UnsupportedParameter(f"'{name}' is not supported with this value by this server.", name)
+        return UnsupportedParameter(f"{not_offered[refused]} not supported yet: leave '{name}' out.", name)
     field = _FIELD.match(what)
     if field is not None:
         name = f"{path}.{field['field']}" if path else field["field"]

@@ -14,7 +14,7 @@ import msgspec
 from starlette.responses import Response
 
 from api.openai.answer import Answer, Piece
-from api.openai.logprobs import joined
+from api.openai.logprobs import joined, no_tokens
 from api.openai.submission import Submission
 from engine.protocol import Usage
 
@@ -59,6 +59,8 @@ async def whole(answer: Answer, chat: bool) -> bytes:
             content = {
                 "text": answer.echo[number // submission.n] + text if answer.echo is not None else text
             }
+        if logprobs[number] is None and submission.logprobs is not None:
+            logprobs[number] = no_tokens(chat)
         choices.append(
             {
                 "index": number,

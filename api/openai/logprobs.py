@@ -121,6 +121,13 @@ class LogprobTrail:
         )
 
 
+def no_tokens(chat: bool) -> dict[str, Any]:
+    """Log probabilities of an answer without tokens, in either form."""
+    if chat:
+        return {"content": [], "refusal": None}
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
 def joined(before: dict[str, Any] | None, more: dict[str, Any] | None) -> dict[str, Any] | None:
     """Log probabilities in sequence: every list in either form grows, the rest is the same in both."""
     if before is None or more is None:

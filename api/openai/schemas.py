@@ -11,12 +11,13 @@ never ignored.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
-from api.errors import InvalidValue, UnsupportedParameter
+from api.errors import ApiError, InvalidValue, UnsupportedParameter
 from api.json_bodies import decode
 
 MAX_CHOICES = 128
@@ -113,6 +114,8 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     parallel_tool_calls: bool | None = None
     """Without tools there is nothing to call."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint that no model served here was trained on."""
 
     # Not offered: only the neutral value passes.
     store: bool | None = None
@@ -123,8 +126,7 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     response_format: TextFormat | None = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
     audio: None = None
-    reasoning_effort: None = None
-    verbosity: None = None
+    reasoning_effort: Literal["none"] | None = None
     prediction: None = None
     web_search_options: None = None
     moderation: None = None
@@ -149,30 +151,39 @@ class CompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields=Tru
     suffix: None = None
 
 
-NOT_OFFERED = frozenset(
-    {
-        "store",
-        "tools",
-        "tool_choice",
-        "functions",
-        "function_call",
-        "response_format",
-        "modalities",
-        "audio",
-        "reasoning_effort",
-        "verbosity",
-        "prediction",
-        "web_search_options",
-        "moderation",
-        "prompt_cache_options",
-        "suffix",
-        "best_of",
-        "tool_calls",
-        "refusal",
-        "annotations",
-    }
-)
-"""Fields of which only a neutral value is taken: anything else is not wrong but unsupported."""
+FEATURES = {
+    "store": "Stored answers are",
+    "tools": "Tools are",
+    "tool_choice": "Tools are",
+    "tool_calls": "Tools are",
+    "functions": "Tools are",
+    "function_call": "Tools are",
+    "response_format": "Structured outputs are",
+    "modalities": "Modalities other than text are",
+    "audio": "Audio is",
+    "reasoning_effort": "Reasoning is",
+    "prediction": "Predicted outputs are",
+    "web_search_options": "Web search is",
+    "moderation": "Moderation is",
+    "prompt_cache_options": "Options of the prompt cache are",
+    "suffix": "Insertion before a suffix is",
+    "best_of": "Choosing the best of several answers is",
+    "refusal": "Refusals in a message are",
+    "annotations": "Annotations in a message are",
+}
+"""Fields of which only a neutral value is taken, and what they ask for: anything else is not wrong but
+unsupported.
+"""
+NOT_OFFERED = frozenset(FEATURES)
+_PARTS = {
+    "image_url": "Images are",
+    "input_image": "Images are",
+    "input_audio": "Audio is",
+    "file": "Files are",
+    "refusal": "Refusals in a message are",
+}
+"""Parts of a message's content that are not offered."""
+_MESSAGE = re.compile(r"messages\[(\d+)\]")
 
 
 _chat_decoder = msgspec.json.Decoder(ChatCompletionRequest)
@@ -181,9 +192,12 @@ _completion_decoder = msgspec.json.Decoder(CompletionRequest)
 
 def decode_chat(body: bytes) -> ChatCompletionRequest:
     """Read a chat request. Raises InvalidValue or UnsupportedParameter, naming the field."""
-    request = decode(_chat_decoder, body, NOT_OFFERED)
+    try:
+        request = decode(_chat_decoder, body, FEATURES)
+    except ApiError as error:
+        raise _feature_in_history(body, error.param or "") or error from None
     if request.store:
-        raise UnsupportedParameter("'store' is not supported: answers are not kept.", "store")
+        raise UnsupportedParameter("Stored answers are not supported yet: leave 'store' out.", "store")
     if request.top_logprobs and not request.logprobs:
         raise InvalidValue("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
     if request.max_tokens is not None and request.max_completion_tokens is not None:
@@ -194,13 +208,42 @@ def decode_chat(body: bytes) -> ChatCompletionRequest:
 
 def decode_completion(body: bytes) -> CompletionRequest:
     """Read a completion request. Raises InvalidValue or UnsupportedParameter, naming the field."""
-    request = decode(_completion_decoder, body, NOT_OFFERED)
+    request = decode(_completion_decoder, body, FEATURES)
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise UnsupportedParameter("'best_of' is supported only when it equals 'n'.", "best_of")
     if request.max_tokens == 0 and not (request.echo and request.logprobs is not None):
         raise InvalidValue("'max_tokens' of 0 needs 'echo' and 'logprobs'.", "max_tokens")
     _check_common(request)
     return request
+
+
+def _feature_in_history(body: bytes, param: str) -> ApiError | None:
+    """The feature that the message which `param` is about makes use of, where it is not offered."""
+    found = _MESSAGE.match(param)
+    if found is None:
+        return None
+    try:
+        message = msgspec.json.decode(body)["messages"][int(found[1])]
+    except (msgspec.DecodeError, RecursionError):  # what comes after the message is no JSON
+        return None
+    if not isinstance(message, dict):
+        return None
+    where = found[0]
+    if message.get("role") in ("tool", "function"):
+        return _unsupported("Tools are", f"{where}.role")
+    for field in ("tool_calls", "function_call", "tool_call_id"):
+        if message.get(field):
+            return _unsupported("Tools are", f"{where}.{field}")
+    content = message.get("content")
+    for number, part in enumerate(content if isinstance(content, list) else ()):
+        feature = _PARTS.get(str(part.get("type"))) if isinstance(part, dict) else None
+        if feature is not None:
+            return _unsupported(feature, f"{where}.content[{number}].type")
+    return None
+
+
+def _unsupported(feature: str, param: str) -> UnsupportedParameter:
+    return UnsupportedParameter(f"{feature} not supported yet: see '{param}'.", param)
 
 
 def _check_common(request: GenerationFields) -> None:

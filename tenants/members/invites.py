@@ -83,7 +83,8 @@ class InviteService:
         projects: Mapping[str, ProjectRole] | None = None,
         life: timedelta = DEFAULT_LIFE,
     ) -> CreatedInvite:
-        """Invite an address, to `role` in the tenant and to roles in `projects`, by their ids.
+        """Invite an address, to `role` in the tenant and to roles in `projects`, by their ids. A pending
+        invitation of the address is deleted: its token works no more.
 
         Raises NameTaken for the address of one of the tenant's users; ProjectNotFound, OwnersOnly, ValueError
         naming the field. Whether other tenants know the address, nobody is told here.
@@ -117,10 +118,23 @@ class InviteService:
                 raise NameTaken("email", email)
             for missing in sorted(set(places) - await members.live_projects(places)):
                 raise ProjectNotFound(missing)
+            await self._replace_pending(members, invite, actor)
             members.add_own(invite)
             details = {"email": email, "role": role, "projects": places}
             await AuditLog.record(session, tenant_id, actor, "invite.sent", ("invite", invite.id), details)
         return CreatedInvite(invite, made.plaintext)
+
+    async def _replace_pending(self, members: MemberRepository, invite: Invite, actor: Actor) -> None:
+        for pending in await members.lock_pending_invites(invite.email):
+            pending.deleted_at = invite.created_at
+            await AuditLog.record(
+                members.session,
+                invite.tenant_id,
+                actor,
+                "invite.deleted",
+                ("invite", pending.id),
+                {"email": pending.email, "replaced_by": invite.id},
+            )
 
     async def delete(self, tenant_id: str, invite_id: str, actor: Actor) -> None:
         """Its token is good for nothing any more. Raises InviteNotFound, InviteAccepted."""

@@ -161,6 +161,12 @@ class MemberRepository(TenantRepository):
             query = query.with_for_update()
         return (await self.session.execute(query)).scalar_one_or_none()
 
+    async def lock_pending_invites(self, email: str) -> Sequence[Invite]:
+        """Those of an address that nobody accepted; until the transaction ends no other invites it."""
+        await self.hold_tenant(f"invites of {email}")
+        query = self._invites().where(Invite.email == email, Invite.accepted_at.is_(None)).with_for_update()
+        return (await self.session.execute(query)).scalars().all()
+
     async def lock_invite_by_digest(self, digest: bytes) -> Invite | None:
         query = self._invites().where(Invite.digest == digest).with_for_update()
         return (await self.session.execute(query)).scalar_one_or_none()

@@ -494,6 +494,20 @@ async def test_a_silent_stream_is_pinged(client: httpx.AsyncClient, world: World
     assert response.text.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+async def test_logprobs_of_an_answer_that_a_stop_swallows_are_empty(
+    client: httpx.AsyncClient, world: World, path: str
+) -> None:
+    world.engine.script = lambda submit: world.engine.says(submit, "Hello", stop="Hello", per_step=9)
+    fields = {"messages": [USER], "logprobs": True} if path[1] == "h" else {"prompt": "x", "logprobs": 1}
+    body = {"model": "sapling", "stop": "Hello", **fields}
+    (choice,) = (await client.post(f"/v1/{path}", json=body)).json()["choices"]
+    assert choice.get("text", "") == ""
+    empty = {"content": [], "refusal": None}
+    lists = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    assert choice["logprobs"] == (empty if path[1] == "h" else lists)
+
+
 async def test_an_answer_in_one_piece_has_a_length(client: httpx.AsyncClient) -> None:
     response = await chat(client)
     assert int(response.headers["content-length"]) == len(response.content)

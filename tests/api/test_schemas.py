@@ -64,6 +64,50 @@ def test_what_is_not_offered_is_refused_by_name(field: str, value: Any) -> None:
     assert error.param == field
 
 
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+IMAGE = {"image_url": {"url": "data:"}, "type": "image_url"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "feature"),
+    [
+        ({"tools": [CALL]}, "tools", "Tools are not supported yet"),
+        ({"tool_choice": "required"}, "tool_choice", "Tools are not supported yet"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "Structured outputs are not"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "Reasoning is not supported yet"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]},
+            "messages[1].tool_calls",
+            "Tools are not supported yet",
+        ),
+        (
+            {"messages": [{"tool_call_id": "c", "role": "tool", "content": "x"}]},
+            "messages[0].role",
+            "Tools are not supported yet",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, IMAGE]}]},
+            "messages[0].content[1].type",
+            "Images are not supported yet",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_named_by_its_feature(
+    fields: dict[str, Any], param: str, feature: str
+) -> None:
+    error = refusal(decode_chat, chat(**fields))
+    assert isinstance(error, UnsupportedParameter)
+    assert error.param == param
+    assert feature in error.message
+
+
+def test_integers_may_be_written_as_floats() -> None:
+    request = decode_chat(chat(max_tokens=5.0, n=2.0, seed=7.0, top_p=1.0, logit_bias={"3": 1.0}))
+    assert (request.max_tokens, request.n, request.seed, request.logit_bias) == (5, 2, 7, {3: 1.0})
+    for fields in ({"max_tokens": 5.5}, {"n": 1e300}, {"n": 0.0}):
+        assert refusal(decode_chat, chat(**fields)).param in fields
+
+
 @pytest.mark.parametrize(
     "neutral",
     [
@@ -77,6 +121,8 @@ def test_what_is_not_offered_is_refused_by_name(field: str, value: Any) -> None:
         {"parallel_tool_calls": True},
         {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s", "prompt_cache_key": "k"},
         {"prompt_cache_retention": "24h"},
+        {"reasoning_effort": "none"},
+        {"verbosity": "low"},
         dict.fromkeys(sorted(NOT_OFFERED & set(ChatCompletionRequest.__struct_fields__))),
     ],
 )
@@ -118,14 +164,9 @@ def test_what_changes_nothing_is_taken(neutral: dict[str, Any]) -> None:
         ({"service_tier": "scale"}, "service_tier"),
         ({"messages": []}, "messages"),
         ({"messages": [USER] * 2049}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
         ({"messages": [USER, {"role": "user", "content": []}]}, "messages[1].content"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content[0].type",
-        ),
         ({"model": ""}, "model"),
         ({"model": 3}, "model"),
         ({"top_k": -1}, "top_k"),
@@ -209,6 +250,7 @@ def test_unknown_fields_are_refused_by_name(body: bytes, param: str | None) -> N
         b'{"model":"m","messages":[],"temperature":1e999}',
         b'{"model":"m","tools":' + b"[" * 1_000_000,
         b'{"model":"m","messages":[{"content":' + b"[" * 100_000,
+        b'{"model":"m","n":1.0,"messages":[{"content":' + b"[" * 100_000,
         b"\x00" * 1000,
     ],
 )

@@ -12,6 +12,7 @@ from sqlalchemy import text
 from db.session import Database
 from tenants.accounts import Account
 from tenants.actors import OPERATOR, Actor
+from tenants.audit.repository import AuditFilter
 from tenants.errors import (
     InviteAccepted,
     InviteInvalid,
@@ -235,6 +236,26 @@ async def test_tokens_that_are_worth_nothing_look_alike(
     assert len(said) == 1
     with pytest.raises(InviteNotFound):
         await accounts.invites.get(tenant.id, deleted.invite.id)
+
+
+async def test_a_repeated_invitation_replaces_the_one_before(
+    accounts: AccountServices, tenant: Tenant
+) -> None:
+    create = accounts.invites.create
+    first = await create(tenant.id, "bob@example.com", "viewer", OPERATOR)
+    await asyncio.gather(*(create(tenant.id, "Bob@example.com", "viewer", OPERATOR) for _ in range(3)))
+    last = await create(tenant.id, "bob@example.com", "developer", OPERATOR)
+    other = await create(tenant.id, "eve@example.com", "viewer", OPERATOR)
+    assert {invite.id for invite in await accounts.invites.list(tenant.id)} == {
+        last.invite.id,
+        other.invite.id,
+    }
+    with pytest.raises(InviteInvalid):
+        await accounts.invites.accept(first.token, PASSWORD)
+    deleted = await accounts.audit.list(tenant.id, AuditFilter(types=("invite.deleted",)))
+    assert len(deleted) == 4
+    assert deleted[0].details["replaced_by"] == last.invite.id
+    assert (await accounts.invites.accept(last.token, PASSWORD)).role == "developer"
 
 
 async def test_what_is_wrong_with_an_invitation_is_named(
