@@ -37,6 +37,7 @@ from api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from api.organization import bodies as organization_bodies
 from api.organization import invites as invite_routes
 from api.organization import routes as organization_routes
+from api.pages import known_query
 from api.quota_metrics import QuotaCollector
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
 from api.v1 import adapters as adapter_routes
@@ -107,7 +108,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         app.include_router(router)
     for router in PROTECTED:
         # Ahead of everything that a route reads: without a valid key nothing else of a request is judged.
-        app.include_router(router, dependencies=[Depends(identify)])
+        app.include_router(router, dependencies=[Depends(identify), Depends(known_query)])
     if console is not None:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)

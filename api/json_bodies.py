@@ -31,8 +31,8 @@ _ROOT = re.compile(r"[^.\[]+")
 def decode(
     decoder: msgspec.json.Decoder[RequestT], body: bytes, not_offered: Mapping[str, str] = NONE
 ) -> RequestT:
-    """What `body` says. An integer may be written as 5.0. `not_offered`: fields whose values are refused as not
-    supported, not as wrong, and the features that they ask for.
+    """What `body` says. An integer may be written as 5.0. `not_offered`: fields whose values are refused as
+    not supported, not as wrong, and the features that they ask for.
 
     Raises InvalidValue or UnsupportedParameter, naming the field.
     """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, Query
+from fastapi import Depends, Query, Request
+from fastapi.dependencies.models import Dependant
 
 from api.errors import UnsupportedParameter
 
@@ -47,6 +48,24 @@ def page(objects: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
         "last_id": shown[-1]["id"] if shown else None,
         "has_more": len(objects) > limit,
     }
+
+
+async def known_query(request: Request) -> None:
+    """A dependency of every route with a key: raises UnsupportedParameter for a parameter of the query string
+    that the route does not declare. Of a repeated one, the brackets of the stock client may be left out.
+    """
+    if not request.scope["query_string"]:
+        return
+    declared = [*_declared(request.scope["route"].dependant)]
+    bare = [name.removesuffix("[]") for name in declared]
+    refuse_unknown(list(request.query_params), frozenset(declared + bare))
+
+
+def _declared(dependant: Dependant) -> Iterator[str]:
+    for field in dependant.query_params:
+        yield field.alias
+    for inner in dependant.dependencies:
+        yield from _declared(inner)
 
 
 def refuse_unknown(given: Sequence[str], known: frozenset[str]) -> None:

@@ -96,6 +96,25 @@ async def test_nothing_is_judged_before_the_key(client: httpx.AsyncClient, codec
     assert {name: codes for name, codes in found.items() if codes != {401}} == {}
 
 
+async def test_no_unknown_query_parameter_is_ignored(client: httpx.AsyncClient) -> None:
+    document = (await client.get("/openapi.json")).json()
+    found, asked = {}, 0
+    for path, operations in document["paths"].items():
+        for verb, said in operations.items():
+            if not said.get("security") or said["operationId"] in (
+                "createChatCompletion",
+                "createCompletion",
+            ):
+                continue
+            asked += 1
+            answer = await client.request(verb, re.sub(r"\{\w+\}", "x", path) + "?no_such=1")
+            error = answer.json().get("error", {})
+            if (error.get("code"), error.get("param")) != ("unsupported_parameter", "no_such"):
+                found[said["operationId"]] = answer.text
+    assert asked > 100
+    assert found == {}
+
+
 def odd(operation: Operation, valid: dict[str, str], odd_value: str) -> Iterator[str]:
     """URLs of the operation with one odd value each, in the path or in the query."""
     base = operation.url(valid)
