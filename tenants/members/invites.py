@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy.exc import IntegrityError
 
 from db.base import new_id
-from db.session import EVERY_TENANT, Database
+from db.session import EVERY_TENANT, Database, WriteSession
 from tenants import keys, passwords
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
@@ -118,17 +118,19 @@ class InviteService:
                 raise NameTaken("email", email)
             for missing in sorted(set(places) - await members.live_projects(places)):
                 raise ProjectNotFound(missing)
-            await self._replace_pending(members, invite, actor)
+            await self._replace_pending(session, members, invite, actor)
             members.add_own(invite)
             details = {"email": email, "role": role, "projects": places}
             await AuditLog.record(session, tenant_id, actor, "invite.sent", ("invite", invite.id), details)
         return CreatedInvite(invite, made.plaintext)
 
-    async def _replace_pending(self, members: MemberRepository, invite: Invite, actor: Actor) -> None:
+    async def _replace_pending(
+        self, session: WriteSession, members: MemberRepository, invite: Invite, actor: Actor
+    ) -> None:
         for pending in await members.lock_pending_invites(invite.email):
             pending.deleted_at = invite.created_at
             await AuditLog.record(
-                members.session,
+                session,
                 invite.tenant_id,
                 actor,
                 "invite.deleted",
