@@ -11,36 +11,33 @@ from typing import Any
 from adapters.inspection.errors import InspectionRefused
 
 
-class _Twice(Exception):
-    """Some object has a key twice."""
-
-
 def decode_object(file: str, text: bytes) -> dict[str, Any]:
     """The object that `text` is. Raises InspectionRefused naming `file`, or the field of the object that is
     given twice or has a key twice within it.
     """
+    has_repeated_keys = False
 
-    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def keyed(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal has_repeated_keys
         found = dict(pairs)
-        if len(found) != len(pairs):
-            raise _Twice
+        has_repeated_keys |= len(found) != len(pairs)
         return found
 
     def refuse_literal(literal: str) -> Any:
         raise InspectionRefused(file, f"not valid JSON: {literal} is no JSON number")
 
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=distinct, parse_constant=refuse_literal)
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=keyed, parse_constant=refuse_literal)
     except InspectionRefused:
         raise
-    except _Twice:
-        raise _repeated(file, text) from None
     except RecursionError:
         raise InspectionRefused(file, "not valid JSON: nested too deeply") from None
     except UnicodeDecodeError:
         raise InspectionRefused(file, "not valid JSON: not UTF-8") from None
     except ValueError as error:
         raise InspectionRefused(file, f"not valid JSON: {error}") from None
+    if has_repeated_keys:
+        raise _repeated(file, text)
     if b"\\u" in text and not _is_text(value):
         raise InspectionRefused(file, "not valid JSON: half of a surrogate pair")
     if not isinstance(value, dict):
