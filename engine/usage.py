@@ -209,7 +209,7 @@ class UsageJournal:
 
     def _replay(self) -> None:
         payloads = self._spool.peek(REPLAY_BATCH)
-        if not payloads or not self._send(payloads):
+        if payloads and not self._send(payloads):
             return
         try:
             self._spool.consume(len(payloads))

@@ -263,14 +263,14 @@ def test_a_spool_is_looked_through_page_by_page_while_it_is_written_and_emptied(
 
 def test_a_spool_gives_back_what_was_appended_across_openings(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s")
-    spool.append([b"a", b"", b"c" * 10_000])
+    spool.append([b"a", b"b", b"c" * 10_000])
     spool.consume(1)
     spool.append([b"d"])
-    assert spool.peek(10) == [b"", b"c" * 10_000, b"d"]
-    assert spool.peek(2) == [b"", b"c" * 10_000]
+    assert spool.peek(10) == [b"b", b"c" * 10_000, b"d"]
+    assert spool.peek(2) == [b"b", b"c" * 10_000]
     spool.close()
     again = Spool(tmp_path / "s")
-    assert again.peek(10) == [b"a", b"", b"c" * 10_000, b"d"], "consumed in part: all come again"
+    assert again.peek(10) == [b"a", b"b", b"c" * 10_000, b"d"], "consumed in part: all come again"
     again.consume(4)
     assert len(again) == 0
     again.append([b"e"])
@@ -294,19 +294,79 @@ def test_a_torn_last_record_is_ignored_and_later_ones_are_readable(tmp_path: Pat
     spool.close()
 
 
-def test_damage_ends_reading_and_what_follows_is_kept_aside(tmp_path: Path) -> None:
+def damaged(path: Path, at: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+RECORDS = [bytes([64 + number]) * (30 + number) for number in range(32)]
+
+
+@pytest.mark.parametrize("where", [0, 5, 20], ids=["length", "checksum", "payload"])
+def test_damage_costs_the_record_it_lies_in_and_no_other(tmp_path: Path, where: int) -> None:
     path = tmp_path / "s"
     spool = Spool(path)
-    spool.append([b"first", b"second", b"third"])
+    spool.append(RECORDS)
     spool.close()
-    data = bytearray(path.read_bytes())
-    data[data.index(b"second")] ^= 1
-    path.write_bytes(data)
+    record = sum(8 + len(one) for one in RECORDS[:7])
+    damaged(path, record + where, b"\xf3")
     spool = Spool(path)
-    assert spool.peek(10) == [b"first"]
+    assert spool.peek(99) == RECORDS[:7] + RECORDS[8:]
+    assert len(spool) == 31
+    spool.append([b"later"])
     spool.close()
-    (aside,) = tmp_path.glob("s.tail-*")
-    assert b"third" in aside.read_bytes()
+    (aside,) = tmp_path.glob("s.damaged-*")
+    assert aside.stat().st_size == 8 + len(RECORDS[7])
+    assert aside.stat().st_mode & 0o777 == 0o600, "it names tenants"
+    again = Spool(path)
+    assert again.peek(99) == [*RECORDS[:7], *RECORDS[8:], b"later"]
+    again.consume(32)
+    assert len(again) == 0
+    again.close()
+    assert len(list(tmp_path.iterdir())) == 2, "set aside once"
+
+
+def test_a_stretch_of_zeros_is_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    spool = Spool(path)
+    spool.append(RECORDS)
+    spool.close()
+    damaged(path, 100, bytes(512))
+    lost = range(2, 14)  # those that bytes 100 to 611 are of
+    spool = Spool(path)
+    assert spool.peek(99) == [one for number, one in enumerate(RECORDS) if number not in lost]
+    spool.close()
+
+
+def test_what_a_power_cut_leaves_behind_the_last_record_is_no_damage(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    spool = Spool(path)
+    spool.append([b"first"])
+    spool.close()
+    with path.open("ab") as file:
+        file.write(bytes(4096))
+    spool = Spool(path)
+    assert spool.peek(9) == [b"first"]
+    spool.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["s"]
+
+
+def test_a_file_damaged_while_it_is_open_is_read_on_and_set_aside_when_empty(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    spool = Spool(path)
+    spool.append(RECORDS)
+    damaged(path, 10, b"\xff")
+    damaged(path, path.stat().st_size - 3, b"\xff")
+    assert spool.peek(99) == RECORDS[1:31]
+    spool.consume(20)
+    spool.consume(10)
+    assert len(spool) == 0, "the last one cannot be read"
+    spool.append([b"next"])
+    assert spool.peek(9) == [b"next"]
+    spool.close()
+    (aside,) = tmp_path.glob("s.damaged-*")
+    assert RECORDS[0][3:] in aside.read_bytes()
 
 
 def test_an_append_that_fails_half_way_leaves_nothing(
