@@ -39,6 +39,10 @@ _GAUGES = {
     "draining": ("engine_draining", "1 while the engine refuses new requests and ends with those it has."),
     "started_at": ("engine_start_time_seconds", "When the engine started, in Unix seconds."),
     "journal_spooled": ("usage_events_spooled", "Usage events on the engine's disk, waiting for Redis."),
+    "journal_set_aside": (
+        "usage_files_set_aside",
+        "Damaged files of the engine's usage journal that wait for `rootstock billing import-spool`.",
+    ),
 }
 _COUNTERS = {
     "adapter_loads": ("adapter_loads", "Adapters loaded into a slot."),

@@ -80,6 +80,8 @@ class EngineStats(msgspec.Struct, frozen=True, tag="stats"):
     """Its size; 0 where that is not known."""
     started_at: float = 0.0
     """Unix seconds, the engine's clock; 0 where that is not known."""
+    journal_set_aside: int = 0
+    """Damaged files of the journal that wait for an operator."""
 
 
 class StepSecond(msgspec.Struct, frozen=True, array_like=True):

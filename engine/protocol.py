@@ -250,6 +250,26 @@ class EngineInfo(msgspec.Struct, frozen=True, tag="info"):
     """The base's, where it bounds the context: attention is not computed beyond it. None: it does not."""
 
 
+class IssuedEvents(msgspec.Struct, frozen=True):
+    """How many usage events an engine's incarnation has numbered: what the journal must have of it."""
+
+    engine_id: str
+    incarnation: str
+    events: int
+    tokens: int
+    """Completion tokens in them."""
+    at: float
+    """Unix seconds: when it ended, or wrote the last of them."""
+
+
+class SetAside(msgspec.Struct, frozen=True):
+    """A damaged file of the journal that the engine keeps for an operator."""
+
+    name: str
+    size: int
+    """Bytes."""
+
+
 class Spooled(msgspec.Struct, frozen=True, tag="spooled"):
     """Usage events on the engine's disk that the journal has not been seen to have."""
 
@@ -257,9 +277,24 @@ class Spooled(msgspec.Struct, frozen=True, tag="spooled"):
     """In order, each as the journal will have it: a MessagePack UsageEvent."""
     position: int | None = None
     """Where to go on; None: there are no more."""
+    issued: list[IssuedEvents] = []
+    """With the first page: of this incarnation and of those before it."""
+    set_aside: list[SetAside] = []
+    """With the first page."""
 
 
 EngineMessage = Outputs | EngineInfo | EngineStats | EngineView | Spooled
+
+
+class EventNumber(msgspec.Struct, frozen=True, array_like=True):
+    """An event's place among those of its engine's incarnation: what is missing between two is known."""
+
+    sequence: int
+    """From 1 on, without gaps. An event that comes twice has the same one."""
+    tokens_before: int
+    """Completion tokens in all events with smaller numbers, each counted in the first that has it."""
+    tokens_after: int
+    """With this event's own."""
 
 
 class UsageEvent(msgspec.Struct, frozen=True):
@@ -284,7 +319,11 @@ class UsageEvent(msgspec.Struct, frozen=True):
     finish_reason: str | None = None
     """Set on the last event: the reasons of the choices, joined by "," in choice order when they differ."""
     preemptions: int = 0
+    number: EventNumber | None = None
+    """None: by an engine that does not number, or whose numbers were lost."""
 
 
 JOURNAL_STREAM = "rootstock:usage"
 """Redis stream of MessagePack UsageEvents, field b"e"."""
+ISSUED_STREAM = "rootstock:usage:issued"
+"""Redis stream of MessagePack IssuedEvents of incarnations that have ended, field b"e"."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 import zlib
 from collections.abc import Iterable, Iterator
 from mmap import mmap
@@ -61,13 +60,6 @@ def is_unfinished(data: Buffer, piece: Piece) -> bool:
         return True
     length, _ = PREFIX.unpack_from(data, piece.start)
     return bool(left - PREFIX.size < length <= MAX_RECORD_LEN)
-
-
-def set_aside(path: Path, reason: str, content: bytes) -> Path:
-    """Keep damaged bytes of `path` beside it, readable by its owner alone; where. Raises OSError."""
-    aside = path.with_name(f"{path.name}.{reason}-{time.time_ns()}")
-    write_private(aside, [content])
-    return aside
 
 
 def write_private(path: Path, parts: Iterable[bytes]) -> None:

@@ -382,6 +382,7 @@ class EngineServer:
         return msgspec.structs.replace(
             stats,
             journal_spooled=self._meter.num_spooled,
+            journal_set_aside=self._meter.num_set_aside,
             errors=stats.errors + self._transport.num_invalid,
             draining=self._num_stops > 0,
             disk_free_bytes=disk.free_bytes,

@@ -17,16 +17,8 @@ from pathlib import Path
 
 import structlog
 
-from engine.records import (
-    MAX_RECORD_LEN,
-    PREFIX,
-    is_unfinished,
-    packed,
-    pieces,
-    set_aside,
-    sync_folder,
-    write_private,
-)
+from engine.records import MAX_RECORD_LEN, PREFIX, is_unfinished, packed, pieces, sync_folder, write_private
+from engine.set_aside import set_aside
 
 log = structlog.get_logger(__name__)
 
@@ -117,7 +109,7 @@ class Spool:
             front = end
         is_empty = next(self._records(front, self._end), None) is None
         if is_empty and self._is_damaged:
-            set_aside(self._path, "damaged", os.pread(self._fd, self._end, 0))
+            set_aside(self._path, os.pread(self._fd, self._end, 0))
             self._is_damaged = False
         with self._lock:
             self._front = front
@@ -181,7 +173,7 @@ def _repair(path: Path, fd: int) -> None:
         bad = [piece for piece in pieces(data) if piece.payload is None]
         torn = bad.pop() if bad and is_unfinished(data, bad[-1]) else None
         if bad:
-            kept = set_aside(path, "damaged", b"".join(data[one.start : one.end] for one in bad))
+            kept = set_aside(path, b"".join(data[one.start : one.end] for one in bad))
             log.error(
                 "spool is damaged; usage in it may be lost, what is readable was kept",
                 stretches=len(bad),

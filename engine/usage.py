@@ -28,7 +28,8 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from engine.protocol import JOURNAL_STREAM, Spooled, UsageEvent
+from engine.numbering import Numbering
+from engine.protocol import ISSUED_STREAM, JOURNAL_STREAM, IssuedEvents, Spooled, UsageEvent
 from engine.spool import Spool
 
 log = structlog.get_logger(__name__)
@@ -62,6 +63,10 @@ class JournalEntry:
 
     event: UsageEvent
     last_word: tuple[int, object] | None = None
+    row: int | None = None
+    """Of a request that goes on."""
+    tokens: int = 0
+    """Completion tokens that no earlier event of the request has."""
 
 
 class UsageJournal:
@@ -73,8 +78,11 @@ class UsageJournal:
         spool: Spool,
         on_written: Callable[[list[JournalEntry]], None],
         on_failed: Callable[[JournalError], None],
+        numbering: Numbering | None = None,
     ) -> None:
-        """Both callbacks run on the journal's thread; after `on_failed` nothing more is written."""
+        """Both callbacks run on the journal's thread; after `on_failed` nothing more is written. Without a
+        `numbering` events go as they come.
+        """
         # One connection, and no client around it: a client's pipeline takes three times as long, and
         # every request's last word waits for it.
         self._redis = redis.ConnectionPool.from_url(
@@ -92,6 +100,7 @@ class UsageJournal:
         self._spool = spool
         self._on_written = on_written
         self._on_failed = on_failed
+        self._numbering = numbering
         self._queue: queue.SimpleQueue[Sequence[JournalEntry] | None] = queue.SimpleQueue()
         self._failure: JournalError | None = None
         self._away = False
@@ -113,6 +122,14 @@ class UsageJournal:
         """Write on the caller's thread, before `start` or after `close`. Raises JournalError."""
         assert not self._thread.is_alive()
         self._write([_encoder.encode(event) for event in events])
+
+    def announce(self, issued: Sequence[IssuedEvents]) -> None:
+        """Tell how many events incarnations have numbered, on the caller's thread as `write_now`.
+
+        Only Redis is told: on the engine's disk it is anyway (`engine.counters`).
+        """
+        assert not self._thread.is_alive()
+        self._send([_encoder.encode(one) for one in issued], ISSUED_STREAM)
 
     def start(self) -> None:
         self._thread.start()
@@ -181,11 +198,18 @@ class UsageJournal:
                 last = True
                 break
             entries.extend(more)
-        self._write([_encoder.encode(entry.event) for entry in entries])
+        self._write([_encoder.encode(event) for event in self._numbered(entries)])
+        if self._numbering is not None:
+            self._numbering.written()
         self._on_written(entries)
         if len(self._spool) and time.monotonic() >= self._retry_at:
             self._replay()
         return not last
+
+    def _numbered(self, entries: Sequence[JournalEntry]) -> list[UsageEvent]:
+        if self._numbering is None:
+            return [entry.event for entry in entries]
+        return [self._numbering.stamp(entry.event, entry.tokens) for entry in entries]
 
     def _next_batch(self) -> Sequence[JournalEntry] | None:
         if len(self._spool):
@@ -218,16 +242,17 @@ class UsageJournal:
         if not len(self._spool):
             log.info("usage spool replayed; the journal goes to Redis again")
 
-    def _send(self, payloads: list[bytes]) -> bool:
+    def _send(self, payloads: list[bytes], stream: str = JOURNAL_STREAM) -> bool:
         """Append to the stream.
 
         False, and the time of the next try set, when Redis did not take all of them.
         """
         try:
-            self._append(payloads)
+            self._append(payloads, stream)
             self._heard()
-            now = time.monotonic()
-            self._doubted.extend((now, payload) for payload in payloads)
+            if stream == JOURNAL_STREAM:
+                now = time.monotonic()
+                self._doubted.extend((now, payload) for payload in payloads)
         except (redis.RedisError, OSError) as error:
             # Whatever Redis has against it (gone, loading, read-only, out of memory), the disk takes over.
             if not self._away:
@@ -238,12 +263,12 @@ class UsageJournal:
         self._retry_after = RETRY_FIRST
         return True
 
-    def _append(self, payloads: list[bytes]) -> None:
+    def _append(self, payloads: list[bytes], stream: str) -> None:
         """Raises redis.RedisError: some of them may be there all the same."""
         connection = self._redis
         if connection.is_connected and self._has_ended():
             connection.disconnect()
-        commands = [("XADD", JOURNAL_STREAM, "*", b"e", payload) for payload in payloads]
+        commands = [("XADD", stream, "*", b"e", payload) for payload in payloads]
         connection.send_packed_command(connection.pack_commands(commands))
         refusal = None
         for _ in commands:

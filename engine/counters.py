@@ -1,0 +1,103 @@
+"""The engine's totals on disk: how many usage events an incarnation has numbered, and the tokens in them.
+
+Owns one small memory-mapped file beside the in-flight table. The next start reads from it what the journal
+must have and what open requests had, so that a loss of either is found and counted. Each value is one aligned
+word with a checksum of its own, kept in two places.
+
+Values are stored after what they count: after a kill they say less than there is, never more.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+SIZE = 4096
+_PLACES = (0, SIZE // 2)
+_ISSUED, _TOKENS, _COUNTED = range(3)
+_NAME_AT = 64
+_NAME = struct.Struct("=32sI")
+_CHECK_BITS = 16
+
+
+class Totals(NamedTuple):
+    """What an incarnation left behind."""
+
+    incarnation: str
+    issued: int
+    """Usage events that it numbered and wrote."""
+    tokens: int
+    """Completion tokens in those, each counted in one event."""
+    counted: int
+    """Completion tokens that it was about to send, in those events or not yet."""
+
+
+class Counters:
+    """The totals of the incarnation that runs. Each method belongs to one thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file; `last` is what it says. Raises OSError."""
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.posix_fallocate(self._fd, 0, SIZE)
+        self._mmap = mmap.mmap(self._fd, SIZE)
+        self._words = memoryview(self._mmap).cast("Q")
+        self.last = self._read()
+        """None: the file is new, or cannot be read."""
+
+    def begin(self, incarnation: str) -> None:
+        """Forget the last incarnation, once what it left is journaled."""
+        name = incarnation.encode()
+        for place in _PLACES:
+            _NAME.pack_into(self._mmap, place + _NAME_AT, b"", 0)
+        for word in (_ISSUED, _TOKENS, _COUNTED):
+            self._store(word, 0)
+        for place in _PLACES:
+            _NAME.pack_into(self._mmap, place + _NAME_AT, name, zlib.crc32(name))
+        self._counted = 0
+
+    def issue(self, issued: int, tokens: int) -> None:
+        """Events up to this number are written. For the journal's thread."""
+        self._store(_TOKENS, tokens)
+        self._store(_ISSUED, issued)
+
+    def count(self, tokens: int) -> None:
+        """So many more completion tokens are in the in-flight table. For the step loop."""
+        self._counted += tokens
+        self._store(_COUNTED, self._counted)
+
+    def sync(self) -> None:
+        """Wait for the disk. For a thread of its own. Raises OSError."""
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        self._words.release()
+        self._mmap.close()
+        os.close(self._fd)
+
+    def _store(self, word: int, value: int) -> None:
+        stored = value << _CHECK_BITS | _check(value)
+        for place in _PLACES:
+            self._words[place // 8 + word] = stored
+
+    def _read(self) -> Totals | None:
+        names = (_NAME.unpack_from(self._mmap, place + _NAME_AT) for place in _PLACES)
+        name = next((name.rstrip(b"\0") for name, crc in names if zlib.crc32(name.rstrip(b"\0")) == crc), b"")
+        values = [self._value(word) for word in (_ISSUED, _TOKENS, _COUNTED)]
+        issued, tokens, counted = values
+        if not name or issued is None or tokens is None or counted is None:
+            return None
+        return Totals(name.decode(errors="replace"), issued, tokens, counted)
+
+    def _value(self, word: int) -> int | None:
+        """The larger of the two places: a kill may have come between their stores."""
+        stored = (self._words[place // 8 + word] for place in _PLACES)
+        whole = [one >> _CHECK_BITS for one in stored if one & 0xFFFF == _check(one >> _CHECK_BITS)]
+        return max(whole, default=None)
+
+
+def _check(value: int) -> int:
+    return zlib.crc32(value.to_bytes(8, "little")) & 0xFFFF
