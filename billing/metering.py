@@ -12,16 +12,20 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
 
+import msgspec
 import redis.asyncio
 from sqlalchemy.exc import DataError, IntegrityError
 
 from billing.errors import MalformedEvent
+from billing.event_numbers.repository import EventNumbers
 from billing.folding import Measured, decode, fold, measure
 from billing.repository import LedgerWriter
 from db.session import EVERY_TENANT, Database
 from db.stream import Entry, StreamConsumer
-from engine.protocol import JOURNAL_STREAM, UsageEvent
+from engine.protocol import ISSUED_STREAM, JOURNAL_STREAM, IssuedEvents, UsageEvent
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +34,7 @@ DEAD_LETTERS = "rootstock:usage:dead"
 """Stream of entries that no row could be made of: field e as it came, `id` of the entry, `reason`."""
 MAX_DEAD_LETTERS = 100_000
 
+_issued_decoder = msgspec.msgpack.Decoder(IssuedEvents)
 OnEnded = Callable[[Sequence[UsageEvent]], Awaitable[None]]
 
 
@@ -64,6 +69,7 @@ class JournalMeter:
         self._on_ended = on_ended
         self._database = database
         self._redis = redis_client
+        self._batch_size = batch_size
         self._journal = StreamConsumer(
             redis_client, stream, GROUP, consumer, batch_size=batch_size, stale_after=stale_after
         )
@@ -77,6 +83,7 @@ class JournalMeter:
         async with contextlib.aclosing(self._journal.batches(max_batches)) as batches:
             async for entries in batches:
                 await self._settle(entries, drained)
+        await self._take_issued()
         return drained
 
     async def backlog(self) -> int:
@@ -92,18 +99,23 @@ class JournalMeter:
         Redis transaction.
         """
         good: dict[bytes, Measured] = {}
+        events: dict[bytes, UsageEvent] = {}
         ended: dict[bytes, UsageEvent] = {}
         refused: dict[bytes, str] = {}
         for entry_id, fields in entries:
             try:
-                event = decode(fields.get(b"e"))
+                event = events[entry_id] = decode(fields.get(b"e"))
                 good[entry_id] = measure(event)
             except MalformedEvent as error:
                 refused[entry_id] = str(error)
             else:
                 if event.finish_reason is not None:
                     ended[entry_id] = event
-        refused |= await self._write(good)
+        refused |= await self._write(good, events)
+        if refused:  # dead letters are no gap
+            async with self._database.write(EVERY_TENANT) as session:
+                known = [events[entry_id] for entry_id in refused if entry_id in events]
+                await EventNumbers(session).note(known, datetime.now(UTC))
         if self._on_ended is not None:
             await self._on_ended([event for entry_id, event in ended.items() if entry_id not in refused])
         payloads = {entry_id: fields.get(b"e", b"") for entry_id, fields in entries}
@@ -120,19 +132,36 @@ class JournalMeter:
         drained.num_requests += len({row.key for entry_id, row in good.items() if entry_id not in refused})
         drained.num_malformed += len(refused)
 
-    async def _write(self, good: dict[bytes, Measured]) -> dict[bytes, str]:
-        """Commit rows. If PostgreSQL refuses the values, halve until the entry at fault is alone; those are
-        returned.
+    async def _write(self, good: dict[bytes, Measured], events: dict[bytes, UsageEvent]) -> dict[bytes, str]:
+        """Commit rows, and the numbers of their events. If PostgreSQL refuses the values, halve until the entry
+        at fault is alone; those are returned.
         """
         if not good:
             return {}
         try:
             async with self._database.write(EVERY_TENANT) as session:
                 await LedgerWriter(session).upsert(fold(good.values()))
+                await EventNumbers(session).note([events[entry_id] for entry_id in good], datetime.now(UTC))
         except (DataError, IntegrityError) as error:
             if len(good) == 1:
                 return dict.fromkeys(good, f"refused by the ledger: {error.orig}")
             items = list(good.items())
             half = len(items) // 2
-            return await self._write(dict(items[:half])) | await self._write(dict(items[half:]))
+            first = await self._write(dict(items[:half]), events)
+            return first | await self._write(dict(items[half:]), events)
         return {}
+
+    async def _take_issued(self) -> None:
+        """Note what engines say their incarnations had issued when they ended."""
+        entries: Any = await self._redis.xrange(ISSUED_STREAM, count=self._batch_size)
+        if not entries:
+            return
+        issued = []
+        for entry_id, fields in entries:
+            try:
+                issued.append(_issued_decoder.decode(fields.get(b"e", b"")))
+            except msgspec.DecodeError as error:
+                logger.error("entry %s of %s is malformed: %s", entry_id.decode(), ISSUED_STREAM, error)
+        async with self._database.write(EVERY_TENANT) as session:
+            await EventNumbers(session).end(issued)
+        await self._redis.xdel(ISSUED_STREAM, *(entry_id for entry_id, _ in entries))

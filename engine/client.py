@@ -185,22 +185,27 @@ class EngineClient:
             return None
 
     async def spooled(self, within: float, most: int | None = None) -> list[bytes]:
-        """The usage events that wait on the engine's disk, in order; the first `most` of them, and some more
-        where there are more. One caller at a time.
+        """The usage events that wait on the engine's disk, as `disk` has them."""
+        return (await self.disk(within, most)).events
+
+    async def disk(self, within: float, most: int | None = None) -> Spooled:
+        """What the engine has on its disk in one piece. Of usage events that wait there, in order, the first
+        `most`, and some more where there are more. One caller at a time.
 
         Raises EngineGone when it does not say within so many seconds, or is another one meanwhile.
         """
-        found: list[bytes] = []
+        found = Spooled()
         position: int | None = 0
         try:
             async with asyncio.timeout(within):
                 incarnation = (await self.wait_ready()).incarnation
-                while position is not None and (most is None or len(found) <= most):
+                while position is not None and (most is None or len(found.events) <= most):
                     if not self.ready:
                         raise EngineGone(f"engine at {self.endpoint} is gone")
                     self._send(AskSpooled(position))
                     page = await self._spooled.get()
-                    found += page.events
+                    first = page if position == 0 else found
+                    found = msgspec.structs.replace(first, events=[*found.events, *page.events])
                     position = page.position
         except TimeoutError:
             why = "it serves, and may be of a release that cannot answer" if self.ready else "no connection"

@@ -5,6 +5,7 @@ from sqlalchemy.schema import SchemaItem
 import adapters.files.models
 import adapters.jobs.models
 import adapters.models
+import billing.event_numbers.models
 import billing.invoices.models
 import billing.models
 import billing.notifications.models
@@ -24,6 +25,7 @@ DOMAINS = (
     adapters.files.models,
     adapters.jobs.models,
     adapters.models,
+    billing.event_numbers.models,
     billing.invoices.models,
     billing.models,
     billing.notifications.models,

@@ -9,7 +9,8 @@ from datetime import datetime
 
 CHECKS = {
     "journal": "entries that should long be in the ledger are",
-    "spools": "what waits on engines' disks is on its way, and says what the ledger does",
+    "spools": "what waits on engines' disks is on its way, says what the ledger does, and is whole",
+    "event_numbers": "every usage event that engines have numbered has come in",
     "dead_letters": "every entry of the journal made a row",
     "prices": "records carry the prices of the version they name, and name one",
     "charges": "storage and calibrations are charged once, by what was stored and done",
@@ -95,9 +96,10 @@ NOT_THERE = "there is no "
 
 
 def outcomes_of(
-    differences: Sequence[Difference], why_not: Mapping[str, str], on_their_way: int = 0
+    differences: Sequence[Difference], why_not: Mapping[str, str], on_their_way: Mapping[str, int]
 ) -> dict[str, Outcome]:
-    """`on_their_way`: from engines' disks."""
+    """`on_their_way`: how much, by check."""
     counts = Counter(difference.check for difference in differences)
-    waiting = {"spools": on_their_way}
-    return {check: Outcome(counts[check], why_not.get(check, ""), waiting.get(check, 0)) for check in CHECKS}
+    return {
+        check: Outcome(counts[check], why_not.get(check, ""), on_their_way.get(check, 0)) for check in CHECKS
+    }

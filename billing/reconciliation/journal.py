@@ -6,6 +6,7 @@ says was merely not taken off, and is none of this module's business.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -32,8 +33,7 @@ async def compare_journal(
     """
     found: list[Difference] = []
     last = f"{round((now - DRAINED_WITHIN).timestamp() * 1000)}-0"
-    after = "-"
-    while page := await _page(client, stream, after, last):
+    async for page in entries_in(client, stream, last):
         rows = []
         for entry_id, fields in page:
             try:
@@ -54,26 +54,29 @@ async def compare_journal(
             )
             for one in behind
         ]
-        after = f"({page[-1][0].decode()}"
     return found
 
 
 async def dead_letters(client: redis.asyncio.Redis) -> list[Difference]:
     """Entries that no row could be made of. Raises RedisError."""
     found: list[Difference] = []
-    after = "-"
-    while page := await _page(client, DEAD_LETTERS, after, "+"):
+    async for page in entries_in(client, DEAD_LETTERS):
         for letter_id, fields in page:
             entry, reason = (_text(fields.get(name)) for name in (b"id", b"reason"))
             what = f"entry {entry}: {reason}"
             found.append(Difference("dead_letters", "", what, _moment(letter_id), 1, 0))
-        after = f"({page[-1][0].decode()}"
     return found
 
 
-async def _page(client: redis.asyncio.Redis, stream: str, after: str, last: str) -> list[Entry]:
-    answer: Any = await client.xrange(stream, after, last, count=_PAGE)
-    return [(entry_id, fields or {}) for entry_id, fields in answer]
+async def entries_in(client: redis.asyncio.Redis, stream: str, last: str = "+") -> AsyncIterator[list[Entry]]:
+    """Entries of a stream up to the id `last`, a page at a time. Raises RedisError."""
+    after = "-"
+    while True:
+        answer: Any = await client.xrange(stream, after, last, count=_PAGE)
+        if not answer:
+            return
+        yield [(entry_id, fields or {}) for entry_id, fields in answer]
+        after = f"({answer[-1][0].decode()}"
 
 
 def _text(value: Any) -> str:

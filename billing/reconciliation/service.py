@@ -29,6 +29,7 @@ from billing.reconciliation.ledger import (
     compare_reports,
     compare_rollups,
 )
+from billing.reconciliation.numbers import NumberComparison
 from billing.reconciliation.provider import compare_documents, compare_planning, compare_provider
 from billing.reconciliation.repository import ReconciliationRepository
 from billing.reconciliation.spools import SpoolComparison
@@ -85,7 +86,8 @@ class ReconciliationService:
             raise ValueError("end must be after start")
         began = self._clock()
         spools = SpoolComparison(self._database, self._engines, began)
-        differences, why_not = await self._compare(self._checks(start, end, began, spools))
+        numbers = NumberComparison(self._database, self._redis, spools, began)
+        differences, why_not = await self._compare(self._checks(start, end, began, spools, numbers))
         if spools.why_not:
             why_not["spools"] = spools.why_not
         report = Report(
@@ -94,10 +96,14 @@ class ReconciliationService:
             self._clock(),
             start,
             end,
-            outcomes_of(differences, why_not, len(spools.on_their_way)),
+            outcomes_of(
+                differences,
+                why_not,
+                {"spools": len(spools.on_their_way), "event_numbers": len(numbers.on_their_way)},
+            ),
             len(differences),
             differences,
-            spools.on_their_way[:MOST_NAMED],
+            [*spools.on_their_way, *numbers.on_their_way][:MOST_NAMED],
         )
         async with self._database.write(EVERY_TENANT) as session:
             await ReconciliationRepository(session).add(report, MOST_KEPT)
@@ -138,12 +144,18 @@ class ReconciliationService:
             return await ReconciliationRepository(session).find(reconciliation_id)
 
     def _checks(
-        self, start: datetime, end: datetime, now: datetime, spools: SpoolComparison
+        self,
+        start: datetime,
+        end: datetime,
+        now: datetime,
+        spools: SpoolComparison,
+        numbers: NumberComparison,
     ) -> dict[str, Check]:
         database, gateway = self._database, self._gateway
         checks: dict[str, Check] = {
             "journal": lambda: compare_journal(database, self._redis, now),
             "spools": spools.compare,
+            "event_numbers": lambda: numbers.compare(start, end),
             "dead_letters": lambda: dead_letters(self._redis),
             "prices": lambda: compare_prices(database, start, end),
             "charges": lambda: compare_charges(database, start, end, now),

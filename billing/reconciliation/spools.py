@@ -14,11 +14,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from billing.errors import MalformedEvent
+from billing.event_numbers.ranges import Incarnation, NumberRange, ranges_of
 from billing.folding import Measured, decode, measure, merge
 from billing.reconciliation.differences import Difference, OnItsWay
 from billing.reconciliation.repository import BooksRepository
 from db.session import EVERY_TENANT, Database
 from engine.client import EngineClient, EngineError
+from engine.protocol import IssuedEvents, SetAside, Spooled, UsageEvent
 
 LATE_AFTER = timedelta(hours=1)
 """Since an engine wrote it to its disk. Redis that is started anew is back in a minute."""
@@ -43,25 +45,41 @@ class SpoolComparison:
         """The oldest first."""
         self.why_not = ""
         """Engines that did not answer; empty when all did."""
+        self.numbers: dict[Incarnation, list[NumberRange]] = {}
+        """Of the events that wait."""
+        self.issued: list[IssuedEvents] = []
+        """What engines say they and those before them have issued."""
 
     async def compare(self) -> list[Difference]:
         """Raises DatabaseUnavailable."""
-        answers = await asyncio.gather(*(_held(endpoint) for endpoint in self._endpoints))
+        answers = await asyncio.gather(*(_disk(endpoint) for endpoint in self._endpoints))
         self.why_not = "; ".join(answer for answer in answers if isinstance(answer, str))
+        disks = {
+            endpoint: answer
+            for endpoint, answer in zip(self._endpoints, answers, strict=True)
+            if not isinstance(answer, str)
+        }
         found: list[Difference] = []
         held: dict[tuple[float, str], _Held] = {}
-        for payload in (one for answer in answers if not isinstance(answer, str) for one in answer):
+        events: list[UsageEvent] = []
+        for payload in (one for disk in disks.values() for one in disk.events):
             try:
-                _keep(held, payload)
+                events.append(decode(payload))
+                _keep(held, events[-1])
             except MalformedEvent as error:
                 found.append(Difference("spools", "", f"an event on an engine's disk: {error}", None, 1, 0))
+        self.numbers = ranges_of(events, self._now)
+        for endpoint, disk in disks.items():
+            found += [_set_aside(endpoint, one) for one in disk.set_aside]
+            # What an engine has that was not looked at cannot be told from what is missing.
+            self.issued += disk.issued if len(disk.events) <= MOST_HELD else disk.issued[:-1]
         waiting = [held[key] for key in sorted(held)]
         for first in range(0, len(waiting), _BATCH):
             found += await self._beside_the_ledger(waiting[first : first + _BATCH])
         self.on_their_way += [
             OnItsWay("", f"what comes after {MOST_HELD} events on the disk of {endpoint}", self._now)
-            for endpoint, answer in zip(self._endpoints, answers, strict=True)
-            if not isinstance(answer, str) and len(answer) > MOST_HELD
+            for endpoint, disk in disks.items()
+            if len(disk.events) > MOST_HELD
         ]
         self.on_their_way.sort(key=lambda one: (one.since, one.what))
         return found
@@ -100,20 +118,28 @@ class _Held:
         """When the oldest of it was recorded."""
 
 
-async def _held(endpoint: str) -> list[bytes] | str:
-    """What waits on one engine's disk, or why that is not known."""
+async def _disk(endpoint: str) -> Spooled | str:
+    """What is on one engine's disk, or why that is not known."""
     client = EngineClient(endpoint, "books")
     await client.start()
     try:
-        return await client.spooled(ANSWERED_WITHIN, MOST_HELD)
+        return await client.disk(ANSWERED_WITHIN, MOST_HELD)
     except EngineError as error:
         return str(error)
     finally:
         await client.close()
 
 
-def _keep(held: dict[tuple[float, str], _Held], payload: bytes) -> None:
-    one = _Held(measure(decode(payload)))
+def _set_aside(endpoint: str, file: SetAside) -> Difference:
+    what = (
+        f"{file.name}, {file.size} damaged bytes, is set aside on the disk of {endpoint}: import what can be "
+        "read with `rootstock billing import-spool`, then remove it"
+    )
+    return Difference("spools", "", what, None, 0, 1)
+
+
+def _keep(held: dict[tuple[float, str], _Held], event: UsageEvent) -> None:
+    one = _Held(measure(event))
     known = held.setdefault(one.row.key, one)
     if known is not one:
         known.row = merge(known.row, one.row)
