@@ -133,8 +133,8 @@ class JournalMeter:
         drained.num_malformed += len(refused)
 
     async def _write(self, good: dict[bytes, Measured], events: dict[bytes, UsageEvent]) -> dict[bytes, str]:
-        """Commit rows, and the numbers of their events. If PostgreSQL refuses the values, halve until the entry
-        at fault is alone; those are returned.
+        """Commit rows, and the numbers of their events. If PostgreSQL refuses the values, halve until the
+        entry at fault is alone; those are returned.
         """
         if not good:
             return {}

@@ -1,5 +1,5 @@
-"""`rootstock billing rederive` and `reverse`: the ledger's sums made from its rows again, and what was billed
-in error taken back.
+"""`rootstock billing rederive`, `reverse`, `import-spool`: the ledger's sums made from its rows again, what was
+billed in error taken back, and usage read from a file that an engine set aside.
 
 Owns names, options and help of these commands, and one call to the service per command. Everything heavy is
 imported by the command that needs it.
@@ -8,14 +8,17 @@ imported by the command that needs it.
 from __future__ import annotations
 
 from datetime import UTC
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cli.errors import CliError
 from cli.months import read_month
 from cli.printing import Data, print_rows
 
 if TYPE_CHECKING:
+    from billing.importing import Imported
     from billing.rollups import RollupDifference
 
 ledger_app = typer.Typer()
@@ -88,3 +91,41 @@ def reverse(
 
     reversal_id, cost = call(data, work)
     print(f"{reversal_id}  {cost} micro-USD")
+
+
+@ledger_app.command("import-spool")
+def import_spool(
+    file: Annotated[
+        Path, typer.Argument(help="A file that an engine set aside, DATA/engine/ENGINE_ID/*.damaged-*.")
+    ],
+    data: Data = None,
+) -> None:
+    """Bill what can still be read of a damaged file of an engine's usage journal. Harmless to repeat."""
+    from billing.importing import import_events
+    from cli.operator import Services, call
+    from engine.salvage import salvage
+
+    try:
+        salvaged = salvage(file)
+    except OSError as error:
+        raise CliError(f"{file} cannot be read: {error.strerror}") from error
+
+    async def work(services: Services) -> Imported:
+        return await import_events(services.database, salvaged.events)
+
+    imported = call(data, work)
+    print(
+        f"{file.name}: {imported.num_events} usage events of {imported.num_requests} requests could be read"
+    )
+    if salvaged.num_unreadable_bytes:
+        print(f"{salvaged.num_unreadable_bytes} bytes could not be read")
+    if salvaged.damage:
+        print(f"the rest is lost: {salvaged.damage}")
+    for reason in imported.refused:
+        print(f"an event was refused: {reason}")
+    known = imported.num_requests - imported.num_new - imported.num_grown
+    print(
+        f"{imported.num_new} requests were added to the ledger, {imported.num_grown} grew and {known} were "
+        f"there already; {imported.completion_tokens} completion tokens were added"
+    )
+    print(f"Remove {file} to end the alert; `rootstock billing reconcile` names what is still missing.")

@@ -4,7 +4,8 @@ Owns one small memory-mapped file beside the in-flight table. The next start rea
 must have and what open requests had, so that a loss of either is found and counted. Each value is one aligned
 word with a checksum of its own, kept in two places.
 
-Values are stored after what they count: after a kill they say less than there is, never more.
+Values are stored after what they count: after a kill they say less than there is, never more. Only the last
+number given is stored before: no other event may be taken for the one that has it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 SIZE = 4096
 _PLACES = (0, SIZE // 2)
-_ISSUED, _TOKENS, _COUNTED = range(3)
+_ISSUED, _TOKENS, _COUNTED, _STAMPED = range(4)
 _NAME_AT = 64
 _NAME = struct.Struct("=32sI")
 _CHECK_BITS = 16
@@ -34,6 +35,8 @@ class Totals(NamedTuple):
     """Completion tokens in those, each counted in one event."""
     counted: int
     """Completion tokens that it was about to send, in those events or not yet."""
+    stamped: int
+    """The last number that it gave an event, written or not."""
 
 
 class Counters:
@@ -53,11 +56,15 @@ class Counters:
         name = incarnation.encode()
         for place in _PLACES:
             _NAME.pack_into(self._mmap, place + _NAME_AT, b"", 0)
-        for word in (_ISSUED, _TOKENS, _COUNTED):
+        for word in (_ISSUED, _TOKENS, _COUNTED, _STAMPED):
             self._store(word, 0)
         for place in _PLACES:
             _NAME.pack_into(self._mmap, place + _NAME_AT, name, zlib.crc32(name))
         self._counted = 0
+
+    def stamp(self, number: int) -> None:
+        """This number is about to be written. For the journal's thread."""
+        self._store(_STAMPED, number)
 
     def issue(self, issued: int, tokens: int) -> None:
         """Events up to this number are written. For the journal's thread."""
@@ -86,11 +93,10 @@ class Counters:
     def _read(self) -> Totals | None:
         names = (_NAME.unpack_from(self._mmap, place + _NAME_AT) for place in _PLACES)
         name = next((name.rstrip(b"\0") for name, crc in names if zlib.crc32(name.rstrip(b"\0")) == crc), b"")
-        values = [self._value(word) for word in (_ISSUED, _TOKENS, _COUNTED)]
-        issued, tokens, counted = values
-        if not name or issued is None or tokens is None or counted is None:
+        issued, tokens, counted, stamped = map(self._value, (_ISSUED, _TOKENS, _COUNTED, _STAMPED))
+        if not name or issued is None or tokens is None or counted is None or stamped is None:
             return None
-        return Totals(name.decode(errors="replace"), issued, tokens, counted)
+        return Totals(name.decode(errors="replace"), issued, tokens, counted, stamped)
 
     def _value(self, word: int) -> int | None:
         """The larger of the two places: a kill may have come between their stores."""

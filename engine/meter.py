@@ -67,7 +67,7 @@ class Meter:
         self._history = Spool(state_dir / HISTORY)
         self._issued = IssuedEvents(engine_id, incarnation, 0, 0, 0.0)
         """What this incarnation has written so far."""
-        self._numbering = Numbering(self._on_issued)
+        self._numbering = Numbering(self._counters.stamp, self._on_issued)
         spool = Spool(state_dir / SPOOL)
         self._journal = UsageJournal(redis_url, spool, self._on_written, on_failed, self._numbering)
         self._entries: list[JournalEntry] = []

@@ -31,7 +31,9 @@ def bill_leftovers(
     no event has, so that reconciliation misses it and names them. `last` is None where the totals cannot be
     read: then events go without numbers. Raises JournalError.
     """
-    numbering = Numbering(lambda *_: None, last.issued, last.tokens) if last is not None else None
+    numbering = None
+    if last is not None:
+        numbering = Numbering(lambda _: None, lambda *_: None, last.issued, last.tokens)
     events = []
     for row in remains.rows:
         event = owed_at_death(row.event)
@@ -46,7 +48,7 @@ def bill_leftovers(
     lost = last.counted - numbering.tokens
     if lost > 0:
         log.error("usage of requests in flight is lost", incarnation=last.incarnation, completion_tokens=lost)
-        numbering.skip(lost)
+        numbering.skip(lost, last.stamped)
     if not numbering.issued:
         return None
     return IssuedEvents(engine_id, last.incarnation, numbering.issued, numbering.tokens, time.time())

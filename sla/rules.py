@@ -106,6 +106,13 @@ def _serving_alerts() -> Iterator[Alert]:
         "5m",
     )
     yield Alert(
+        "UsageSetAside",
+        "max(rootstock_usage_files_set_aside) > 0",
+        "ticket",
+        "A damaged file of an engine's usage journal is set aside: run `rootstock billing import-spool`.",
+        "1m",
+    )
+    yield Alert(
         "PaymentsNeedAPerson",
         'max(rootstock_payments_waiting{state="manual"}) > 0',
         "ticket",

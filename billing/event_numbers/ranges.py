@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from engine.protocol import IssuedEvents, UsageEvent
 
@@ -47,8 +47,12 @@ class Gap:
         return self.last - self.first + 1
 
 
-def ranges_of(events: Iterable[UsageEvent], now: datetime) -> dict[Incarnation, list[NumberRange]]:
-    """The numbers of a batch, merged, by incarnation. Numbers that make no sense are left out."""
+def ranges_of(
+    events: Iterable[UsageEvent], noted_at: datetime | None = None
+) -> dict[Incarnation, list[NumberRange]]:
+    """The numbers of a batch, merged, by incarnation; `noted_at` is when the events were recorded, if it is
+    not given. Numbers that make no sense are left out.
+    """
     found: dict[Incarnation, list[NumberRange]] = {}
     for event in events:
         number = event.number
@@ -60,7 +64,8 @@ def ranges_of(events: Iterable[UsageEvent], now: datetime) -> dict[Incarnation, 
             or not all(is_name(name) for name in names)
         ):
             continue
-        one = NumberRange(number.sequence, number.sequence, number.tokens_before, number.tokens_after, now)
+        at = noted_at or datetime.fromtimestamp(event.recorded_at, UTC)
+        one = NumberRange(number.sequence, number.sequence, number.tokens_before, number.tokens_after, at)
         found.setdefault(names, []).append(one)
     return {incarnation: merged(ranges) for incarnation, ranges in found.items()}
 

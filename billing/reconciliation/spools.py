@@ -64,11 +64,12 @@ class SpoolComparison:
         events: list[UsageEvent] = []
         for payload in (one for disk in disks.values() for one in disk.events):
             try:
-                events.append(decode(payload))
-                _keep(held, events[-1])
+                event = decode(payload)
+                _keep(held, event)
+                events.append(event)
             except MalformedEvent as error:
                 found.append(Difference("spools", "", f"an event on an engine's disk: {error}", None, 1, 0))
-        self.numbers = ranges_of(events, self._now)
+        self.numbers = ranges_of(events)
         for endpoint, disk in disks.items():
             found += [_set_aside(endpoint, one) for one in disk.set_aside]
             # What an engine has that was not looked at cannot be told from what is missing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
@@ -37,7 +37,7 @@ def test_what_came_in_and_what_is_missing_is_all_there_is(tokens: list[int], dat
         found = ranges_of([events[number] for number in batch], NOW)
         ranges = merged([*ranges, *found.get(("engine-0", "one"), [])])
     assert {n for one in ranges for n in range(one.first, one.last + 1)} == {one + 1 for one in came}
-    assert all(a.last + 1 < b.first for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a.last + 1 < b.first for a, b in pairwise(ranges))
     missing = gaps(ranges, len(events), sum(tokens), NOW)
     numbers = [n for gap in missing for n in range(gap.first, gap.last + 1)]
     assert numbers == [n for n in range(1, len(events) + 1) if n - 1 not in came]
