@@ -38,7 +38,8 @@ from benchmarks.chaos_process import Point
 from benchmarks.chaos_site import APIS, WORKERS, Process, Site, open_site, told
 from benchmarks.report import write_report
 from billing.metering import DEAD_LETTERS
-from engine.inflight import InflightTable
+from engine.inflight_rows import read_remains
+from engine.meter import SPOOL, TABLE
 from engine.protocol import JOURNAL_STREAM
 
 SETTLE_S = 180.0
@@ -248,7 +249,7 @@ async def settled(site: Site) -> dict[str, Any]:
                 held = {one: metrics for one, metrics in held.items() if metrics}
                 waiting = {
                     "journal": await journal.xlen(JOURNAL_STREAM),
-                    "spool": (site.state_dir / "usage.spool").stat().st_size,
+                    "spool": (site.state_dir / SPOOL).stat().st_size,
                     "in flight": _num_in_flight(site),
                 }
                 left = f"held: {held}, waiting: {waiting}"
@@ -272,11 +273,7 @@ async def _limits(client: httpx.AsyncClient, admin_key: str) -> dict[str, tuple[
 
 
 def _num_in_flight(site: Site) -> int:
-    table = InflightTable(site.state_dir / "inflight.bin")
-    try:
-        return len(table.read())
-    finally:
-        table.close()
+    return len(read_remains(site.state_dir / TABLE).rows)
 
 
 # The run ----------------------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""`rootstock billing rederive`, `reverse`, `import-spool`: the ledger's sums made from its rows again, what was
-billed in error taken back, and usage read from a file that an engine set aside.
+"""`rootstock billing rederive`, `reverse`, `import-spool`: the ledger's sums made from its rows again, what
+was billed in error taken back, and usage read from a file that an engine set aside.
 
 Owns names, options and help of these commands, and one call to the service per command. Everything heavy is
 imported by the command that needs it.

@@ -7,6 +7,7 @@ watched.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from cli.local.server import socket_directory
 from cli.servers import OWNER_URL
 from cli.supervisor import Program
 from db.tasks import JOBS_QUEUE, QUEUE
+from engine.stop_reason import NAME as STOP_REASON
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 """The folder that holds all packages: a checkout, or the site-packages of an environment."""
@@ -47,6 +49,13 @@ class Service:
     def engine_endpoint(self) -> str:
         """A Unix socket that only this account reaches: whoever can connect can use the engine."""
         return f"ipc://{socket_directory(self.data.path, 'engine', 'zmq.sock', None) / 'zmq.sock'}"
+
+    @property
+    def engine_state(self) -> Path:
+        """The engine's own files."""
+        told = self.environment()
+        engine_id = told.get("ROOTSTOCK_ENGINE_ENGINE_ID", "engine-0")
+        return Path(told["ROOTSTOCK_ENGINE_DATA_DIR"]) / "engine" / engine_id
 
     def environment(self) -> dict[str, str]:
         """Settings of all processes and of the operator's commands; what the operator set himself wins."""
@@ -82,7 +91,8 @@ class Service:
         }
 
     def engine(self) -> Program:
-        return self._program("engine", "serve-engine", grace_s=_ENGINE_DRAIN_S + 15)
+        program = self._program("engine", "serve-engine", grace_s=_ENGINE_DRAIN_S + 15)
+        return dataclasses.replace(program, reason=self.engine_state / STOP_REASON)
 
     def api(self, listener_fd: int) -> Program:
         return self._program("api", "serve-api", grace_s=30, pass_fds=(listener_fd,))

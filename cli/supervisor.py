@@ -38,6 +38,8 @@ class Program:
     grace_s: float = 30.0
     pass_fds: tuple[int, ...] = ()
     cwd: Path | None = None
+    reason: Path | None = None
+    """A file in which it says why it stops, where that is not as it was told to."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,15 @@ def describe_exit(returncode: int) -> str:
         return f"was killed by {signal.Signals(-returncode).name}"
     except ValueError:
         return f"was killed by signal {-returncode}"
+
+
+def how_it_ended(program: Program, returncode: int) -> str:
+    """In the program's own words, where it left any."""
+    told = ""
+    if returncode > 0 and program.reason is not None:
+        with contextlib.suppress(OSError):
+            told = program.reason.read_text(errors="replace").strip("\0 \n")
+    return told or describe_exit(returncode)
 
 
 def tail(path: Path, num_lines: int = 12) -> list[str]:
@@ -210,7 +221,7 @@ class Child:
             self._kill_group(process.pid)  # what it started dies with it: nobody would stop it otherwise
             if self._stopping:
                 return
-            self._how = describe_exit(returncode)
+            self._how = how_it_ended(self.program, returncode)
             if not self._settled:
                 self._failed.set()
                 return

@@ -38,6 +38,7 @@ from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from engine.client import EngineClient
 from engine.devices import kind_of_device, refusal
 from engine.protocol import JOURNAL_STREAM
+from engine.salvage import LeftOnDisk, left_on_disk
 from telemetry.disk import DiskSettings, start_problem
 
 T = TypeVar("T")
@@ -136,6 +137,8 @@ class _Up:
         self._url = ""
         self._payments: PaymentsDouble | None = None
         self._watching: set[asyncio.Task[None]] = set()
+        self._engine_state: Path | None = None
+        """The folder of an engine that was started."""
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -204,6 +207,7 @@ class _Up:
             is_demo=self._options.demo,
             payments=self._payments.settings if self._payments is not None else {},
         )
+        self._engine_state = service.engine_state
         engine = await self._launch(service.engine())  # loads its model while the database comes up
         if self._payments is not None:
             await self._launch(self._payments.program())
@@ -360,7 +364,24 @@ class _Up:
             return "Redis is away: what it holds is metered after the next start"
         finally:
             await redis.aclose()
-        return f"{left} usage events wait in the journal" if left else "all usage is in the ledger"
+        return self._left_behind(left)
+
+    def _left_behind(self, in_journal: int) -> str:
+        """What is not in the ledger yet: in the journal, and on the disk of an engine that was killed."""
+        try:
+            on_disk = left_on_disk(self._engine_state) if self._engine_state is not None else LeftOnDisk(0, 0)
+        except OSError as error:
+            return f"the engine's files cannot be read: {error}"
+        left = [
+            f"{number} {what}"
+            for number, what in (
+                (on_disk.requests, "requests in flight on the engine's disk"),
+                (on_disk.events, "usage events on the engine's disk"),
+                (in_journal, "usage events in the journal"),
+            )
+            if number
+        ]
+        return f"the next start bills {', '.join(left)}" if left else "all usage is in the ledger"
 
 
 async def _all(*work: Coroutine[None, None, None]) -> None:

@@ -27,6 +27,7 @@ from engine.core import EngineCore
 from engine.protocol import EngineInfo
 from engine.server import STALL_EXIT_CODE, EngineServer
 from engine.settings import DeviceSettings, EngineSettings, moved_settings
+from engine.stop_reason import StopReason
 from engine.usage import JournalError
 from telemetry import logs
 from telemetry.disk import DiskSettings, start_problem
@@ -50,9 +51,11 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
     if settings.base is None and not settings.null:
         log.critical("ROOTSTOCK_ENGINE_BASE is not set: the base model's folder")
         return 1
+    reason = StopReason(settings.state_dir)
     problem = start_problem(settings.state_dir, DiskSettings().min_free_bytes)
     if problem is not None:
         log.critical("engine cannot start", reason=problem)
+        reason.tell(problem)
         return 1
     try:
         server = EngineServer(
@@ -64,6 +67,7 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
         )
     except (OSError, zmq.ZMQError, JournalError) as error:
         log.critical("engine cannot start", reason=str(error))
+        reason.tell(error)
         return 1
 
     def build() -> tuple[EngineCore, EngineInfo]:
@@ -80,11 +84,16 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
         )
         return core, msgspec.structs.replace(info, start_seconds=seconds)
 
-    return serve_until_stopped(server, build)
+    return serve_until_stopped(server, build, reason.tell)
 
 
-def serve_until_stopped(server: EngineServer, build: Callable[[], tuple[EngineCore, EngineInfo]]) -> int:
-    """Build the core, serve until SIGTERM or SIGINT has been obeyed, let go; the exit code.
+def serve_until_stopped(
+    server: EngineServer,
+    build: Callable[[], tuple[EngineCore, EngineInfo]],
+    on_failed: Callable[[Exception], None] = lambda _: None,
+) -> int:
+    """Build the core, serve until SIGTERM or SIGINT has been obeyed, let go; the exit code. `on_failed` gets
+    what ended it otherwise.
 
     The first signal drains, the second cuts the drain short. While still building, either ends the process at
     once.
@@ -112,6 +121,7 @@ def serve_until_stopped(server: EngineServer, build: Callable[[], tuple[EngineCo
         log.info("stopped while loading")
     except Exception as error:
         log.exception("engine failed", reason=str(error))
+        on_failed(error)
         code = 1
     try:
         server.close()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine.inflight_rows import HEADER_LEN, LIVE, MAGIC, OLD_MAGIC, ROW_LEN, WORD, read_remains
+from engine.meter import SPOOL, TABLE
 from engine.protocol import UsageEvent
 from engine.records import pieces
 from engine.recovery import owed_at_death
@@ -37,6 +38,23 @@ def salvage(path: Path) -> Salvaged:
         except msgspec.DecodeError:
             num_unreadable_bytes += piece.end - piece.start
     return Salvaged(events, num_unreadable_bytes, "")
+
+
+class LeftOnDisk(NamedTuple):
+    """Usage that an engine that does not run has yet to tell."""
+
+    requests: int
+    """In flight when it ended."""
+    events: int
+    """That Redis has not taken."""
+
+
+def left_on_disk(folder: Path) -> LeftOnDisk:
+    """What waits in an engine's folder for its next start; nothing is changed. Raises OSError."""
+    spool = folder / SPOOL
+    data = spool.read_bytes() if spool.exists() else b""
+    events = sum(piece.payload is not None for piece in pieces(data))
+    return LeftOnDisk(len(read_remains(folder / TABLE).rows), events)
 
 
 def _is_table(data: bytes) -> bool:

@@ -5,6 +5,7 @@ Owns the structlog configuration of a process and the redaction of secrets. Refu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
@@ -12,7 +13,8 @@ import sys
 import time
 from collections.abc import Callable, MutableMapping
 from functools import lru_cache
-from typing import Any, Literal, TextIO
+from io import TextIOBase
+from typing import Any, Literal, TextIO, cast
 
 import msgspec
 import structlog
@@ -49,12 +51,12 @@ def configure(process: str, level: str = "info", form: Format = "auto", stream: 
         form: "auto" is "console" on a terminal and "json" elsewhere.
         stream: where to write; standard error when None.
     """
-    stream = stream or sys.stderr
+    lines = _Unfailing(stream or sys.stderr)
     threshold = logging.getLevelNamesMapping()[level.upper()]
-    console = form == "console" or (form == "auto" and stream.isatty())
+    console = form == "console" or (form == "auto" and lines.isatty())
     renderer = _Scrubbed(
         structlog.dev.ConsoleRenderer(
-            colors=stream.isatty(),
+            colors=lines.isatty(),
             # The prettier one prints local variables: keys among them.
             exception_formatter=structlog.dev.plain_traceback,
         )
@@ -71,11 +73,11 @@ def configure(process: str, level: str = "info", form: Format = "auto", stream: 
     structlog.configure(
         processors=[*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
-        logger_factory=structlog.WriteLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, lines)),
         cache_logger_on_first_use=False,
     )
     # Libraries log through the standard library: same lines, same redaction.
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler(lines)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -91,6 +93,27 @@ def configure(process: str, level: str = "info", form: Format = "auto", stream: 
         logger = logging.getLogger(name)
         logger.handlers = []
         logger.propagate = name != "uvicorn.access"
+
+
+class _Unfailing(TextIOBase):
+    """A stream whose lines are lost where they cannot be written, as on a full disk: what a process logs must
+    not keep it from what it does.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
 
 
 _with_stack = structlog.processors.StackInfoRenderer()

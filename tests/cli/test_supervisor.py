@@ -13,7 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from cli.supervisor import Backoff, ChildFailed, Event, Program, Supervisor, describe_exit, rotate, tail
+from cli.supervisor import (
+    Backoff,
+    ChildFailed,
+    Event,
+    Program,
+    Supervisor,
+    describe_exit,
+    how_it_ended,
+    rotate,
+    tail,
+)
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 QUICK = Backoff(first_s=0.05, limit_s=0.2, steady_s=5.0)
@@ -220,3 +230,14 @@ def test_exits_in_words() -> None:
     assert describe_exit(-9) == "was killed by SIGKILL"
     assert describe_exit(-64) == "was killed by SIGRTMAX"
     assert describe_exit(-200) == "was killed by signal 200"
+
+
+def test_a_program_that_says_why_it_stopped_is_quoted(tmp_path: Path) -> None:
+    reason = tmp_path / "stopped"
+    program = Program("engine", ("true",), {}, tmp_path / "log", reason=reason)
+    assert how_it_ended(program, 1) == "exited with code 1", "it said nothing"
+    reason.write_text("stopped: disk full at /data: no space".ljust(1024))
+    assert how_it_ended(program, 1) == "stopped: disk full at /data: no space"
+    assert how_it_ended(program, -9) == "was killed by SIGKILL", "what it said before is not why"
+    reason.write_text(" " * 1024)
+    assert how_it_ended(program, 3) == "exited with code 3"

@@ -18,6 +18,7 @@ from billing import metering
 from billing.folding import Measured
 from billing.metering import JournalMeter
 from db.session import Database
+from engine.protocol import UsageEvent
 
 INSTANTS = ("taken", "written", "committed", "acknowledged")
 BATCH_SIZE = 10
@@ -40,11 +41,13 @@ class KilledMeter(JournalMeter):
         if self.num_batches == 2 and self.instant == "acknowledged":
             die()
 
-    async def _write(self, good: dict[bytes, Measured]) -> dict[bytes, str]:
+    async def _write(
+        self, good: dict[bytes, Measured], events: dict[bytes, UsageEvent]
+    ) -> dict[bytes, str]:
         if self.num_batches == 2 and self.instant == "written":
             # The statement has run, the transaction is open.
             event.listen(self._database.engine.sync_engine, "commit", die)
-        refused = await super()._write(good)
+        refused = await super()._write(good, events)
         if self.num_batches == 2 and self.instant == "committed":
             die()
         return refused

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 import structlog
@@ -110,3 +111,12 @@ def test_no_key_in_any_line(written: io.StringIO, form: logs.Format) -> None:
 def test_an_unknown_level_is_refused(written: io.StringIO) -> None:
     with pytest.raises(KeyError):
         logs.configure("api", level="loud", stream=written)
+
+
+def test_a_log_on_a_full_disk_keeps_no_process_from_its_work(written: io.StringIO) -> None:
+    full = Path("/dev/full").open("w")  # noqa: SIM115  closing it fails, too
+    logs.configure("engine", form="json", stream=full)
+    structlog.get_logger().warning("lost", filler="x" * 100_000)
+    logging.getLogger("library").warning("lost as well")
+    with pytest.raises(OSError, match="No space"):
+        full.close()

@@ -1,0 +1,40 @@
+"""Why the engine stopped, in a small file of its folder that whoever starts it again can show.
+
+The file has its space from the start on, so that a full disk can be told of too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+NAME = "stopped"
+SIZE = 1024
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class StopReason:
+    """The file of an engine's folder. A disk that refuses it altogether leaves nothing to tell with."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make it, empty."""
+        self._folder = folder
+        self._fd: int | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.posix_fallocate(self._fd, 0, SIZE)
+        except OSError:
+            return
+        self._write("")
+
+    def tell(self, why: BaseException | str) -> None:
+        """Keep why the engine stops."""
+        cause = why if isinstance(why, str | OSError) else why.__cause__
+        is_full = isinstance(cause, OSError) and cause.errno in _FULL
+        self._write(f"stopped: disk full at {self._folder}: {why}" if is_full else f"stopped: {why}")
+
+    def _write(self, text: str) -> None:
+        if self._fd is not None:
+            os.pwrite(self._fd, text.replace("\n", " ").encode()[:SIZE].ljust(SIZE), 0)
