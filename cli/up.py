@@ -364,24 +364,27 @@ class _Up:
             return "Redis is away: what it holds is metered after the next start"
         finally:
             await redis.aclose()
-        return self._left_behind(left)
+        return not_in_ledger(self._engine_state, left)
 
-    def _left_behind(self, in_journal: int) -> str:
-        """What is not in the ledger yet: in the journal, and on the disk of an engine that was killed."""
-        try:
-            on_disk = left_on_disk(self._engine_state) if self._engine_state is not None else LeftOnDisk(0, 0)
-        except OSError as error:
-            return f"the engine's files cannot be read: {error}"
-        left = [
-            f"{number} {what}"
-            for number, what in (
-                (on_disk.requests, "requests in flight on the engine's disk"),
-                (on_disk.events, "usage events on the engine's disk"),
-                (in_journal, "usage events in the journal"),
-            )
-            if number
-        ]
-        return f"the next start bills {', '.join(left)}" if left else "all usage is in the ledger"
+
+def not_in_ledger(engine_state: Path | None, in_journal: int) -> str:
+    """What is not billed yet: usage events in the journal, and what an engine that was killed left in its
+    folder.
+    """
+    try:
+        on_disk = left_on_disk(engine_state) if engine_state is not None else LeftOnDisk(0, 0)
+    except OSError as error:
+        return f"the engine's files cannot be read: {error}"
+    left = [
+        f"{number} {what}"
+        for number, what in (
+            (on_disk.requests, "requests in flight on the engine's disk"),
+            (on_disk.events, "usage events on the engine's disk"),
+            (in_journal, "usage events in the journal"),
+        )
+        if number
+    ]
+    return f"the next start bills {', '.join(left)}" if left else "all usage is in the ledger"
 
 
 async def _all(*work: Coroutine[None, None, None]) -> None:

@@ -41,9 +41,7 @@ class KilledMeter(JournalMeter):
         if self.num_batches == 2 and self.instant == "acknowledged":
             die()
 
-    async def _write(
-        self, good: dict[bytes, Measured], events: dict[bytes, UsageEvent]
-    ) -> dict[bytes, str]:
+    async def _write(self, good: dict[bytes, Measured], events: dict[bytes, UsageEvent]) -> dict[bytes, str]:
         if self.num_batches == 2 and self.instant == "written":
             # The statement has run, the transaction is open.
             event.listen(self._database.engine.sync_engine, "commit", die)
