@@ -96,10 +96,11 @@ NOT_THERE = "there is no "
 
 
 def outcomes_of(
-    differences: Sequence[Difference], why_not: Mapping[str, str], on_their_way: Mapping[str, int]
+    differences: Sequence[Difference],
+    why_not: Mapping[str, str],
+    on_their_way: Mapping[str, int] | None = None,
 ) -> dict[str, Outcome]:
     """`on_their_way`: how much, by check."""
     counts = Counter(difference.check for difference in differences)
-    return {
-        check: Outcome(counts[check], why_not.get(check, ""), on_their_way.get(check, 0)) for check in CHECKS
-    }
+    waiting = on_their_way or {}
+    return {check: Outcome(counts[check], why_not.get(check, ""), waiting.get(check, 0)) for check in CHECKS}
