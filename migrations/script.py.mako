@@ -9,6 +9,9 @@ revision = ${repr(up_revision)}
 down_revision = ${repr(down_revision)}
 branch_labels = ${repr(branch_labels)}
 depends_on = ${repr(depends_on)}
+# True if the release before can go on serving: only tables, indexes, functions, and columns that may be left out
+# of an INSERT are added.
+expand_only = False
 
 
 def upgrade() -> None:

@@ -52,17 +52,20 @@ END $$
 
 # The partitions of `months` months from `first`, those that are missing; how many they were. Rows of such a
 # month that the default partition had to take meanwhile move into their own. Months begin in UTC. For the
-# owner of the tables; the role that serves has one function per table, which runs as the owner.
+# owner of the tables; the role that serves has one function per table, which runs as the owner. The tenant is
+# set in the body: only a superuser may create a function with a SET clause for a custom parameter.
 ENSURE_MONTHS = """
 CREATE FUNCTION ensure_month_partitions(parent text, instant text, first date, months integer)
 RETURNS integer
-LANGUAGE plpgsql SET timezone = 'UTC' SET rootstock.tenant = '*' AS $$
+LANGUAGE plpgsql SET timezone = 'UTC' AS $$
 DECLARE
     month_start timestamptz;
     month_end timestamptz;
     partition text;
     made integer := 0;
+    tenant_before text := current_setting('rootstock.tenant', true);
 BEGIN
+    PERFORM set_config('rootstock.tenant', '*', true);
     -- One caller at a time: two would make the same table.
     PERFORM pg_advisory_xact_lock(hashtext('ensure_month_partitions'));
     FOR i IN 0 .. months - 1 LOOP
@@ -81,6 +84,7 @@ BEGIN
         PERFORM secure_tenant_rows(quote_ident(partition)::regclass);
         made := made + 1;
     END LOOP;
+    PERFORM set_config('rootstock.tenant', coalesce(tenant_before, ''), true);
     RETURN made;
 END $$
 """

@@ -96,14 +96,16 @@ EXECUTE FUNCTION refuse_ledger_change()
 ENSURE_MONTHS = """
 CREATE OR REPLACE FUNCTION ensure_month_partitions(parent text, instant text, first date, months integer)
 RETURNS integer
-LANGUAGE plpgsql SET timezone = 'UTC' SET rootstock.tenant = '*' AS $$
+LANGUAGE plpgsql SET timezone = 'UTC' AS $$
 DECLARE
     month_start timestamptz;
     month_end timestamptz;
     partition text;
     written text;
     made integer := 0;
+    tenant_before text := current_setting('rootstock.tenant', true);
 BEGIN
+    PERFORM set_config('rootstock.tenant', '*', true);
     -- One caller at a time: two would make the same table.
     PERFORM pg_advisory_xact_lock(hashtext('ensure_month_partitions'));
     SELECT string_agg(quote_ident(attname), ', ' ORDER BY attnum) INTO written FROM pg_attribute
@@ -126,6 +128,7 @@ BEGIN
         PERFORM secure_tenant_rows(quote_ident(partition)::regclass);
         made := made + 1;
     END LOOP;
+    PERFORM set_config('rootstock.tenant', coalesce(tenant_before, ''), true);
     RETURN made;
 END $$
 """

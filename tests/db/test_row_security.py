@@ -6,13 +6,14 @@ import pytest
 from sqlalchemy import create_engine, make_url, pool, text
 from sqlalchemy.exc import DBAPIError
 
-from cli.local.postgres import OWNER, SERVING_ROLE
+from cli.local.postgres import SERVING_ROLE
 from db import roles, schema
 from db.base import Base
 from db.repository import TenantOwned
 from db.session import EVERY_TENANT, Database
 from migrations.metadata import metadata
 from tenants.models import OPERATOR_TENANT
+from tests.support.clusters import MIGRATOR
 
 OWNED = sorted(table.name for table in metadata.sorted_tables if "tenant_id" in table.columns)
 
@@ -121,7 +122,7 @@ async def test_later_months_are_secured_too_and_made_by_the_serving_role(
     """
     with create_engine(owner_url, poolclass=pool.NullPool).connect() as connection:
         secured = connection.execute(text(query)).all()
-    assert [tuple(row) for row in secured] == [(True, OWNER)] * 2
+    assert [tuple(row) for row in secured] == [(True, MIGRATOR)] * 2
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ async def test_mightier_roles_are_not_let_serve(owner_url: str) -> None:
     mighty = {
         "superuser_role": ("SUPERUSER", "superuser"),
         "bypassing_role": ("BYPASSRLS", "bypasses"),
-        "owning_role": (f"IN ROLE {OWNER}", "owns the tables"),
+        "owning_role": (f"IN ROLE {MIGRATOR}", "owns the tables"),
     }
     url = make_url(owner_url)
     for role, (attributes, why) in mighty.items():

@@ -25,6 +25,8 @@ KEPT = ROOT / "var" / "test-clusters"
 MADE_FROM = ("migrations", "db", "cli/local", "tests/support/clusters.py")
 TEMPLATE = "template_migrated"
 """A database at the current schema, to which nothing connects."""
+MIGRATOR = "rootstock_migrator"
+"""Owner of the template and of its copies: no superuser, since the documented owner is none."""
 
 
 def start_migrated(directory: Path) -> LocalServer:
@@ -60,9 +62,15 @@ def _migrate(server: LocalServer) -> None:
     url = make_url(server.url)
     admin = url.set(drivername="postgresql", database="postgres").render_as_string(hide_password=False)
     with psycopg.connect(admin, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {TEMPLATE}")
-    owner_url = url.set(database=TEMPLATE).render_as_string(hide_password=False)
-    schema.upgrade(owner_url, serving_url(owner_url))
+        connection.execute(f"CREATE ROLE {MIGRATOR} LOGIN NOSUPERUSER NOBYPASSRLS")
+        connection.execute(f"CREATE DATABASE {TEMPLATE} OWNER {MIGRATOR}")
+    superuser_url = url.set(database=TEMPLATE).render_as_string(hide_password=False)
+    schema.upgrade(migrator_url(superuser_url), serving_url(superuser_url))
+
+
+def migrator_url(url: str) -> str:
+    """The same database for the role that migrates."""
+    return make_url(url).set(username=MIGRATOR).render_as_string(hide_password=False)
 
 
 def _digest() -> str:

@@ -14,6 +14,8 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import make_url
 
+from tests.support.clusters import MIGRATOR
+
 SMALL_BYTES = 256 << 10
 """Tables up to this size are emptied by DELETE, larger ones by TRUNCATE: dead rows would slow scans down."""
 
@@ -25,6 +27,7 @@ _SCHEMA_STATE = """
       (SELECT count(*)::text || sum(xmin::text::bigint)::text FROM pg_proc WHERE oid >= 16384),
       (SELECT count(*)::text || sum(xmin::text::bigint)::text FROM pg_trigger WHERE oid >= 16384),
       (SELECT count(*)::text || sum(xmin::text::bigint)::text FROM pg_policy),
+      (SELECT count(*)::text || sum(xmin::text::bigint)::text FROM pg_description WHERE objoid >= 16384),
       (SELECT count(*)::text || sum(xmin::text::bigint)::text FROM pg_constraint WHERE oid >= 16384),
       (SELECT count(*) FROM pg_statistic WHERE starelid >= 16384)
 """
@@ -85,8 +88,8 @@ class FileDatabase:
         # By files rather than page by page through the log; the only way before 15, which has no word for it.
         strategy = sql.SQL("STRATEGY FILE_COPY" if self._admin.info.server_version >= 150000 else "")
         self._admin.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE {} {}").format(
-                sql.Identifier(self.name), sql.Identifier(self._template), strategy
+            sql.SQL("CREATE DATABASE {} OWNER {} TEMPLATE {} {}").format(
+                sql.Identifier(self.name), sql.Identifier(MIGRATOR), sql.Identifier(self._template), strategy
             )
         )
         url = self._url.set(drivername="postgresql", database=self.name)
