@@ -64,6 +64,7 @@ from billing.spend.alerts import SpendAlertService
 from billing.statements import Statements
 from billing.window_usage import WindowUsage
 from billing.windows.begun import BegunWindows
+from db.errors import DatabaseUnavailable, UnusableDatabase
 from db.schema import assert_fit_to_serve
 from db.session import Database
 from db.settings import DatabaseSettings
@@ -102,7 +103,7 @@ def run(settings: ApiSettings) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_serve(settings, connections, database, tenants, storage))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, UnusableDatabase) as error:
             log.critical("api cannot start", reason=str(error))
             return 1
     return 0
@@ -168,8 +169,10 @@ async def open_services(
     afterwards = Afterwards(AFTERWARDS)
     store, sandbox = open_store(storage), Sandbox()
     min_free_bytes = DiskSettings().min_free_bytes
+    schema = _SchemaCheck(rows)
     async with contextlib.AsyncExitStack() as opened:
         opened.push_async_callback(rows.close)
+        await schema.check_at_start()
         opened.push_async_callback(cache.aclose)
         opened.push_async_callback(windows.close)
         # Closed in the opposite order: what the engine still says of requests is settled.
@@ -217,7 +220,7 @@ async def open_services(
             checks={
                 "postgres": rows.ping,
                 "redis": RedisWritable(cache).check,
-                "schema": _SchemaCheck(rows).check,
+                "schema": schema.check,
                 "base": _SameBase(engine, settings.base_name).check,
                 "disk": LocalDisk(store.scratch, min_free_bytes).check,
                 "engine_disk": EngineDisk(lambda: engine.stats, min_free_bytes).check,
@@ -309,16 +312,38 @@ def _allow_many_connections() -> None:
 
 
 class _SchemaCheck:
-    """The schema only moves forward: once right, it is not asked again."""
+    """Is the database at a schema that this code can serve? Asked at the start, and by each probe: it may be
+    restored or migrated while we serve.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._current = False
+        self._has_passed = False
+        self._reason: str | None = None
+
+    async def check_at_start(self) -> None:
+        """Raises UnusableDatabase. While PostgreSQL is away the process starts: /readyz goes on asking."""
+        try:
+            await self.check()
+        except DatabaseUnavailable as error:
+            log.warning("the schema is not checked yet", reason=str(error))
 
     async def check(self) -> None:
-        if not self._current:
+        """Raises UnusableDatabase, which is logged when it begins; DatabaseUnavailable before it passed once:
+        afterwards that is for the check of PostgreSQL to say.
+        """
+        try:
             await assert_fit_to_serve(self._database)
-            self._current = True
+        except DatabaseUnavailable:
+            if not self._has_passed:
+                raise
+        except UnusableDatabase as error:
+            if str(error) != self._reason:
+                self._reason = str(error)
+                log.error("the database cannot be served from", reason=self._reason)
+            raise
+        else:
+            self._has_passed, self._reason = True, None
 
 
 class _SameBase:

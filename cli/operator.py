@@ -102,12 +102,20 @@ def plain_errors() -> Iterator[None]:
     from billing.invoices.errors import InvoiceNotFound
     from db.errors import DatabaseUnavailable
     from db.roles import RoleMissing
-    from db.schema import SchemaMismatch
+    from db.schema import MigrationFailed, SchemaMismatch
     from tenants.errors import TenantError
 
     try:
         yield
-    except (TenantError, AdapterError, InvoiceNotFound, SchemaMismatch, RoleMissing, ValueError) as error:
+    except (
+        TenantError,
+        AdapterError,
+        InvoiceNotFound,
+        SchemaMismatch,
+        MigrationFailed,
+        RoleMissing,
+        ValueError,
+    ) as error:
         raise CliError(str(error)) from error
     except (OperationalError, DatabaseUnavailable) as error:
         raise CliError(f"PostgreSQL does not answer: {_first_line(error)}") from error
@@ -146,7 +154,7 @@ def upgrade_schema(owner_url: str, serving_url: str) -> str:
 
     with plain_errors():
         schema.upgrade(owner_url, serving_url)
-        return schema.expected_revision() or "the empty schema"
+        return schema.expected_revision()
 
 
 def migrate(data: Path | None) -> str:

@@ -21,6 +21,12 @@ class UnstorableText(ValueError):
         super().__init__("text with a NUL character (U+0000) cannot be stored or looked up; remove it")
 
 
+class UnusableDatabase(RuntimeError):
+    """PostgreSQL answers, but this process must not work on what is there: the schema is of another version,
+    or the role has too many or too few rights. Says the remedy; an operator has to act.
+    """
+
+
 @contextmanager
 def unavailable_when_unreachable() -> Iterator[None]:
     """Turn the driver's words for "not now" into DatabaseUnavailable, and those for a NUL character into

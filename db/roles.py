@@ -8,12 +8,11 @@ serve. Knows no table but the few that need other grants than the rest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from sqlalchemy import Connection, text
 
-if TYPE_CHECKING:
-    from db.session import Database
+from db.errors import UnusableDatabase
 
 READ_ONLY = ("alembic_version",)
 ADDED_TO_ONLY = ("audit_log", "charges", "incident_notes", "reversals")
@@ -25,15 +24,34 @@ SELECT current_user AS role, rolsuper AS superuser, rolbypassrls AS bypasses,
                AND relkind IN ('r', 'p') AND pg_has_role(relowner, 'USAGE')) AS owns
 FROM pg_roles WHERE rolname = current_user
 """)
+# Partitions are read through their tables.
+_UNREADABLE = text("""
+SELECT relname::text FROM pg_class WHERE relnamespace = current_schema()::regnamespace
+AND relkind IN ('r', 'p') AND NOT relispartition AND NOT has_table_privilege(oid, 'SELECT') ORDER BY relname
+""")
 
 
-class RoleTooMighty(RuntimeError):
+class RoleTooMighty(UnusableDatabase):
     """The role is not held to the rows of one tenant."""
 
     def __init__(self, role: str, why: str) -> None:
         super().__init__(
             f"the database role {role} {why}, so row-level security does not hold it: serve as another role "
             "(ROOTSTOCK_DB_URL), and migrate as this one (ROOTSTOCK_DB_OWNER_URL)"
+        )
+        self.role = role
+
+
+class RightsMissing(UnusableDatabase):
+    """The role that serves was not granted what it needs: the tables are another application's, or were
+    migrated for another role.
+    """
+
+    def __init__(self, role: str, tables: Sequence[str]) -> None:
+        named = ", ".join(tables[:3]) + (", ..." if len(tables) > 3 else "")
+        super().__init__(
+            f"the database role {role} may not read {len(tables)} tables ({named}): run `rootstock migrate` "
+            "with this role in ROOTSTOCK_DB_URL"
         )
         self.role = role
 
@@ -48,14 +66,18 @@ class RoleMissing(RuntimeError):
         self.role = role
 
 
+def assert_exists(connection: Connection, role: str) -> None:
+    """Raises RoleMissing."""
+    if connection.execute(text("SELECT FROM pg_roles WHERE rolname = :role"), {"role": role}).first() is None:
+        raise RoleMissing(role)
+
+
 def grant(connection: Connection, role: str) -> None:
-    """Let `role` read and write rows, and no more; after migrations, by the owner. Raises RoleMissing."""
+    """Let `role`, which exists, read and write rows, and no more; after migrations, by the owner."""
     found = connection.execute(
         text("SELECT quote_ident(rolname), rolname = current_user FROM pg_roles WHERE rolname = :role"),
         {"role": role},
-    ).one_or_none()
-    if found is None:
-        raise RoleMissing(role)
+    ).one()
     quoted, is_owner = found
     if is_owner:
         return  # it may all that already, and will be refused when it is to serve
@@ -73,10 +95,13 @@ def grant(connection: Connection, role: str) -> None:
         connection.execute(text(statement))
 
 
-async def assert_confined(database: Database) -> None:
-    """Raise RoleTooMighty unless row-level security holds the role of this database's connections."""
-    async with database.engine.connect() as connection:
-        might = (await connection.execute(_MIGHT)).one()
+def current_role(connection: Connection) -> str:
+    return str(connection.execute(text("SELECT current_user")).scalar_one())
+
+
+def assert_confined(connection: Connection) -> None:
+    """Raise RoleTooMighty unless row-level security holds the role of this connection."""
+    might = connection.execute(_MIGHT).one()
     for is_so, why in (
         (might.superuser, "is a superuser"),
         (might.bypasses, "bypasses row-level security"),
@@ -84,3 +109,8 @@ async def assert_confined(database: Database) -> None:
     ):
         if is_so:
             raise RoleTooMighty(might.role, why)
+
+
+def unreadable_tables(connection: Connection) -> list[str]:
+    """Tables that the role of this connection was not granted."""
+    return list(connection.execute(_UNREADABLE).scalars())

@@ -1,11 +1,12 @@
-"""The schema's version: bring a database to it, and refuse to work on any other.
+"""The schema's version: bring a database to it, and refuse to work on any that this code cannot serve.
 
 Knows Alembic and no table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +15,10 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, make_url, pool
+from sqlalchemy.exc import DBAPIError
 
-from db import roles
+from db import compatibility, roles
+from db.errors import UnusableDatabase, unavailable_when_unreachable
 
 if TYPE_CHECKING:
     from db.session import Database
@@ -23,13 +26,24 @@ if TYPE_CHECKING:
 ALEMBIC_INI = Path(__file__).resolve().parents[1] / "migrations" / "alembic.ini"
 
 
-class SchemaMismatch(RuntimeError):
-    """The database is at another revision than this code was written for."""
+class SchemaMismatch(UnusableDatabase):
+    """The database is at a revision that this code cannot serve."""
 
-    def __init__(self, found: str | None, expected: str | None) -> None:
+    def __init__(self, found: str | None, expected: str) -> None:
         super().__init__(
-            f"database schema is at {found or 'no revision'}, this code needs {expected}: "
-            "run `rootstock migrate`"
+            f"the database schema is at {found or 'no revision'}, this release needs {expected}: "
+            + _remedy(found, expected)
+        )
+        self.found = found
+        self.expected = expected
+
+
+class MigrationFailed(RuntimeError):
+    """The schema stays at the last revision that was applied whole."""
+
+    def __init__(self, found: str | None, expected: str, reason: str) -> None:
+        super().__init__(
+            f"migrating to {expected} failed, the schema stays at {found or 'no revision'}: {reason}"
         )
         self.found = found
         self.expected = expected
@@ -40,50 +54,100 @@ def upgrade(url: str, serving_url: str | None = None) -> None:
     machines at once.
 
     Args:
-        serving_url: whose role is granted what serving needs. Raises `db.roles.RoleMissing`.
+        serving_url: whose role is granted what serving needs. Raises `db.roles.RoleMissing` before anything
+            is migrated.
+
+    Raises SchemaMismatch when the database is at a revision unknown to this code, MigrationFailed when
+    PostgreSQL refuses a statement.
     """
-    _run(url, lambda config: command.upgrade(config, "head"))
     role = make_url(serving_url).username if serving_url is not None else None
-    if role is not None:
-        engine = create_engine(url, poolclass=pool.NullPool)
+    with _connected(url) as (config, connection):
+        config.attributes["serving_role"] = role
+        before = _current_revision(connection)
+        connection.commit()
+        if before is not None and not _is_known(before):
+            raise SchemaMismatch(before, expected_revision())
         try:
-            with engine.begin() as connection:
-                roles.grant(connection, role)
-        finally:
-            engine.dispose()
+            command.upgrade(config, "head")
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            reason = str(error.orig).partition("\n")[0]
+            raise MigrationFailed(_current_revision(connection), expected_revision(), reason) from error
 
 
 def downgrade(url: str, revision: str) -> None:
     """Migrate back. Loses what later revisions added."""
-    _run(url, lambda config: command.downgrade(config, revision))
+    with _connected(url) as (config, _):
+        command.downgrade(config, revision)
 
 
-def expected_revision() -> str | None:
-    return ScriptDirectory.from_config(Config(ALEMBIC_INI)).get_current_head()
+def expected_revision() -> str:
+    head = _scripts().get_current_head()
+    assert head is not None, "there are migrations"
+    return head
 
 
 async def assert_fit_to_serve(database: Database) -> None:
-    """Raise SchemaMismatch unless the database is at this code's revision, `db.roles.RoleTooMighty` where
-    row-level security would not hold us. Every process's first queries.
+    """Raise `db.errors.UnusableDatabase` unless this code can work here: SchemaMismatch for a database at
+    another revision (a newer one that only expanded is served), `db.roles.RoleTooMighty` where row-level
+    security would not hold us, `db.roles.RightsMissing`. Every process's first queries. Raises
+    DatabaseUnavailable.
     """
-    await roles.assert_confined(database)
-    async with database.engine.connect() as connection:
-        found = await connection.run_sync(_current_revision)
-    expected = expected_revision()
-    if found != expected:
-        raise SchemaMismatch(found, expected)
+    with unavailable_when_unreachable():
+        async with database.engine.connect() as connection:
+            await connection.run_sync(_assert_fit)
+
+
+def _assert_fit(connection: Connection) -> None:
+    roles.assert_confined(connection)
+    unreadable = roles.unreadable_tables(connection)
+    if compatibility.VERSION_TABLE not in unreadable:
+        found, expected = _current_revision(connection), expected_revision()
+        if found != expected and not _may_serve(found, compatibility.recorded(connection), expected):
+            raise SchemaMismatch(found, expected)
+    if unreadable:
+        raise roles.RightsMissing(roles.current_role(connection), unreadable)
+
+
+def _may_serve(found: str | None, oldest_code: str | None, ours: str) -> bool:
+    return (
+        found is not None
+        and compatibility.is_newer(found, ours)
+        and oldest_code is not None
+        and oldest_code <= ours
+    )
+
+
+def _remedy(found: str | None, expected: str) -> str:
+    if found is None or _is_known(found):
+        return "run `rootstock migrate`"
+    if compatibility.is_newer(found, expected):
+        return "install the release that migrated it, or a later one"
+    return (
+        "it belongs to another application; give Rootstock a database of its own and run `rootstock migrate`"
+    )
 
 
 def _current_revision(connection: Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def _run(url: str, act: Callable[[Config], None]) -> None:
+def _is_known(revision: str) -> bool:
+    return revision in {script.revision for script in _scripts().walk_revisions()}
+
+
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(Config(ALEMBIC_INI))
+
+
+@contextmanager
+def _connected(url: str) -> Iterator[tuple[Config, Connection]]:
     config = Config(ALEMBIC_INI)
     engine = create_engine(url, poolclass=pool.NullPool)
     try:
         with engine.connect() as connection:
             config.attributes["connection"] = connection
-            act(config)
+            yield config, connection
     finally:
         engine.dispose()

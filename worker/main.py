@@ -26,6 +26,7 @@ from celery.exceptions import SecurityWarning
 
 from adapters.storage import StorageSettings
 from billing.notifications.settings import NotificationSettings
+from db.errors import DatabaseUnavailable, UnusableDatabase
 from db.schema import assert_fit_to_serve
 from db.session import Database
 from db.settings import DatabaseSettings
@@ -44,7 +45,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def run(settings: WorkerSettings | None = None, open_pipeline: OpenPipeline | None = None) -> int:
-    """Run until SIGTERM. Returns the exit status. Raises SchemaMismatch before anything starts.
+    """Run until SIGTERM. Returns the exit status: 1 before anything starts where the database cannot be used.
 
     Args:
         settings: those of the environment when None.
@@ -55,7 +56,11 @@ def run(settings: WorkerSettings | None = None, open_pipeline: OpenPipeline | No
     logs.configure("worker", settings.log_level)
     # Celery warns of running as root, as in a container, because pickled tasks would be code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
-    asyncio.run(_check_schema(database))
+    try:
+        asyncio.run(_check_schema(database))
+    except (UnusableDatabase, DatabaseUnavailable) as error:
+        logger.critical("the worker cannot start: %s", error)
+        return 1
     app = create_app(settings)
     runtime = _runtime(settings, database, open_pipeline)
     register(app, runtime)

@@ -16,11 +16,14 @@ from pathlib import Path
 import httpx
 import httpx2
 import openai
+import psycopg
 import pytest
 import redis.asyncio
 from openai.types.chat import ChatCompletionChunk
+from sqlalchemy import make_url
 
 from adapters.service import AdapterService
+from db.schema import expected_revision
 from db.session import Database
 from engine.protocol import AdapterRef
 from tenants.actors import OPERATOR
@@ -245,3 +248,36 @@ def test_a_missing_tokenizer_is_a_clear_failure(processes: Processes) -> None:
     api = processes.start("api.main", ROOTSTOCK_API_BASE_PATH=str(processes.folder))
     assert api.wait(60) == 1
     assert "has no tokenizer.json" in processes.log
+
+
+def test_it_refuses_to_start_on_an_empty_schema(processes: Processes) -> None:
+    empty = make_url(processes.database_url).set(database="postgres").render_as_string(hide_password=False)
+    api = processes.start("api.main", ROOTSTOCK_DB_URL=empty)
+    assert api.wait(60) == 1
+    expected = f"the database schema is at no revision, this release needs {expected_revision()}"
+    assert f"{expected}: run `rootstock migrate`" in processes.log
+    assert "Traceback" not in processes.log
+
+
+def test_a_schema_that_changes_underneath_is_not_ready(processes: Processes, owner_url: str) -> None:
+    """As when the database is restored from another release's backup."""
+    processes.start("api.main")
+    assert processes.wait_for("/readyz", 503).json()["not_ready"] == ["engine"]
+
+    def stamp(revision: str) -> None:
+        plain = make_url(owner_url).set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(plain) as connection:
+            connection.execute("UPDATE alembic_version SET version_num = %s", [revision])
+
+    def schema_check() -> str:
+        return str(httpx.get(f"{processes.url}/readyz").json()["checks"]["schema"])
+
+    stamp("0001")
+    reason = (
+        f"the database schema is at 0001, this release needs {expected_revision()}: run `rootstock migrate`"
+    )
+    assert schema_check() == reason
+    assert schema_check() == reason
+    assert processes.log.count(reason) == 1, "logged once, not at every probe"
+    stamp(expected_revision())
+    assert schema_check() == "ok"

@@ -125,5 +125,6 @@ async def test_an_empty_database_is_refused(empty_database_url: str) -> None:
 async def test_a_schema_of_the_future_is_refused(database: Database, owner_url: str) -> None:
     with create_engine(owner_url, poolclass=pool.NullPool).begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        connection.execute(text("COMMENT ON TABLE alembic_version IS NULL"))
     with pytest.raises(schema.SchemaMismatch, match="9999"):
         await schema.assert_fit_to_serve(database)

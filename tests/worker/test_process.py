@@ -15,6 +15,7 @@ from sqlalchemy import func, select, text
 from billing.rollups import WRITER_LOCK
 from cli.local.postgres import serving_url
 from cli.local.redis import start_redis
+from db.schema import expected_revision
 from db.session import EVERY_TENANT, Database
 from db.tasks import broker_url
 from engine.protocol import JOURNAL_STREAM
@@ -174,7 +175,10 @@ async def test_it_refuses_a_schema_it_does_not_know(
     log = tmp_path / "log"
     with worker(serving_url(empty_database_url), redis_url, log) as process:
         assert process.wait(60) != 0
-    assert "rootstock migrate" in log.read_text()
+    written = log.read_text()
+    assert f"schema is at no revision, this release needs {expected_revision()}" in written
+    assert "rootstock migrate" in written
+    assert "Traceback" not in written, "one line that says what to do"
 
 
 async def test_it_refuses_a_role_that_row_security_does_not_hold(

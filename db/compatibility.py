@@ -1,0 +1,51 @@
+"""Which releases may serve a schema: its own, and older ones that only lack what was added since.
+
+A migration says `expand_only = True` if code of the release before can go on: it only adds tables, indexes,
+functions, and columns that may be left out of an INSERT. The schema carries the oldest revision whose code may
+serve it, so that a release answers for schemas that it does not know yet. It is kept as the comment of the
+version table, which is written with the stamp and travels with a dump.
+"""
+
+from __future__ import annotations
+
+import re
+
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+VERSION_TABLE = "alembic_version"
+_COMMENT = "schema may be served by releases from revision {} on"
+_NUMBER = re.compile(r"[0-9]{4}")
+
+
+def record(connection: Connection, scripts: ScriptDirectory, revision: str | None) -> None:
+    """Note in the schema, now at `revision`, which code may serve it; in the transaction of its migration."""
+    oldest = oldest_code(scripts, revision)
+    comment = "NULL" if oldest is None else f"'{_COMMENT.format(oldest)}'"
+    connection.execute(text(f"COMMENT ON TABLE {VERSION_TABLE} IS {comment}"))
+
+
+def oldest_code(scripts: ScriptDirectory, revision: str | None) -> str | None:
+    """The oldest revision whose code may serve a schema at `revision`: that of the last migration that did
+    not only expand it.
+    """
+    if revision is None:
+        return None
+    for script in scripts.iterate_revisions(revision, "base"):
+        if not getattr(script.module, "expand_only", False):
+            return script.revision
+    return None
+
+
+def recorded(connection: Connection) -> str | None:
+    """The oldest revision whose code may serve this schema; None if it does not say."""
+    comment = connection.execute(
+        text("SELECT obj_description(to_regclass(:name), 'pg_class')"), {"name": VERSION_TABLE}
+    ).scalar_one()
+    found = re.fullmatch(_COMMENT.format(f"({_NUMBER.pattern})"), comment or "")
+    return found[1] if found else None
+
+
+def is_newer(revision: str, than: str) -> bool:
+    """Whether `revision` is one of a later release. Revisions are numbers of four digits, in order."""
+    return _NUMBER.fullmatch(revision) is not None and revision > than
