@@ -155,6 +155,7 @@ async def open_services(
         pool_overflow=database.pool_overflow,
         pool_timeout=database.pool_timeout,
         statement_timeout=database.statement_timeout,
+        prepared_statements=database.prepared_statements,
     )
     cache = redis.asyncio.Redis.from_url(settings.redis_url)
     secret = tenants.key_secret.get_secret_value()

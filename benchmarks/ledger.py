@@ -46,7 +46,7 @@ Question = Callable[[str], Awaitable[object]]
 async def metering(url: str, redis_url: str, num_requests: int, batch: int) -> dict[str, Any]:
     """Requests a second that one meter brings into the ledger, each told of twice."""
     client = redis.asyncio.Redis.from_url(redis_url)
-    database = Database(url)
+    database = Database(url, prepared_statements=True)
     try:
         await _write_journal(client, num_requests)
         meter = JournalMeter(database, client, "bench", batch_size=batch)
@@ -243,7 +243,7 @@ async def measure(
     }
     print(figures["metering"], flush=True)
     ledger = year_until(datetime.now(UTC), arguments.rows, arguments.tenants, arguments.days)
-    database = Database(_serving(asked), statement_timeout=STATEMENT_TIMEOUT)
+    database = Database(_serving(asked), statement_timeout=STATEMENT_TIMEOUT, prepared_statements=True)
     try:
         began = time.perf_counter()
         await fill(database, ledger, progress=lambda done: print(done, flush=True))

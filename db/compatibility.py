@@ -1,9 +1,9 @@
 """Which releases may serve a schema: its own, and older ones that only lack what was added since.
 
 A migration says `expand_only = True` if code of the release before can go on: it only adds tables, indexes,
-functions, and columns that may be left out of an INSERT. The schema carries the oldest revision whose code may
-serve it, so that a release answers for schemas that it does not know yet. It is kept as the comment of the
-version table, which is written with the stamp and travels with a dump.
+functions, and columns that may be left out of an INSERT. The schema carries the oldest revision whose code
+may serve it, so that a release recognises schemas newer than itself. It is kept as the comment of the version
+table, which is written with the stamp and travels with a dump.
 """
 
 from __future__ import annotations

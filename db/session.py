@@ -19,14 +19,19 @@ logger = logging.getLogger(__name__)
 
 AfterCommit = Callable[[], Awaitable[None]]
 
+PREPARE_AFTER = 5
+"""Times a statement is run on a connection before the server keeps it prepared."""
 EVERY_TENANT = "*"
 """The scope of work that is no one tenant's: finding whose a key is, metering, sweeping, the operator."""
 
-# Until the transaction ends; row-level security reads it.
-_WRITE = text("SELECT set_config('rootstock.tenant', :tenant, true)")
-_READ = text(
-    "SELECT set_config('rootstock.tenant', :tenant, true), set_config('transaction_read_only', 'on', true)"
+# Until the transaction ends, and all in one statement. Row-level security reads the tenant. The others are
+# not set for the connection: PgBouncer refuses that at start-up and may give each transaction another one.
+_SETTINGS = (
+    "SELECT set_config('rootstock.tenant', :tenant, true), set_config('statement_timeout', :timeout, true), "
+    "set_config('timezone', 'UTC', true)"
 )
+_WRITE = text(_SETTINGS)
+_READ = text(f"{_SETTINGS}, set_config('transaction_read_only', 'on', true)")
 
 
 class ReadSession(AsyncSession):
@@ -49,6 +54,10 @@ class Database:
     """Connections to one PostgreSQL, made at first use. `close` it at the end of the process.
 
     Every use raises `db.errors.DatabaseUnavailable` when the server is away, too busy, or took too long.
+
+    Args:
+        prepared_statements: let the server keep statements that are run again and again. Not behind a
+            PgBouncer before 1.21 that pools transactions: it gives a statement to a connection without it.
     """
 
     def __init__(
@@ -59,7 +68,9 @@ class Database:
         pool_overflow: int = 5,
         pool_timeout: float = 5.0,
         statement_timeout: float = 30.0,
+        prepared_statements: bool = False,
     ) -> None:
+        self._timeout = str(round(statement_timeout * 1000))
         self.engine: AsyncEngine = create_async_engine(
             url,
             pool_size=pool_size,
@@ -68,7 +79,7 @@ class Database:
             pool_pre_ping=True,
             connect_args={
                 "connect_timeout": 5,
-                "options": f"-c statement_timeout={round(statement_timeout * 1000)} -c timezone=UTC",
+                "prepare_threshold": PREPARE_AFTER if prepared_statements else None,
             },
         )
 
@@ -77,7 +88,7 @@ class Database:
         """A read-only transaction over the rows of `tenant`; they stay readable after it ends."""
         with unavailable_when_unreachable():
             async with ReadSession(self.engine, expire_on_commit=False) as session:
-                await session.execute(_READ, {"tenant": tenant})
+                await session.execute(_READ, {"tenant": tenant, "timeout": self._timeout})
                 yield session
 
     @asynccontextmanager
@@ -87,7 +98,7 @@ class Database:
         """
         with unavailable_when_unreachable():
             async with WriteSession(self.engine, expire_on_commit=False) as session, session.begin():
-                await session.execute(_WRITE, {"tenant": tenant})
+                await session.execute(_WRITE, {"tenant": tenant, "timeout": self._timeout})
                 yield session
         for job in session.info.pop("after_commit", []):
             try:

@@ -27,3 +27,5 @@ class DatabaseSettings(BaseSettings):
     """Seconds to wait for a free connection before giving up."""
     statement_timeout: float = Field(default=30.0, gt=0)
     """Seconds after which PostgreSQL ends a statement."""
+    prepared_statements: bool = True
+    """False behind a PgBouncer that pools transactions without keeping prepared statements."""

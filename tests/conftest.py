@@ -134,7 +134,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     """The pool on a fresh database."""
     from db.session import Database  # here: tests without a database need not load SQLAlchemy's asyncio half
 
-    opened = Database(database_url)
+    opened = Database(database_url, prepared_statements=True)
     yield opened
     await opened.close()
 

@@ -110,6 +110,7 @@ class Runtime:
             pool_overflow=2,
             pool_timeout=self._database_settings.pool_timeout,
             statement_timeout=self._database_settings.statement_timeout,
+            prepared_statements=self._database_settings.prepared_statements,
         )
         self.redis = redis.asyncio.Redis.from_url(
             self.settings.redis_url, socket_timeout=10, socket_connect_timeout=5, health_check_interval=10

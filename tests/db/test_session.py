@@ -120,3 +120,34 @@ async def test_an_error_in_the_query_is_not_the_servers_absence(table: Database)
     with pytest.raises(DBAPIError, match="does not exist"):
         async with table.read(EVERY_TENANT) as session:
             await session.execute(text("SELECT nonsense FROM t"))
+
+
+async def test_settings_come_with_each_transaction_not_with_the_connection(database_url: str) -> None:
+    """A pooler may give every transaction another connection, and refuses start-up options."""
+    database = Database(database_url, statement_timeout=7)
+    query = text("SELECT current_setting('statement_timeout'), current_setting('timezone')")
+    try:
+        for open_session in (database.read, database.write):
+            async with open_session(EVERY_TENANT) as session:
+                assert (await session.execute(query)).one() == ("7s", "UTC")
+        async with database.engine.connect() as connection:
+            raw = await connection.get_raw_connection()
+            assert "options" not in raw.driver_connection.info.get_parameters()
+            assert (await connection.execute(query)).one()[0] == "0"
+    finally:
+        await database.close()
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+async def test_statements_are_prepared_unless_a_pooler_cannot_keep_them(
+    database_url: str, prepared: bool
+) -> None:
+    database = Database(database_url, pool_size=1, prepared_statements=prepared)
+    try:
+        async with database.read(EVERY_TENANT) as session:
+            for _ in range(10):
+                await session.execute(text("SELECT 1"))
+            count = "SELECT count(*) FROM pg_prepared_statements WHERE statement = 'SELECT 1'"
+            assert (await session.execute(text(count))).scalar_one() == prepared
+    finally:
+        await database.close()
