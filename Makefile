@@ -22,7 +22,7 @@ PIP_FILES := $(foreach path,$(wildcard $(PIP_FIND_LINKS) $(PIP_CERT)),--volume $
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores
 GPU_RESULTS ?= benchmarks/results/h200
 
-.PHONY: help demo test check lint fmt types contracts browser unit kernels e2e image image-test gpu-test bench kernel-bench constraints clean
+.PHONY: help demo test check lint fmt types contracts browser unit kernels e2e image image-test gpu-test bench kernel-bench constraints clean release-migrations
 .DEFAULT_GOAL := help
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo "make kernels   Triton kernels under its interpreter (the ordinary tests compile them)"
 	@echo "make image-test  builds the image and serves a request from it, as root on Debian"
 	@echo "make gpu-test  the tests that need a CUDA device"
+	@echo "make release-migrations  record the migrations of the release that is cut"
 	@echo "make kernel-bench  every kernel against its byte floor, on a CUDA device"
 
 .venv/.installed: pyproject.toml constraints.txt
@@ -117,6 +118,10 @@ fmt: .venv/.installed
 constraints: .venv/.installed
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate --extra dev \
 		pyproject.toml -o constraints.txt
+
+# When a release is cut: from then on its migrations are never edited.
+release-migrations: .venv/.installed
+	@$(BIN)/python -m migrations.releases $$($(BIN)/python -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')
 
 clean:
 	rm -rf .venv var build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

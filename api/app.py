@@ -56,7 +56,7 @@ from api.v1 import webhook_endpoints as webhook_endpoint_routes
 from api.webhooks import stripe as stripe_webhooks
 from db.errors import UnstorableText
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 _PARSING = {
     "int_parsing": "must be an integer",
     "int_parsing_size": "is larger than any integer taken here",
