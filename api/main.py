@@ -325,7 +325,8 @@ class _SchemaCheck:
     async def check_at_start(self) -> None:
         """Raises UnusableDatabase. While PostgreSQL is away the process starts: /readyz goes on asking."""
         try:
-            await self.check()
+            await assert_fit_to_serve(self._database)
+            self._has_passed = True
         except DatabaseUnavailable as error:
             log.warning("the schema is not checked yet", reason=str(error))
 

@@ -1,4 +1,4 @@
-"""Finds the programs that the documents put beside Rootstock, for tests: PgBouncer, nginx, promtool.
+"""Finds the programs that the documents put beside Rootstock, for tests: PgBouncer and nginx.
 
 A program found on PATH is used; else Debian's packages are unpacked below `var/`, not installed, so that no
 other test finds their servers. Where neither works, tests that need one are skipped and say why; under CI
@@ -23,7 +23,6 @@ _PLACES = ("usr/sbin", "usr/bin")
 PACKAGES = {
     "pgbouncer": ("pgbouncer", "libevent-2.1-7", "libc-ares2"),
     "nginx": ("nginx", "nginx-common", "libpcre2-8-0"),
-    "promtool": ("prometheus",),
 }
 
 
