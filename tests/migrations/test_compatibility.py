@@ -13,7 +13,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from db import compatibility, roles, schema
 from db.session import Database
-from tests.conftest import migrator_url
+from tests.support.clusters import migrator_url
 
 MIGRATION = """
 from alembic import op
