@@ -1,7 +1,7 @@
 """Replaces the function that makes partitions by one without a SET clause for the tenant.
 
-Databases that a superuser migrated have the clause from 0004 and 0007 as they were before 0.2.0: only a
-superuser may create such a function, so that nobody else could restore a dump of the database.
+Databases that a superuser migrated have the clause from 0004 and 0007 as they were before 0.2.0. Only a
+superuser may create such a function, so any other owner would fail to restore a dump of the database.
 """
 
 from __future__ import annotations
