@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.deps import Check, services_of
-from db.errors import UnusableDatabase
 
 CHECK_TIMEOUT = 2.0
 """Seconds after which something that does not answer counts as not ready."""
@@ -72,8 +71,6 @@ async def _run(name: str, check: Check) -> str | None:
             return await check()
     except TimeoutError:
         return f"no answer within {CHECK_TIMEOUT:g} s"
-    except UnusableDatabase as error:
-        return str(error)  # versions and roles only, and what to do
     except Exception as error:  # noqa: BLE001 - whatever a check raises means not ready
         log.debug("not ready", check=name, error=str(error))
         return type(error).__name__

@@ -330,22 +330,22 @@ class _SchemaCheck:
         except DatabaseUnavailable as error:
             log.warning("the schema is not checked yet", reason=str(error))
 
-    async def check(self) -> None:
-        """Raises UnusableDatabase, which is logged when it begins; DatabaseUnavailable before it passed once:
-        afterwards that is for the check of PostgreSQL to say.
+    async def check(self) -> str | None:
+        """Returns why not, with both versions; logged when it begins. Raises DatabaseUnavailable before it
+        passed once: afterwards that is for the check of PostgreSQL to say.
         """
+        before = self._reason
         try:
             await assert_fit_to_serve(self._database)
+            self._has_passed, self._reason = True, None
         except DatabaseUnavailable:
             if not self._has_passed:
                 raise
         except UnusableDatabase as error:
-            if str(error) != self._reason:
-                self._reason = str(error)
+            self._reason = str(error)
+            if self._reason != before:
                 log.error("the database cannot be served from", reason=self._reason)
-            raise
-        else:
-            self._has_passed, self._reason = True, None
+        return self._reason
 
 
 class _SameBase:
