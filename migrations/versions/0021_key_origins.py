@@ -10,6 +10,7 @@ revision = "0021"
 down_revision = "0020"
 branch_labels = None
 depends_on = None
+expand_only = True
 
 
 def upgrade() -> None:

@@ -9,6 +9,7 @@ revision = "0022"
 down_revision = "0021"
 branch_labels = None
 depends_on = None
+expand_only = True
 
 TEXT, COUNT, MOMENT = sa.Text(), sa.BigInteger(), sa.DateTime(timezone=True)
 

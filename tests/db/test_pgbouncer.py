@@ -58,7 +58,9 @@ def through_pgbouncer(database_url: str, servers_dir: Path) -> Iterator[Through]
         ini.write_text(INI.format(sockets=sockets, mode=mode, port=port, users=users, log=log, user=user))
         servers_dir.chmod(0o711)
         command = [program, "-q", ini]
-        started.append(subprocess.Popen(command, env=unpacked_programs.environment(), stdout=subprocess.DEVNULL))
+        started.append(
+            subprocess.Popen(command, env=unpacked_programs.environment(), stdout=subprocess.DEVNULL)
+        )
 
         def is_listening() -> bool:
             with socket.socket() as client:

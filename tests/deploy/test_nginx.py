@@ -120,7 +120,9 @@ def site(servers_dir: Path) -> Iterator[Site]:
     user = "user root;" if os.geteuid() == 0 else ""
     (folder / "nginx.conf").write_text(MAIN.format(folder=folder, user=user))
     command = [program, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"]
-    checked = subprocess.run([*command, "-t"], env=unpacked_programs.environment(), capture_output=True, text=True)
+    checked = subprocess.run(
+        [*command, "-t"], env=unpacked_programs.environment(), capture_output=True, text=True
+    )
     assert checked.returncode == 0, checked.stderr
     assert "[warn]" not in checked.stderr
     nginx = subprocess.Popen(command, env=unpacked_programs.environment())

@@ -10,8 +10,8 @@ from importlib import import_module
 
 from alembic import op
 
-revision = "0021"
-down_revision = "0020"
+revision = "0023"
+down_revision = "0022"
 branch_labels = None
 depends_on = None
 expand_only = True
