@@ -1,20 +1,27 @@
-"""Rates while Redis is away: each process lets through its share of every limit, and counts by itself.
+"""Rate limits while Redis is away: each process grants its share of every limit and counts by itself.
 
-Owns this process's buckets. Approximate by nature: whoever is let through is told. Budgets are not here:
-nobody can say what is left of one.
+A share begins with what the limit's bucket held when Redis last answered. Where other processes share the
+limit, they may have used all of it since, so the share begins full and only what drains is granted. Levels
+raised here are reported to Redis before its next grant. Budgets are refused while Redis is away.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tenants.quotas.plan import CONTRACT, KINDS, Bucket, CompiledPlan
 
+UNIT = 60_000
+"""Levels are counted in Redis in sixty-thousandths of a unit."""
 MAX_BUCKETS = 50_000
+MAX_TENANTS = 20_000
+MAX_PLANS_OF_TENANT = 200
+"""Plans of a tenant whose last answer from Redis is kept."""
 HELD_WAIT = 1.0
 """Seconds after which to ask again for one of the places that others hold: nobody knows when they end."""
 
@@ -24,8 +31,19 @@ Likely = tuple[int, int, int, int]
 
 @dataclass(slots=True)
 class _Level:
-    level: float = 0.0
-    at: float = 0.0
+    level: float
+    at: float
+    outage: int = 0
+    """The outage for which it was last brought up to what Redis had granted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedLevel:
+    """A rate's bucket that this process took from while Redis was away."""
+
+    bucket: Bucket
+    level: int
+    """In sixty-thousandths of a unit, of the whole limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +61,65 @@ class LocalShare:
         self._clock = clock
         self._rates: OrderedDict[tuple[bytes, str], _Level] = OrderedDict()
         self._held: dict[tuple[bytes, str], int] = {}
+        self._answers: OrderedDict[bytes, OrderedDict[CompiledPlan, tuple[bytes, float]]] = OrderedDict()
+        """By tenant and plan, the levels in the last answer from Redis, packed, and when it came."""
+        self._outage = 0
+        self._is_away = False
+        self._away_since = 0.0
+        self._unreported: dict[tuple[bytes, str], Bucket] = {}
 
-    def reserve(self, plan: CompiledPlan, likely: Likely) -> LocalRefusal | None:
-        """Take a request's amounts of every bucket, or of none: then why not. A contract refuses nothing, and
-        is taken of by `within_contract`.
+    @property
+    def has_unreported(self) -> bool:
+        """Whether Redis does not know yet of something that was granted here."""
+        return bool(self._unreported)
+
+    def redis_answered(self, plan: CompiledPlan, levels: bytes) -> None:
+        """Redis judged a request: `levels` are those of the plan's rates and contracts, in the plan's order,
+        as packed doubles.
+        """
+        self._is_away = False
+        of_tenant = self._answers.get(plan.tag)
+        if of_tenant is None:
+            of_tenant = self._answers[plan.tag] = OrderedDict()
+            if len(self._answers) > MAX_TENANTS:
+                self._answers.popitem(last=False)
+        of_tenant[plan] = levels, self._clock()
+        if len(of_tenant) > MAX_PLANS_OF_TENANT:
+            of_tenant.popitem(last=False)
+
+    def take_unreported(self) -> dict[bytes, list[RaisedLevel]]:
+        """By tenant, the levels that Redis is to be told. Those of a shared limit count the shares of the
+        other processes as used: they report the same when they reach Redis.
         """
         now = self._clock()
+        raised: dict[bytes, list[RaisedLevel]] = {}
+        for (tag, name), bucket in self._unreported.items():
+            rate = self._rates.get((tag, name))
+            if rate is not None:
+                self._drain(rate, bucket, now)
+                level = rate.level + bucket.amount - self._share(bucket)
+                raised.setdefault(tag, []).append(RaisedLevel(bucket, math.ceil(level * UNIT)))
+        self._unreported.clear()
+        return raised
+
+    def report_again(self, tag: bytes, raised: Iterable[RaisedLevel]) -> None:
+        """Redis did not take the report."""
+        self._unreported |= {(tag, one.bucket.name): one.bucket for one in raised}
+
+    def reserve(
+        self, plan: CompiledPlan, likely: Likely, held_in_redis: Callable[[str], int] = lambda name: 0
+    ) -> LocalRefusal | None:
+        """Take a request's amounts of every bucket, or of none: then why not. A contract refuses nothing, and
+        is taken of by `within_contract`. `held_in_redis`: the places that this process holds there, by the
+        name of their bucket.
+        """
+        now = self._clock()
+        if not self._is_away:
+            self._is_away, self._away_since = True, now
+            self._outage += 1
         refusal: LocalRefusal | None = None
         for bucket in plan.buckets:
-            wait = self._wait(plan, bucket, likely, now)
+            wait = self._wait(plan, bucket, likely, now, held_in_redis)
             if wait > 0 and (refusal is None or wait > refusal.retry_after):
                 refusal = LocalRefusal(bucket, wait)
         if refusal is not None:
@@ -59,7 +127,8 @@ class LocalShare:
         for bucket in plan.buckets:
             key = (plan.tag, bucket.name)
             if bucket.kind == KINDS["rate"]:
-                self._drained(key, bucket, now).level += likely[bucket.measure - 1]
+                self._drained(plan.tag, bucket, now).level += likely[bucket.measure - 1]
+                self._unreported[key] = bucket
             elif bucket.kind == KINDS["held"]:
                 self._held[key] = self._held.get(key, 0) + 1
         return None
@@ -73,10 +142,11 @@ class LocalShare:
             if bucket.kind != CONTRACT:
                 continue
             need = likely[bucket.measure - 1]
-            rate, share = self._drained((plan.tag, bucket.name), bucket, now), self._share(bucket)
+            rate, share = self._drained(plan.tag, bucket, now), self._share(bucket)
             if need > bucket.amount or rate.level + min(need, share) > share + 1e-9:
                 return False
             rate.level += need
+            self._unreported[plan.tag, bucket.name] = bucket
         return True
 
     def settle(self, plan: CompiledPlan, likely: Likely, used: Likely, began: float, within: bool) -> None:
@@ -88,7 +158,7 @@ class LocalShare:
                 unused = float(likely[bucket.measure - 1] - used[bucket.measure - 1])
                 if unused > 0:
                     unused = max(0.0, unused - (now - began) * self._share(bucket) / 60)
-                rate = self._drained(key, bucket, now)
+                rate = self._drained(plan.tag, bucket, now)
                 rate.level = max(0.0, rate.level - unused)
             elif bucket.kind == KINDS["held"]:
                 held = self._held.get(key, 0) - 1
@@ -100,19 +170,26 @@ class LocalShare:
     def now(self) -> float:
         return self._clock()
 
-    def _wait(self, plan: CompiledPlan, bucket: Bucket, likely: Likely, now: float) -> float:
+    def _wait(
+        self,
+        plan: CompiledPlan,
+        bucket: Bucket,
+        likely: Likely,
+        now: float,
+        held_in_redis: Callable[[str], int],
+    ) -> float:
         """Seconds until the bucket has room; infinite when it never has."""
         if bucket.kind == CONTRACT:
             return 0.0
         if bucket.kind == KINDS["held"]:
             if bucket.amount < 1:
                 return math.inf
-            held = self._held.get((plan.tag, bucket.name), 0)
+            held = self._held.get((plan.tag, bucket.name), 0) + held_in_redis(bucket.name)
             return HELD_WAIT if held + 1 > self._share(bucket) else 0.0
         need = likely[bucket.measure - 1]
         if need > bucket.amount:
             return math.inf
-        level = self._drained((plan.tag, bucket.name), bucket, now).level
+        level = self._drained(plan.tag, bucket, now).level
         # What is within the limit but not within the share passes alone, and the share waits for it.
         share = self._share(bucket)
         over = level + min(need, share) - share
@@ -122,7 +199,8 @@ class LocalShare:
         """At least one: a limit below the number of processes shuts nobody out."""
         return max(1, bucket.amount // self.processes)
 
-    def _drained(self, key: tuple[bytes, str], bucket: Bucket, now: float) -> _Level:
+    def _drained(self, tag: bytes, bucket: Bucket, now: float) -> _Level:
+        key = (tag, bucket.name)
         rate = self._rates.get(key)
         if rate is None:
             rate = self._rates[key] = _Level(0.0, now)
@@ -130,6 +208,28 @@ class LocalShare:
                 self._rates.popitem(last=False)
         else:
             self._rates.move_to_end(key)
-            rate.level = max(0.0, rate.level - (now - rate.at) * self._share(bucket) / 60)
-            rate.at = now
+            self._drain(rate, bucket, now)
+        if rate.outage != self._outage:
+            rate.outage = self._outage
+            rate.level = max(rate.level, self._level_at_first(tag, bucket, now))
         return rate
+
+    def _drain(self, rate: _Level, bucket: Bucket, now: float) -> None:
+        rate.level = max(0.0, rate.level - (now - rate.at) * self._share(bucket) / 60)
+        rate.at = now
+
+    def _level_at_first(self, tag: bytes, bucket: Bucket, now: float) -> float:
+        """What the share has to count as used already when an outage first touches it."""
+        known = self._level_in_redis(tag, bucket, now) / self.processes
+        if self.processes == 1:
+            return known
+        return max(known, self._share(bucket) * (1 - (now - self._away_since) / 60))
+
+    def _level_in_redis(self, tag: bytes, bucket: Bucket, now: float) -> float:
+        """The bucket's level by the latest answer that named it, less what has drained since."""
+        level, at = 0.0, -math.inf
+        for plan, (levels, when) in self._answers.get(tag, {}).items():
+            if when > at and bucket.name in plan.rate_names:
+                position = plan.rate_names.index(bucket.name)
+                level, at = struct.unpack_from("<d", levels, 8 * position)[0], when
+        return max(0.0, level / UNIT - (now - at) * bucket.amount / 60) if level else 0.0

@@ -62,6 +62,8 @@ class CompiledPlan:
     """Of the command that reserves."""
     has_windows: bool
     """Whether budgets are among them, which cannot be judged without Redis."""
+    rate_names: tuple[str, ...]
+    """Buckets of rates and contracts, whose levels `reserve` answers in this order."""
 
 
 def compile_plan(
@@ -90,6 +92,7 @@ def compile_plan(
         scripts.reserve_head(tag),
         reserve_tail(tag, packed),
         any(limit.metric.kind in BUDGETS for limit in limits),
+        tuple(bucket.name for bucket in buckets if bucket.kind in (KINDS["rate"], CONTRACT)),
     )
 
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from tenants.limits.kinds import NOTHING, Amounts, Limit, RateView
 from tenants.quotas import scripts as lua
 from tenants.quotas.ending import Endings
 from tenants.quotas.link import Link, LinkDown, ReplyError
-from tenants.quotas.local import LocalShare
+from tenants.quotas.local import LocalShare, RaisedLevel
 from tenants.quotas.outside import window_start
 from tenants.quotas.plan import CompiledPlan, Contract, Plans, compile_plan
 from tenants.quotas.renewal import Renewal
@@ -123,6 +124,8 @@ class Quotas:
             return reservation
         if not self._link.up:
             return self._reserve_locally(reservation, plan)
+        if self._local.has_unreported:
+            self._report_shares()
         try:
             verdict = await self._ask(reservation, plan)
         except (LinkDown, ReplyError) as error:
@@ -165,8 +168,9 @@ class Quotas:
                 for load in self._scripts.load():
                     await self._link.call(load)
                 continue
-            if len(answer) == lua.RESERVE_REPLY.size and answer[:8] != lua.MISSING_BYTES:
-                return lua.RESERVE_REPLY.unpack(answer)
+            if answer[:8] != lua.MISSING_BYTES:
+                self._local.redis_answered(plan, answer[lua.RESERVE_REPLY.size :])
+                return lua.RESERVE_REPLY.unpack_from(answer)
             now = lua.MISSING_REPLY.unpack_from(answer)[3]
             missing: list[int] = msgspec.msgpack.decode(answer[lua.MISSING_REPLY.size :])
             seeds = {number: await self._used_since(plan, number, now) for number in missing}
@@ -228,7 +232,7 @@ class Quotas:
             raise QuotaUnavailable(UNAVAILABLE_RETRY)
         reservation.local = True
         likely = _rates(reservation.expected)
-        refusal = self._local.reserve(plan, likely)
+        refusal = self._local.reserve(plan, likely, partial(self._renewal.num_holding, plan.tag))
         if refusal is None:
             self.num_judged_locally += 1
             reservation.within_contract = self._local.within_contract(plan, likely)
@@ -281,9 +285,25 @@ class Quotas:
         await self._ask(reservation, reservation.plan, force=True)
 
     def _on_up(self) -> None:
-        # Before anything else on this connection: what ended, and what is open still.
+        # Before anything else on this connection: what ended, what was granted here, and what is open still.
         self._endings.tell_again()
+        self._report_shares()
         self._renewal.renew_all()
+
+    def _report_shares(self) -> None:
+        """Tell Redis what was granted while it was away; what is called next on the connection counts it."""
+        for tag, raised in self._local.take_unreported().items():
+            levels = [(one.bucket.name, one.bucket.amount, one.level) for one in raised]
+            try:
+                answer = self._link.call(self._scripts.raise_levels(tag, levels))
+            except LinkDown:
+                self._local.report_again(tag, raised)
+                continue
+            answer.add_done_callback(partial(self._reported, tag, raised))
+
+    def _reported(self, tag: bytes, raised: list[RaisedLevel], answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled() or answer.exception() is not None:
+            self._local.report_again(tag, raised)
 
     # Looking ------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,15 @@ class Renewal:
     @property
     def num_open(self) -> int:
         return sum(map(len, self._open.values()))
+
+    def num_holding(self, tag: bytes, bucket_name: str) -> int:
+        """The tenant's open reservations that hold one of the bucket's places."""
+        held = Counter(reservation.plan for reservation in self._open.get(tag, {}).values())
+        return sum(
+            number
+            for plan, number in held.items()
+            if plan is not None and any(bucket.name == bucket_name for bucket in plan.buckets)
+        )
 
     def start(self) -> None:
         self._loop = asyncio.create_task(self._keep_renewing(), name="renewal of reservations")

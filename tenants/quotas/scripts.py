@@ -29,6 +29,7 @@ TENANTS = f"{PREFIX}tenants"
 """Sorted set of tenants that may have open reservations, by when one was last made or renewed."""
 
 RESERVE_REPLY = struct.Struct("<12d")
+"""After it come the levels of the plan's rates and contracts, a double each."""
 MISSING_REPLY = struct.Struct("<6d")
 _RESERVE = struct.Struct("<9d")
 _SETTLE = struct.Struct("<6d")
@@ -74,7 +75,7 @@ class Scripts:
         head = clock + self.timing.lua() + (_FOLDER / "shared.lua").read_text()
         self._texts = {
             name: (head + (_FOLDER / f"{name}.lua").read_text()).encode()
-            for name in ("reserve", "settle", "renew", "sweep", "state")
+            for name in ("reserve", "settle", "renew", "sweep", "state", "raise")
         }
         self._heads = {
             name: bulk(b"EVALSHA") + bulk(sha1(text, usedforsecurity=False).hexdigest().encode())
@@ -147,6 +148,10 @@ class Scripts:
 
     def state(self, tag: bytes, plan: bytes) -> bytes:
         return self._call("state", tag, plan)
+
+    def raise_levels(self, tag: bytes, levels: list[tuple[str, int, int]]) -> bytes:
+        """`levels`: name, limit and level of each bucket."""
+        return self._call("raise", tag, msgspec.msgpack.encode([each for one in levels for each in one]))
 
     def _call(self, name: str, tag: bytes, *arguments: bytes) -> bytes:
         pieces = b"".join(map(bulk, (b"1", tag + b"open", tag, *arguments)))

@@ -6,7 +6,8 @@
 --   ms, 1 to take it without asking, parts that it is to the engine; the reservation's id; [MessagePack: what the
 --   ledger has of windows, by bucket]
 -- Answers doubles: verdict, bucket, milliseconds, now, within contract, overdue ones left, then limit, remaining
---   and ms to a full reset of the tightest requests and tokens limits (-1: none); and for MISSING the buckets.
+--   and ms to a full reset of the tightest requests and tokens limits (-1: none), then the level of each rate and
+--   contract in the plan's order; and for MISSING the buckets.
 
 local TAKEN, LIMITED, EXHAUSTED, TOO_LARGE, MISSING, KNOWN = 0, 1, 2, 3, 4, 5
 local HELD_WAIT = 1000
@@ -116,11 +117,16 @@ if verdict == TAKEN then
   end
 end
 
--- How far the caller is from the tightest limits now. What was refused is not counted.
-local limit_of, left_of, reset_of = {-1, -1}, {-1, -1}, {-1, -1}
+-- How far the caller is from the tightest limits now, and where the rates stand. What was refused is not counted.
+local limit_of, left_of, reset_of, levels = {-1, -1}, {-1, -1}, {-1, -1}, {}
 for b = 1, #keys do
   local i = b * 4 - 3
   local kind, measure, limit = plan[i + 1], plan[i + 2], plan[i + 3]
+  if kind == RATE or kind == CONTRACT then
+    local level = first_of[b]
+    if verdict ~= TAKEN and (kind == RATE or within == 1) then level = level - likely[measure] * UNIT end
+    levels[#levels + 1] = struct.pack('<d', level)
+  end
   if kind ~= HELD and kind ~= CONTRACT and measure ~= 5 then
     local left, reset
     if kind == RATE then
@@ -141,4 +147,4 @@ for b = 1, #keys do
   end
 end
 return struct.pack('<dddddddddddd', verdict, bucket, wait, now, within, overdue,
-  limit_of[1], left_of[1], reset_of[1], limit_of[2], left_of[2], reset_of[2])
+  limit_of[1], left_of[1], reset_of[1], limit_of[2], left_of[2], reset_of[2]) .. table.concat(levels)

@@ -67,7 +67,7 @@ class Scripted:
             )
             answer = self.send(packed)
             if answer[:8] != lua.MISSING_BYTES:
-                verdict, _, wait, _, within, _, *views = lua.RESERVE_REPLY.unpack(answer)
+                verdict, _, wait, _, within, _, *views = lua.RESERVE_REPLY.unpack_from(answer)
                 self.wait, self.within, self.views = int(wait), bool(within), tuple(views)
                 return VERDICTS[int(verdict)]
             missing = msgspec.msgpack.decode(answer[lua.MISSING_REPLY.size :])

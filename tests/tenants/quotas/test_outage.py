@@ -82,7 +82,10 @@ async def test_while_redis_is_away_rates_go_by_shares_and_budgets_wait(own_redis
             await quotas.reserve("d", caller(limit(Metric.TOKENS_PER_MINUTE, 5)), "sapling", Amounts(1, 6))
         back(own_redis)
         await eventually(lambda: not quotas.away)
-        reservation = await quotas.reserve("e", caller(RPM, DAILY), "sapling", Amounts(1, 1))
+        with pytest.raises(RateLimited) as still:
+            await quotas.reserve("e", who, "sapling", Amounts(1, 1))
+        assert not still.value.local, "Redis knows what was let through meanwhile"
+        reservation = await quotas.reserve("f", caller(DAILY), "sapling", Amounts(1, 1))
         assert not reservation.local
 
 
