@@ -1,5 +1,5 @@
-"""Journals as engines write them: some requests, each with growing counts and at most one end, over a change
-of prices and the boundary of a month.
+"""Journals as engines write them: some requests, each with counts that differ from event to event and at most
+one end, over a change of prices and the boundary of a month.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ def requests(draw: st.DrawFn, serial: int) -> list[UsageEvent]:
             **draw(st.sampled_from([{}, *({RATE_LABEL: rate.label} for rate in RATES)])),
         },
         "n": draw(st.sampled_from([1, 3])),
-        "preemptions": draw(st.integers(0, 1)),
     }
-    prompt = draw(st.integers(1, 1000))
-    cached = draw(st.integers(0, prompt))
+    most_prompt = draw(st.integers(1, 1000))
     completion = 0
     events = []
     for step in range(draw(st.integers(1, 4))):
         completion += draw(st.integers(0, 256))
+        prompt = draw(st.integers(0, most_prompt))
         at = submitted_at + 1 + step
         events.append(
             usage_event(
                 f"req-{serial}",
                 prompt,
                 completion,
-                cached,
+                draw(st.integers(0, prompt)),
+                preemptions=draw(st.integers(0, 3)),
                 recorded_at=at,
                 scheduled_at=submitted_at + 0.5,
                 first_token_at=submitted_at + 1 if step else None,
@@ -63,9 +63,10 @@ def requests(draw: st.DrawFn, serial: int) -> list[UsageEvent]:
         events.append(
             usage_event(
                 f"req-{serial}",
-                prompt,
+                most_prompt,
                 completion + draw(st.integers(0, 5)),
-                cached,
+                draw(st.integers(0, most_prompt)),
+                preemptions=draw(st.integers(0, 3)),
                 recorded_at=submitted_at + 9,
                 scheduled_at=submitted_at + 0.5,
                 first_token_at=submitted_at + 1,

@@ -63,7 +63,15 @@ def test_a_row_says_whose_it_is_and_what_it_pays() -> None:
 
 
 @pytest.mark.parametrize(
-    "rate", ["nothing", "prc_1:1:2:3", f"prc_1:1:2:{2 * 10**12 + 1}:100", "prc_1:1:2:3:10001", "\x00:1:2:3:4"]
+    "rate",
+    [
+        "nothing",
+        "prc_1:1:2:3",
+        "prc_1:1:2:3:4:5",
+        f"prc_1:1:2:{2 * 10**12 + 1}:100",
+        "prc_1:1:2:3:10001",
+        "\x00:1:2:3:4",
+    ],
 )
 def test_a_rate_that_no_price_list_has_is_refused(rate: str) -> None:
     with pytest.raises(MalformedEvent, match=r"rate is|price_id"):
@@ -115,6 +123,22 @@ def test_a_newer_engine_may_say_more() -> None:
 
 def test_clocks_that_disagree_make_no_negative_durations() -> None:
     assert measure(usage_event(scheduled_at=NOW - 1)).queue_seconds == 0.0
+
+
+def test_a_row_has_the_largest_of_each_count() -> None:
+    one = measure(usage_event(prompt=20, cached=4, completion=9, preemptions=1))
+    other = measure(usage_event(prompt=12, cached=11, completion=3, preemptions=2, recorded_at=NOW + 5))
+    for merged in (merge(one, other), merge(other, one), *fold([one, other]), *fold([other, one])):
+        assert (merged.prompt_tokens, merged.cached_tokens, merged.completion_tokens) == (20, 11, 9)
+        assert (merged.preemptions, merged.recorded_at) == (2, NOW + 5)
+
+
+def test_durations_are_those_of_the_event_that_knows_them() -> None:
+    begun = measure(usage_event(scheduled_at=NOW + 1))
+    ended = measure(usage_event(first_token_at=NOW + 2, finished_at=NOW + 4, finish_reason="stop"))
+    for merged in (merge(begun, ended), merge(ended, begun)):
+        assert (merged.queue_seconds, merged.first_token_seconds, merged.total_seconds) == (1, 2, 4)
+        assert merged.finish_reason == "stop"
 
 
 def test_the_engines_own_reason_beats_that_of_its_restart() -> None:

@@ -82,6 +82,20 @@ async def test_counts_grow_over_batches_and_never_shrink(
     assert [row["completion_tokens"] for row in await ledger(database)] == [300]
 
 
+async def test_the_ledger_keeps_the_largest_of_each_count(
+    meter: JournalMeter, database: Database, redis_client: redis.asyncio.Redis
+) -> None:
+    """Each batch has one of them larger than what is stored."""
+    counts = [(10, 5, 2, 0), (40, 3, 1, 0), (8, 50, 6, 0), (20, 4, 17, 0), (20, 4, 0, 2)]
+    for prompt, completion, cached, preemptions in counts:
+        await write(redis_client, usage_event("a", prompt, completion, cached, preemptions=preemptions))
+        await meter.drain()
+        await assert_rollups_are_the_ledgers(database)
+    (row,) = await ledger(database)
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens", "preemptions")
+    assert tuple(row[name] for name in names) == (40, 50, 17, 2)
+
+
 async def test_what_engines_wrote_before_the_first_meter_counts(
     database: Database, redis_client: redis.asyncio.Redis
 ) -> None:

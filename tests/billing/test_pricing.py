@@ -111,7 +111,7 @@ def test_a_rate_survives_its_label(rate: Rate) -> None:
 
 
 @pytest.mark.parametrize(
-    "label", ["", "prc_1", "prc_1:1:2:3", "prc_1:1:2:3:x", "prc_1:1:2:3:-4", "p:1:2:3:²"]
+    "label", ["", "prc_1", "prc_1:1:2:3", "prc_1:1:2:3:4:5", "prc_1:1:2:3:x", "prc_1:1:2:3:-4", "p:1:2:3:²"]
 )
 def test_a_damaged_label_is_refused(label: str) -> None:
     with pytest.raises(MalformedEvent, match="rate is"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ class Scripted:
         self.wait = 0
         self.within = True
         self.views: tuple[float, ...] = ()
+        self.levels: tuple[float, ...] = ()
+        """Of rates and contracts, in units."""
 
     def send(self, packed: bytes) -> Any:
         connection = self.client.connection_pool.get_connection()
@@ -69,6 +72,9 @@ class Scripted:
             if answer[:8] != lua.MISSING_BYTES:
                 verdict, _, wait, _, within, _, *views = lua.RESERVE_REPLY.unpack_from(answer)
                 self.wait, self.within, self.views = int(wait), bool(within), tuple(views)
+                self.levels = tuple(
+                    level / 60_000 for (level,) in struct.iter_unpack("<d", answer[lua.RESERVE_REPLY.size :])
+                )
                 return VERDICTS[int(verdict)]
             missing = msgspec.msgpack.decode(answer[lua.MISSING_REPLY.size :])
             seeds = {number: self.seeds.get(self.rules[number - 1].name, 0) for number in missing}
