@@ -10,33 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.fairness import CLASS_WEIGHTS, LOAD_COST_PER_RANK, FairQueue
-from engine.kv_cache import BlockPool, BlockTable, prefix_root
 from engine.protocol import AdapterRef, PriorityClass
-from engine.request import Request, RequestGroup
-from tests.engine.plain.harness import adapter, submission
+from engine.request import Request
+from tests.engine.plain.arrivals import Arrivals, everyone
+from tests.engine.plain.harness import adapter
 
 PRIORITY, DEFAULT, FLEX = PriorityClass
-
-
-class Arrivals:
-    def __init__(self) -> None:
-        self.pool = BlockPool(2)
-        self.count = 0
-
-    def request(
-        self,
-        tenant: str = "acme",
-        priority: PriorityClass = DEFAULT,
-        ref: AdapterRef | None = None,
-    ) -> Request:
-        self.count += 1
-        submit = submission(f"r{self.count}", [1], tenant=tenant, priority=priority, adapter=ref)
-        group = RequestGroup(submit, self.count, 2, 0)
-        return Request(group, 0, BlockTable(self.pool, prefix_root(tenant, None)), {}, None)
-
-
-def everyone(ref: AdapterRef) -> bool:
-    return True
 
 
 def push(queue: FairQueue, request: Request, first: bool = False, now: float = 0.0) -> None:
