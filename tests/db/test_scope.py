@@ -4,8 +4,9 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.models import Adapter
-from db.repository import TenantRepository
-from tenants.models import ApiKey, User
+from db.repository import TenantRepository, select_owned
+from db.session import EVERY_TENANT, Database
+from tenants.models import ApiKey, Tenant, User
 
 
 @pytest.fixture
@@ -34,3 +35,20 @@ def test_a_row_of_another_tenant_cannot_be_added(repository: TenantRepository) -
 def test_no_tenant_is_not_every_tenant() -> None:
     with pytest.raises(ValueError, match="tenant_id"):
         TenantRepository(AsyncSession(), "")
+
+
+async def test_a_statement_made_once_finds_rows_of_the_tenant_that_runs_it_alone(database: Database) -> None:
+    """By its own condition: no row-level security stands behind it here."""
+    async with database.write(EVERY_TENANT) as session:
+        for tenant in ("tnt_a", "tnt_b"):
+            session.add(Tenant(id=tenant, name=tenant))
+        await session.flush()
+        for number, tenant in enumerate(("tnt_a", "tnt_a", "tnt_b")):
+            session.add(Adapter(id=f"adp_{number}", tenant_id=tenant, base="sapling", name=f"n{number}"))
+    whole, names = select_owned(Adapter), select_owned(Adapter, Adapter.name).order_by(Adapter.name)
+    async with database.read(EVERY_TENANT) as session:
+        for tenant, expected in (("tnt_a", ["n0", "n1"]), ("tnt_b", ["n2"]), ("tnt_c", [])):
+            own = TenantRepository(session, tenant)
+            assert [*(await own.execute_own(names)).scalars()] == expected
+            rows = (await own.execute_own(whole)).scalars().all()
+            assert sorted(row.name for row in rows) == expected

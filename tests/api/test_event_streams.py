@@ -1,0 +1,213 @@
+"""Server-sent events by themselves: what is sent when, and that nothing follows the last event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from api.openai.answer import Piece
+from api.openai.stream import DONE, PING, EventStream, _Pings
+from api.outlets import EXTENSION, nothing
+from engine.client import EngineGone
+from tests.support.waiting import eventually
+
+SILENCE = 0.02
+
+
+class Outlet:
+    """Remembers what is written, after its last event too."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.paused = False
+        self.gone: Callable[[], None] = nothing
+        self.resumed: Callable[[], None] = nothing
+
+    def write(self, body: bytes) -> bool:
+        self.written.append(body)
+        return not self.paused
+
+    async def flushed(self) -> None:
+        pass
+
+    def watch(self, gone: Callable[[], None], resumed: Callable[[], None]) -> None:
+        self.gone, self.resumed = gone, resumed
+
+    def unwatch(self) -> None:
+        self.gone = self.resumed = nothing
+
+
+class Answer:
+    """Gives pieces when the test says so, until it is over."""
+
+    def __init__(self) -> None:
+        self.submission = SimpleNamespace(id="chatcmpl-1")
+        self.observation = SimpleNamespace(failed=lambda error: self.told.append(type(error).__name__))
+        self.usage = "the usage"
+        self.told: list[str] = []
+        self.give: Callable[[list[Piece]], bool] = lambda pieces: False
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def read(self, give: Callable[[list[Piece]], bool]) -> None:
+        self.give = give
+        await self._over
+
+    def says(self, text: str) -> bool:
+        return self.give([Piece(0, text, None, None)])
+
+    def ends(self) -> None:
+        self._over.set_result(None)
+
+    def break_off(self, error: Exception) -> None:
+        self._over.set_exception(error)
+
+    def go_on(self) -> None:
+        self.told.append("go on")
+
+    def left(self) -> None:
+        self.told.append("left")
+
+
+class Site:
+    """A stream on its way to a client."""
+
+    def __init__(self, *, include_usage: bool = False) -> None:
+        self.outlet, self.answer = Outlet(), Answer()
+        self.messages: list[Any] = []
+        self.open: list[int] = []
+        self.failed: list[str] = []
+        metrics = SimpleNamespace(
+            open_streams=SimpleNamespace(inc=lambda: self.open.append(1), dec=lambda: self.open.append(-1)),
+            failed=self.failed.append,
+        )
+        format = SimpleNamespace(
+            chunk=lambda piece: f"data: {piece.text}\n\n".encode() if piece.text else b"",
+            usage=lambda usage: f"data: {usage}\n\n".encode(),
+        )
+        self.stream = EventStream(self.answer, format, include_usage, SILENCE, metrics, {})  # type: ignore[arg-type]
+        self.task = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        async def send(message: Any) -> None:
+            self.messages.append(message)
+
+        async def receive() -> Any:
+            raise AssertionError("the outlet hears of the client")
+
+        await self.stream({"type": "http", "extensions": {EXTENSION: self.outlet}}, receive, send)
+
+    @property
+    def last(self) -> Any:
+        assert not self.messages[-1]["more_body"]
+        return self.messages[-1]["body"]
+
+
+async def test_the_last_event_says_that_it_is_the_last() -> None:
+    site = Site()
+    await asyncio.sleep(0)
+    assert site.answer.says("one") is True
+    site.answer.ends()
+    await site.task
+    assert site.outlet.written == [b"data: one\n\n"]
+    assert site.last == DONE
+    assert site.messages[0]["status"] == 200
+    assert sum(site.open) == 0
+
+
+async def test_usage_comes_before_it() -> None:
+    site = Site(include_usage=True)
+    await asyncio.sleep(0)
+    site.answer.ends()
+    await site.task
+    assert site.last == b"data: the usage\n\n" + DONE
+
+
+async def test_a_silent_stream_sends_comments_and_none_after_its_end() -> None:
+    site = Site()
+    await eventually(lambda: site.outlet.written.count(PING) >= 2)
+    site.answer.ends()
+    await site.task
+    written = len(site.outlet.written)
+    await asyncio.sleep(5 * SILENCE)
+    assert len(site.outlet.written) == written, "after [DONE] nothing may follow"
+
+
+async def test_a_client_that_does_not_read_gets_no_comments() -> None:
+    site = Site()
+    site.outlet.paused = True
+    await asyncio.sleep(5 * SILENCE)
+    assert site.outlet.written == []
+    assert site.answer.says("one") is False, "it has to catch up"
+    site.outlet.paused = False
+    await eventually(lambda: PING in site.outlet.written)
+    site.answer.ends()
+    await site.task
+
+
+async def test_nothing_is_sent_for_pieces_without_text_and_the_answer_goes_on() -> None:
+    site = Site()
+    await asyncio.sleep(0)
+    assert site.answer.says("") is True
+    assert site.outlet.written == []
+    site.answer.ends()
+    await site.task
+
+
+async def test_an_error_is_the_last_event_and_counted() -> None:
+    site = Site()
+    await asyncio.sleep(0)
+    site.answer.break_off(EngineGone("connection lost"))
+    await site.task
+    assert site.last.startswith(b'data: {"error"')
+    assert DONE not in site.last
+    assert site.answer.told == ["EngineGone"]
+    assert len(site.failed) == 1
+    written = len(site.outlet.written)
+    await asyncio.sleep(5 * SILENCE)
+    assert len(site.outlet.written) == written
+
+
+async def test_a_client_that_hangs_up_breaks_the_answer_off() -> None:
+    site = Site()
+    await asyncio.sleep(0)
+    site.outlet.gone()
+    await site.task
+    assert site.answer.told == ["left"]
+    assert [message["type"] for message in site.messages] == ["http.response.start"], "nobody is there"
+    assert sum(site.open) == 0
+    assert site.failed == []
+    await asyncio.sleep(3 * SILENCE)
+    assert PING not in site.outlet.written
+
+
+async def test_a_client_that_has_caught_up_has_the_answer_go_on() -> None:
+    site = Site()
+    await asyncio.sleep(0)
+    site.outlet.resumed()
+    assert site.answer.told == ["go on"]
+    site.answer.ends()
+    await site.task
+
+
+async def test_nobody_listens_to_the_client_after_the_end() -> None:
+    site = Site()
+    await asyncio.sleep(0)
+    site.answer.ends()
+    await site.task
+    assert site.outlet.gone is nothing
+    site.outlet.gone()
+    assert site.answer.told == []
+
+
+async def test_what_was_sent_puts_the_next_comment_off() -> None:
+    outlet = Outlet()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    pings = _Pings(outlet, 0.2)
+    await asyncio.sleep(0.15)
+    pings.sent()
+    await eventually(lambda: outlet.written == [PING])
+    assert loop.time() - began >= 0.34
+    pings.stop()
