@@ -22,7 +22,7 @@ PIP_FILES := $(foreach path,$(wildcard $(PIP_FIND_LINKS) $(PIP_CERT)),--volume $
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores
 GPU_RESULTS ?= benchmarks/results/h200
 
-.PHONY: help demo test check lint fmt types contracts browser unit kernels e2e image image-test gpu-test bench kernel-bench constraints clean release-migrations
+.PHONY: help demo test check lint fmt types contracts browser unit kernels e2e image image-test mutants gpu-test bench kernel-bench constraints clean release-migrations
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make image   the container image $(IMAGE), built by buildah"
 	@echo "make kernels   Triton kernels under its interpreter (the ordinary tests compile them)"
 	@echo "make image-test  builds the image and serves a request from it, as root on Debian"
+	@echo "make mutants  plant the defects listed in tests/mutants/ one by one: do the tests notice them?"
 	@echo "make gpu-test  the tests that need a CUDA device"
 	@echo "make release-migrations  record the migrations of the release that is cut"
 	@echo "make kernel-bench  every kernel against its byte floor, on a CUDA device"
@@ -97,6 +98,10 @@ image:
 # Not a part of `make test`: dependencies are installed once more, and while it runs it takes 15 GB under var/.
 image-test: .venv/.installed
 	$(BIN)/python -m pytest tests/image --timeout 1800
+
+# Not a part of `make test`: hundreds of small test runs. MUTANTS="--area money" for one list.
+mutants: .venv/.installed
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 gpu-test:
 	python3 -m pytest -c tests/gpu/pytest.ini tests/gpu
