@@ -6,27 +6,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Literal
 
 from tests.mutants.catalogue import Mutant, load
+from tests.mutants.running import Tree
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIRED = 0.95
-LIMIT_S = 240.0
-"""For one run of tests; a defect that makes them take longer is noticed."""
 PASSED, FAILED = 0, 1
 """Exit codes of pytest; any other says that the tests did not run."""
 
@@ -42,74 +36,11 @@ class Result:
     """The last lines of pytest where the tests did not run; the test that failed where one did."""
 
 
-class Tree:
-    """A copy of the working tree in which one defect at a time is planted."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    @classmethod
-    def copied(cls, source: Path, target: Path) -> Tree:
-        """The tracked files of `source`, and those that git does not ignore."""
-        listed = subprocess.run(
-            ["git", "ls-files", "-co", "--exclude-standard", "-z"],
-            cwd=source,
-            capture_output=True,
-            check=True,
-        )
-        for name in filter(None, listed.stdout.decode().split("\0")):
-            if (source / name).is_file():
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source / name, target / name)
-        # By content, not by time: a file that changes twice within a second is compiled twice.
-        checked = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "-x", "/tests/", "."]
-        subprocess.run([sys.executable, *checked], cwd=target, check=True)
-        return cls(target)
-
-    @contextmanager
-    def planted(self, mutant: Mutant) -> Iterator[None]:
-        path = self.root / mutant.path
-        source = path.read_text()
-        path.write_text(mutant.planted(source))
-        try:
-            yield
-        finally:
-            path.write_text(source)
-
-    def run(self, tests: Sequence[str]) -> tuple[int | None, str]:
-        """The exit code of pytest, None after LIMIT_S, and what it said."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=line"]
-        environment = os.environ | {"PYTHONPATH": str(self.root)}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        process = subprocess.Popen(
-            [*command, "-p", "tests.mutants.profile", *tests],
-            cwd=self.root,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            said, _ = process.communicate(timeout=LIMIT_S)
-        except subprocess.TimeoutExpired:
-            return None, f"longer than {LIMIT_S:g} s"
-        finally:
-            _end_group(process)
-        return process.returncode, said
-
-
-def _end_group(process: subprocess.Popen[str]) -> None:
-    """End pytest and the servers that it may have left behind."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 def judge(tree: Tree, mutant: Mutant) -> Result:
     """Whether the mutant's tests notice it."""
     began = time.monotonic()
-    with tree.planted(mutant):
+    source = (tree.root / mutant.path).read_text()
+    with tree.changed(mutant.path, mutant.planted(source)):
         code, said = tree.run(mutant.tests)
     seconds = time.monotonic() - began
     if code in (None, FAILED):
