@@ -97,6 +97,22 @@ async def test_what_redis_took_just_before_it_died_is_told_again(
     assert site.link.told() == [b"req-b"], "the other was on the disk by then"
 
 
+async def test_all_that_redis_took_within_its_last_seconds_is_told_again(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    for name in ("req-a", "req-b"):
+        site.settle(name)
+        await site.link.answer()
+        now += 1.0
+    site.link.told()
+    await site.link.lose()
+    site.link.up = True
+    site.endings.tell_again()
+    assert site.link.told() == [b"req-a", b"req-b"]
+
+
 async def test_what_was_told_so_long_ago_that_redis_has_forgotten_it_is_not_told_again(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

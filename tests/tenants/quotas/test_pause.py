@@ -110,6 +110,22 @@ async def test_what_a_pause_let_through_counts_after_it(own_redis: LocalServer) 
         assert client.num_taken <= client.bound
 
 
+async def test_what_a_pause_let_through_is_told_at_once(own_redis: LocalServer) -> None:
+    """Other processes are to know before this one has another request."""
+    async with opened(own_redis.url, timing=QUICK) as quotas:
+        client = Client(RPM)
+        with paused(own_redis):
+            await eventually(lambda: quotas.away)
+            await client.send_until_refused(quotas)
+        async with opened(own_redis.url, "looker") as looker:
+
+            async def is_known() -> bool:
+                ((used, _),) = await counted(looker, RPM)
+                return (used or 0) > 200
+
+            await eventually(is_known, 10)
+
+
 async def test_several_processes_hold_the_bound_over_a_pause(own_redis: LocalServer) -> None:
     """One of them used the burst, so the other has nothing left of it, though it never heard of that."""
     async with (

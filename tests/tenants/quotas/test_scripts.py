@@ -143,11 +143,12 @@ def test_the_api_charges_of_an_expired_list_what_the_journal_has_not(client: red
     quotas = scripted(client, RPD, TPD)
     quotas.sweep()
     assert reserve(quotas, "a", 60, parts=3) == "taken"
-    assert quotas.settle_part("a", 0, tokens(10)) == 2
+    assert quotas.settle_part("a", 0, Cost(1, 10, 2)) == 2
     expire(quotas, MIDNIGHT)
-    assert quotas.settle_part("a", 1, tokens(7)) == 2
-    assert quotas.settle("a", Cost(1, 30)) == 1
-    assert quotas.state() == [(1, 0), (30, 0)]
+    assert quotas.settle_part("a", 1, Cost(1, 7, 4)) == 2
+    assert quotas.state() == [(1, 0), (23, 0)]
+    assert quotas.settle("a", Cost(1, 30, 11)) == 1
+    assert quotas.state() == [(1, 0), (41, 0)]
 
 
 def test_the_first_part_told_of_an_expired_list_counts_its_request(client: redis.Redis) -> None:
@@ -236,3 +237,56 @@ def test_a_contract_that_is_exceeded_keeps_its_level(client: redis.Redis) -> Non
     assert quotas.levels == (80, 40)
     assert quotas.settle("b", tokens(0)) == 1
     assert quotas.state() == [(40, 0), (40, 0)]
+
+
+def test_a_clock_set_back_by_minutes_stops_a_rate_for_a_minute_at_most(client: redis.Redis) -> None:
+    quotas = scripted(client, RATE)
+    assert reserve(quotas, "a", 60) == "taken"
+    quotas.set_clock(MIDNIGHT - 120_000)
+    assert reserve(quotas, "b", 1) == "limited"
+    assert quotas.wait == 1000, "it drains from now on"
+    quotas.set_clock(MIDNIGHT - 119_000)
+    assert reserve(quotas, "c", 1) == "taken"
+
+
+def test_a_rate_pays_for_what_an_expired_request_used(client: redis.Redis) -> None:
+    quotas = scripted(client, RATE)
+    quotas.sweep()
+    assert reserve(quotas, "a", 40) == "taken"
+    expire(quotas, MIDNIGHT)
+    assert quotas.state() == [(0, 0)]
+    assert quotas.settle("a", tokens(30)) == 1
+    assert quotas.state() == [(30, 0)]
+
+
+# Places, and whose they are -------------------------------------------------------------------------------
+
+PLACES = Rule("places", "held", "requests", 3)
+
+
+def test_places_are_given_back_one_by_one(client: redis.Redis) -> None:
+    quotas = scripted(client, PLACES)
+    for name in "abc":
+        assert reserve(quotas, name, 1) == "taken"
+    assert reserve(quotas, "d", 1) == "limited"
+    for name, left in (("a", 2), ("b", 1), ("c", 0)):
+        assert quotas.settle(name, tokens(1)) == 1
+        assert quotas.state() == [(0, left)]
+
+
+def test_after_a_silence_nothing_expires_until_its_holder_had_time_to_come_back(client: redis.Redis) -> None:
+    """For more than 40 s nothing was heard: Redis may have been away, and nobody could renew."""
+    quotas = scripted(client, Rule("places", "held", "requests", 1))
+    quotas.sweep()
+    assert reserve(quotas, "a", 1) == "taken"
+    for seconds, verdict in ((70, "limited"), (89, "limited"), (91, "taken")):
+        quotas.set_clock(MIDNIGHT + 1000 * seconds)
+        assert reserve(quotas, f"b{seconds}", 1) == verdict
+
+
+def test_more_than_a_balance_is_not_there_yet_and_may_be_paid_in(client: redis.Redis) -> None:
+    """Of a budget, what is more than the limit is refused for ever."""
+    quotas = scripted(client, Rule("balance", "ever", "spend", 5), Rule("spend", "month", "spend", 50))
+    for spend, verdict in ((6, "exhausted"), (51, "too large"), (5, "taken"), (1, "limited")):
+        cost = Cost(1, 0, 0, spend)
+        assert quotas.reserve(f"r{spend}", cost, cost) == verdict
