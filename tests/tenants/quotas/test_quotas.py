@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 
 from db.errors import DatabaseUnavailable
-from tenants.errors import QuotaExhausted, QuotaUnavailable, RateLimited
+from tenants.errors import BalanceExhausted, QuotaExhausted, QuotaUnavailable, RateLimited
 from tenants.limits.kinds import Amounts, Limit, Metric
 from tenants.quotas import Contract, Quotas
 from tenants.quotas.journal import JournalSettling, MeteredRequest
@@ -97,6 +97,18 @@ async def test_what_others_hold_of_a_budget_may_come_back(quotas: Quotas) -> Non
     assert resets is not None
     assert (resets.hour, resets.minute, resets.second) == (0, 0, 0)
     assert resets > datetime.now(UTC)
+
+
+async def test_a_balance_that_does_not_cover_a_request_says_so(quotas: Quotas) -> None:
+    who = caller(limit(Metric.PREPAID_BALANCE, 100))
+    with pytest.raises(BalanceExhausted):
+        await quotas.reserve("a", who, "sapling", Amounts(1, 0, 0, 101))
+    held = await quotas.reserve("b", who, "sapling", Amounts(1, 0, 0, 60))
+    with pytest.raises(RateLimited):
+        await quotas.reserve("c", who, "sapling", Amounts(1, 0, 0, 41))
+    quotas.settle(held, Amounts(1, 0, 0, 60))
+    with pytest.raises(BalanceExhausted):
+        await quotas.reserve("d", who, "sapling", Amounts(1, 0, 0, 41))
 
 
 async def test_rates_take_what_is_expected_budgets_the_worst(quotas: Quotas) -> None:
