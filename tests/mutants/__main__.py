@@ -113,10 +113,18 @@ def document(results: Sequence[Result]) -> dict[str, object]:
     }
 
 
+def not_noticed(mutants: Sequence[Mutant], earlier: Path) -> list[Mutant]:
+    """Those that an earlier run did not notice, and those that it did not have."""
+    outcomes = json.loads(earlier.read_text())["mutants"]
+    noticed = {(one["file"], one["old"], one["new"]) for one in outcomes if one["outcome"] == "noticed"}
+    return [mutant for mutant in mutants if (mutant.path, mutant.old, mutant.new) not in noticed]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--area", action="append", help="only this list, such as quotas; again for more")
     parser.add_argument("--only", default="", help="only defects whose file or text has this in it")
+    parser.add_argument("--again", type=Path, help="only those not noticed in an earlier run's JSON")
     parser.add_argument("--jobs", type=int, default=2, help="defects tried at once (2)")
     parser.add_argument("--out", type=Path, help="write every outcome there as JSON")
     parser.add_argument("--check", action="store_true", help="only see whether the lists fit the code")
@@ -126,6 +134,8 @@ def main() -> int:
         for mutant in load()
         if (not options.area or mutant.area in options.area) and options.only in mutant.title
     ]
+    if options.again is not None:
+        mutants = not_noticed(mutants, options.again)
     misfits = [f"{mutant.title}\n    {problem}" for mutant in mutants if (problem := mutant.problem(ROOT))]
     if misfits or not mutants:
         print("These defects no longer fit the code; update tests/mutants/*.toml:", *misfits, sep="\n")
