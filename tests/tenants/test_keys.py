@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tenants.context import KEY_KINDS, KeyKind
-from tenants.keys import BASE62, KeyHasher, generate, well_formed
+from tenants.keys import (
+    BASE62,
+    KeyHasher,
+    generate,
+    generate_invite,
+    generate_reset,
+    well_formed,
+    well_formed_invite,
+    well_formed_reset,
+)
 
 SECRET = "a server's secret of enough length"
 
@@ -61,6 +70,23 @@ def test_digests_depend_on_the_secret_and_show_nothing() -> None:
     assert one.digest(plaintext) != other.digest(plaintext)
     assert len(one.digest(plaintext)) == 32
     assert SECRET not in repr(one)
+
+
+def test_a_hasher_gives_a_text_the_same_digest_each_time() -> None:
+    hasher = KeyHasher(SECRET)
+    texts = [generate("inference").plaintext for _ in range(3)]
+    assert [hasher.digest(text) for text in texts] == [hasher.digest(text) for text in texts]
+
+
+def test_a_key_an_invitation_and_a_reset_are_never_taken_for_each_other() -> None:
+    made = [generate("inference"), generate("admin"), generate_invite(), generate_reset()]
+    checks = (well_formed, well_formed_invite, well_formed_reset)
+    assert [[check(one.plaintext) for check in checks] for one in made] == [
+        [True, False, False],
+        [True, False, False],
+        [False, True, False],
+        [False, False, True],
+    ]
 
 
 def test_a_short_secret_is_refused() -> None:
