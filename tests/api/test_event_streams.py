@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from api.openai.answer import Piece
 from api.openai.stream import DONE, PING, EventStream, _Pings
 from api.outlets import EXTENSION, nothing
@@ -126,7 +128,7 @@ async def test_usage_comes_before_it() -> None:
 
 async def test_a_silent_stream_sends_comments_and_none_after_its_end() -> None:
     site = Site()
-    await eventually(lambda: site.outlet.written.count(PING) >= 2)
+    await eventually(lambda: site.outlet.written.count(PING) >= 2, 1.0)
     site.answer.ends()
     await site.task
     written = len(site.outlet.written)
@@ -211,3 +213,15 @@ async def test_what_was_sent_puts_the_next_comment_off() -> None:
     await eventually(lambda: outlet.written == [PING])
     assert loop.time() - began >= 0.34
     pings.stop()
+
+
+async def test_each_event_puts_the_next_comment_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[None] = []
+    monkeypatch.setattr(_Pings, "sent", lambda pings: noted.append(None))
+    site = Site()
+    await asyncio.sleep(0)
+    for text in ("one", "", "two"):
+        site.answer.says(text)
+    assert len(noted) == 2, "one that is empty is not sent"
+    site.answer.ends()
+    await site.task
