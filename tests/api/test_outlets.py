@@ -55,6 +55,24 @@ async def test_what_comes_while_a_piece_is_under_way_leaves_after_it_together() 
     assert calls == ["resumed"], "nobody asks any more"
 
 
+async def test_what_is_written_before_word_of_resuming_puts_that_off() -> None:
+    loop, calls = asyncio.get_running_loop(), []
+
+    async def send(message: Any) -> None:
+        if message["body"] == b"one":
+            loop.call_soon(outlet.write, b"two")
+        else:
+            await asyncio.sleep(0.01)
+            calls.append("two is sent")
+
+    outlet = AsgiOutlet(Slow().receive, send)
+    outlet.watch(lambda: None, lambda: calls.append("resumed"))
+    outlet.write(b"one")
+    await eventually(lambda: "resumed" in calls)
+    assert calls == ["two is sent", "resumed"]
+    outlet.unwatch()
+
+
 async def test_a_client_that_hangs_up_is_told_of_over_asgi() -> None:
     server, calls = Slow(), []
     outlet = AsgiOutlet(server.receive, server.send)

@@ -133,6 +133,12 @@ def test_a_row_has_the_largest_of_each_count() -> None:
         assert (merged.preemptions, merged.recorded_at) == (2, NOW + 5)
 
 
+def test_a_time_is_kept_to_the_microsecond() -> None:
+    """As PostgreSQL keeps it: a request is known by it."""
+    assert measure(usage_event(submitted_at=NOW + 0.123456)).submitted_at == NOW + 0.123456
+    assert measure(usage_event(submitted_at=NOW + 0.1234564)).submitted_at == NOW + 0.123456
+
+
 def test_durations_are_those_of_the_event_that_knows_them() -> None:
     begun = measure(usage_event(scheduled_at=NOW + 1))
     ended = measure(usage_event(first_token_at=NOW + 2, finished_at=NOW + 4, finish_reason="stop"))

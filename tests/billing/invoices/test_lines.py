@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from billing.invoices.lines import LedgerLine, MonthBooks, added, bill, in_cents, ledger_line
 
-OCTOBER, NOVEMBER = date(2026, 10, 1), date(2026, 11, 1)
+SEPTEMBER, OCTOBER, NOVEMBER = date(2026, 9, 1), date(2026, 10, 1), date(2026, 11, 1)
 AMOUNTS = st.integers(-(10**9), 10**12)
 
 
@@ -97,3 +97,36 @@ def test_a_bill_of_nothing_but_what_rounding_left_can_wait() -> None:
 def test_the_allowance_covers_what_the_balance_has_not_paid() -> None:
     made = bill(MonthBooks(NOVEMBER, [usage(100)], covered=70), fee=500, included=50, plan="team")
     assert (made.of("fee"), made.of("prepaid"), made.of("allowance"), made.total) == (500, -70, -30, 500)
+
+
+def test_what_is_just_enough_to_be_charged_is_charged() -> None:
+    assert in_cents(500_000, 50) == (50, 0)
+    assert in_cents(494_999, 50) == (0, 494_999)
+
+
+def test_what_the_balance_paid_of_any_month_is_taken_off_once() -> None:
+    current = MonthBooks(NOVEMBER, [usage(100)], covered=70, invoiced_covered=50)
+    before = MonthBooks(OCTOBER, [usage(100)], covered=40)
+    made = bill(current, [before])
+    assert [(line.month, line.amount) for line in made.lines if line.kind == "prepaid"] == [
+        (NOVEMBER, -20),
+        (OCTOBER, -40),
+    ]
+
+
+def test_a_late_line_has_the_quantity_that_came_late() -> None:
+    books = MonthBooks(OCTOBER, [usage(50, quantity=5)], 0, [usage(30, quantity=3)])
+    (line,) = bill(MonthBooks(NOVEMBER, []), [books]).lines
+    assert (line.amount, line.details["quantity"]) == (20, 2)
+
+
+def test_what_cost_nothing_is_on_the_bill_of_its_month_and_on_no_later_one() -> None:
+    (line,) = bill(MonthBooks(NOVEMBER, [usage(0, quantity=7)])).lines
+    assert (line.amount, line.details["quantity"]) == (0, 7)
+    late = MonthBooks(OCTOBER, [usage(0, quantity=7)], 0, [usage(0, quantity=3)])
+    assert bill(MonthBooks(NOVEMBER, []), [late]).lines == ()
+
+
+def test_earlier_months_come_in_their_order() -> None:
+    books = [MonthBooks(month, [usage(10)]) for month in (OCTOBER, SEPTEMBER)]
+    assert [line.month for line in bill(MonthBooks(NOVEMBER, []), books).lines] == [SEPTEMBER, OCTOBER]
