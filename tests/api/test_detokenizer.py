@@ -9,6 +9,7 @@ from api.detokenizer import Detokenizer
 from engine.protocol import TokenChunk
 from engine.stops import StopMatcher
 from engine.vocabulary import Vocabulary
+from tests.support.examples import examples
 
 BYTES = Vocabulary([bytes([value]) for value in range(256)] + [b""], frozenset({256}), False)
 """Token n is byte n; 256 is special."""
@@ -65,7 +66,7 @@ def test_the_leading_space_of_a_sentencepiece_answer_goes() -> None:
     assert detokenizer.push(chunk(b" Hello")) + detokenizer.push(chunk(b" world", "length")) == "Hello world"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     text=st.text(alphabet="abST🙂é ", max_size=40),
     stops=st.lists(st.sampled_from(["ST", "ab🙂", "é ", "aba", "🙂🙂"]), max_size=3, unique=True),

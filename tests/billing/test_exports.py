@@ -25,6 +25,7 @@ from db.session import Database
 from engine.protocol import Usage
 from tenants.service import TenantService
 from tests.support.booked import DAY, END, START, Booked, book, bookings, request, write
+from tests.support.examples import examples
 from tests.support.statements import Statements
 
 COUNTS = ("num_requests", "input_tokens", "input_cached_tokens", "output_tokens", "cost_micro_usd")
@@ -93,7 +94,9 @@ async def of_the_reports(reports: UsageReports, tenant: str, span: dict[str, int
     return [sums[name] for name in COUNTS]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(12), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(booked=bookings())
 async def test_exports_reports_and_the_ledger_are_equal(
     database: Database, redis_client: redis.asyncio.Redis, booked: Booked

@@ -20,6 +20,7 @@ from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
 from engine.protocol import JOURNAL_STREAM, UsageEvent
 from tests.billing.strategies import histories
+from tests.support.examples import examples
 from tests.support.journal import NOW, usage_event
 from tests.support.ledger import assert_rollups_are_the_ledgers, forget_ledger, query
 
@@ -284,7 +285,9 @@ async def test_a_record_is_found_by_its_request(
     assert [row.request_id for row in await reports.records("tnt_a", start=NOW, end=NOW + 1)] == ["a"]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(events=histories(), random=st.randoms(use_true_random=False))
 async def test_any_order_duplication_and_splitting_gives_the_same_ledger(
     database: Database,

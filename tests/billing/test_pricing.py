@@ -20,6 +20,7 @@ from billing.pricing import PriceBook, PriceService
 from billing.rates import MAX_PERCENT, MAX_PRICE, MAX_RATE, Rate
 from db.session import EVERY_TENANT, Database
 from engine.protocol import Usage
+from tests.support.examples import examples
 from tests.support.statements import Statements
 from tests.support.waiting import eventually
 
@@ -63,7 +64,9 @@ def test_a_request_costs_the_exact_sum_rounded_up_once(rate: Rate, usage: Usage)
     assert rate.cost(usage) == ceil(exact)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     bills=st.lists(
         st.tuples(st.one_of(rates, extreme_rates), st.one_of(usages(), extreme_usages)),

@@ -31,6 +31,7 @@ from billing.totals import CostLine, LedgerTotals
 from db.session import EVERY_TENANT, Database
 from engine.protocol import Usage, UsageEvent
 from tests.billing.strategies import histories
+from tests.support.examples import examples
 from tests.support.journal import usage_event
 from tests.support.ledger import assert_rollups_are_the_ledgers, forget_ledger, query
 
@@ -251,7 +252,9 @@ def largest(usages: list[Usage]) -> Usage:
     )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(events=histories(), random=st.randoms(use_true_random=False))
 async def test_a_month_costs_what_its_requests_do_by_the_rates_they_carry(
     database: Database, owner_database: Database, events: list[UsageEvent], random: Any

@@ -22,6 +22,7 @@ from billing.reports.csv_form import CsvForm
 from billing.reports.exports import Exports
 from billing.reports.parquet_form import ParquetForm
 from billing.reports.tables import Column, Row, TableForm
+from tests.support.examples import examples
 
 COLUMNS = (
     Column("name", "text", repeats=True),
@@ -60,7 +61,7 @@ def whole(form: TableForm, pages: Sequence[Sequence[Row]]) -> bytes:
     return b"".join([form.begin(), *(form.add(page) for page in pages), form.end()])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(ROWS, max_size=4))
 def test_csv_says_what_the_rows_do_and_runs_nothing(pages: list[list[Row]]) -> None:
     text = whole(CsvForm(COLUMNS), pages).decode()
@@ -78,7 +79,7 @@ def test_csv_says_what_the_rows_do_and_runs_nothing(pages: list[list[Row]]) -> N
         assert at.endswith("Z")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(ROWS, max_size=4))
 def test_parquet_keeps_values_and_types(pages: list[list[Row]]) -> None:
     table = pyarrow.parquet.read_table(io.BytesIO(whole(ParquetForm(COLUMNS), pages)))

@@ -20,6 +20,7 @@ from sla.incidents.repository import ServedToAll
 from sla.measures import Counts
 from sla.repository import SlaRepository, SlaWriter
 from sla.rollups import rederive
+from tests.support.examples import examples
 
 START = datetime(2026, 4, 29, tzinfo=UTC)
 """Three days, in which a month ends."""
@@ -102,7 +103,9 @@ def test_pieces_cover_each_minute_once(start: datetime, end: datetime) -> None:
     )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(requests, st.lists(st.tuples(instants, instants), min_size=1, max_size=3), st.integers(0, 30))
 async def test_any_stretch_comes_to_its_minutes(
     database: Database, seen: list[Seen], stretches: list[tuple[datetime, datetime]], cut: int

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
 
+from tests.support.examples import examples
 from tests.support.text_base import write_base
 from tokenization import pieces
 from tokenization.codec import TextCodec
@@ -82,7 +83,7 @@ TRICKY = st.lists(
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(text=ASCII | TRICKY)
 def test_the_ids_are_the_tokenizers(name: str, text: str) -> None:
     remembered = REMEMBERED[name]
@@ -112,7 +113,7 @@ def codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     return codec
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     content=st.lists(
         st.sampled_from(["<|end|>", "<|user|>", "<call>", "<", " word", "wörd", "\n", "<|"]) | ASCII,

@@ -21,6 +21,7 @@ from adapters.inspection.library import check_agreement, make_shadow
 from adapters.inspection.modules import BaseShape, match_tensors
 from tests.adapters.inspection.uploads import LAYERS, SHAPES, good_upload, key, plain_config
 from tests.adapters.peft_files import lora_tensors, tiny_config
+from tests.support.examples import examples
 
 GOOD = good_upload(modules=["q_proj"], layers=range(2)).file()
 HEADER_END = 8 + int.from_bytes(GOOD[:8], "little")
@@ -89,7 +90,7 @@ def test_what_the_library_writes_is_read() -> None:
     assert refused_or_agreed(len(padded).to_bytes(8, "little") + padded + GOOD[HEADER_END:])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(0, len(GOOD) - 1), st.integers(0, 255)) | st.tuples(
@@ -106,7 +107,7 @@ def test_changed_bytes(changes: list[tuple[int, int]]) -> None:
     refused_or_agreed(bytes(content))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, len(GOOD)), st.integers(0, len(GOOD)), st.binary(max_size=40))
 def test_pieces_cut_out_and_put_in(start: int, end: int, inserted: bytes) -> None:
     refused_or_agreed(GOOD[:start] + inserted + GOOD[end:])
@@ -120,7 +121,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.sampled_from([key(0), key(0, side="B"), key(1), "__metadata__"]),
     st.sampled_from(["dtype", "shape", "data_offsets", "more", ...]),
@@ -136,7 +137,7 @@ def test_changed_meaning(name: str, part: Any, value: Any) -> None:
     refused_or_agreed(len(text).to_bytes(8, "little") + text + GOOD[HEADER_END:])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=300))
 @example(b"\x02" + bytes(7) + b"{}")
 @example(b"\x02" + bytes(7) + b"{}\0")
@@ -155,7 +156,7 @@ CONFIG_FIELDS = [
 PATTERNS = st.text("aq_proj.*+?()[]{}|\\d0123^$<>=!:PiLx-", max_size=14) | st.text(max_size=5)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(CONFIG_FIELDS),

@@ -15,6 +15,7 @@ from adapters.inspection.errors import InspectionRefused
 from adapters.inspection.modules import module_path
 from adapters.inspection.patterns import MAX_STEPS, Pattern, Steps
 from tests.adapters.inspection.uploads import SHAPES, plain_config
+from tests.support.examples import examples
 
 PATHS = [module_path(layer, name) for layer in (0, 1, 11) for name in SHAPES] + [
     "lm_head",
@@ -70,7 +71,7 @@ def test_real_patterns_select_what_peft_selects(pattern: str) -> None:
     assert any(map(tail.matches, PATHS)), "or this test says nothing"
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=examples(1500), deadline=None)
 @given(st.lists(_PIECES, min_size=1, max_size=8).map("".join))
 def test_any_pattern_selects_what_peft_selects_or_is_refused(pattern: str) -> None:
     whole, tail = compiled(pattern), compiled(pattern, TAIL)

@@ -16,6 +16,7 @@ from billing.reversals import ReversalService
 from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR
 from tests.billing.invoices.conftest import DECEMBER, OCTOBER, Business, at, forget_bills
+from tests.support.examples import examples
 
 MONTHS = list(between(OCTOBER, date(2027, 1, 1)))
 RATES = (Rate("prc_a", 10**6, 10**6, 10**6), Rate("prc_b", 333_333, 7, 1_234_567, 175), Rate("", 0, 0, 0))
@@ -65,7 +66,9 @@ YEAR = st.lists(
 )
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(events=YEAR, fee=st.sampled_from([0, 0, 1_999_999]), least=st.sampled_from([0, 50, 200]))
 async def test_invoices_are_the_ledger(
     business: Business, owner_database: Database, events: list[Use | Credit | Mode], fee: int, least: int

@@ -16,6 +16,7 @@ from engine.lora.device_pool import DevicePool
 from engine.lora.ranges import rounded
 from engine.lora.values import narrowed
 from tests.engine.lora.adapters import CONFIG, assert_empty, assert_holds, packed
+from tests.support.examples import examples
 
 LINEARS = [name for names in GROUPS.values() for name in names]
 ROOM = 1 << 20
@@ -163,7 +164,7 @@ def test_sizes_below_zero_are_refused():
             DevicePool(CONFIG, *sizes, "cpu")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(moved_bytes=st.sampled_from([1, 10_000, 1 << 30]), random=st.integers(0, 2**32).map(Random))
 def test_whatever_is_loaded_and_evicted_slots_hold_their_own(moved_bytes: int, random: Random) -> None:
     """Any adapter whose bytes are free is loaded, after moves of the others if need be."""

@@ -12,6 +12,7 @@ from engine.lora.artifact import GROUPS
 from engine.lora.image import image_bytes
 from engine.lora.manifest import Dtype, ModuleShape, lay_out
 from engine.lora.ranges import ALIGNMENT, Ranges, rounded
+from tests.support.examples import examples
 
 UNIT = ALIGNMENT
 
@@ -81,7 +82,7 @@ def test_a_negative_capacity_is_refused() -> None:
         Ranges(-1)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(capacity=st.integers(0, 60), random=st.integers(0, 2**32).map(Random))
 def test_whatever_is_free_can_be_had(capacity: int, random: Random) -> None:
     """A model of the memory, unit by unit, is moved as planned: contents stay what their owners wrote."""

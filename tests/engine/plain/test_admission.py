@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine.admission import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOPS, Limits
 from engine.protocol import AdapterRef, PriorityClass, SamplingParams, Submit
 from tests.engine.plain.harness import VOCAB_SIZE, Engine, adapter, submission
+from tests.support.examples import examples
 
 INVALID: list[tuple[str, dict[str, Any]]] = [
     ("max_tokens", {"max_tokens": 0}),
@@ -235,7 +236,7 @@ def sane(submit: Submit, data: st.DataObject) -> Submit:
     return msgspec.structs.replace(good, sampling=sampling, **{name: getattr(submit, name) for name in wild})
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(submit=anything, data=st.data())
 def test_no_submit_crashes_the_engine(submit: Submit, data: st.DataObject) -> None:
     engine = Engine(num_blocks=40)

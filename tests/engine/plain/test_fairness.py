@@ -14,6 +14,7 @@ from engine.protocol import AdapterRef, PriorityClass
 from engine.request import Request
 from tests.engine.plain.arrivals import Arrivals, everyone
 from tests.engine.plain.harness import adapter
+from tests.support.examples import examples
 
 PRIORITY, DEFAULT, FLEX = PriorityClass
 
@@ -322,7 +323,7 @@ def test_tenants_long_gone_are_forgotten_and_debtors_are_not() -> None:
     assert [take(queue).tenant for _ in range(3)] == ["fresh", "fresh", "debtor"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(random=st.integers(0, 2**32).map(Random))
 def test_nothing_is_lost_whatever_happens(random: Random) -> None:
     queue, arrivals = FairQueue(), Arrivals()

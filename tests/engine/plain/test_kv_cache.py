@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv_cache import NULL_BLOCK, BlockPool, BlockTable, prefix_root
+from tests.support.examples import examples
 
 
 def computed(
@@ -129,7 +130,7 @@ def test_releasing_more_often_than_held_is_caught() -> None:
         pool.release([block_id])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(num_blocks=st.integers(4, 30), random=st.integers(0, 2**32).map(Random))
 def test_blocks_are_conserved_and_never_shared_for_writing(num_blocks: int, random: Random) -> None:
     pool = BlockPool(num_blocks, 4)

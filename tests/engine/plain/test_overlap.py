@@ -13,6 +13,7 @@ from engine.protocol import PriorityClass, Submit, UsageEvent
 from engine.request import RequestState
 from tests.engine.plain.harness import EOS, VOCAB_SIZE, Engine, adapter, alone, submission
 from tests.engine.plain.test_scheduler_properties import check_answer, submissions
+from tests.support.examples import examples
 
 
 def overlapped(**options: object) -> Engine:
@@ -274,7 +275,7 @@ def limited(submits: list[Submit]) -> list[Submit]:
     return numbered(alike)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     submits=st.lists(submissions("r"), min_size=1, max_size=10).map(limited),
     num_blocks=st.integers(13, 30),
@@ -309,7 +310,7 @@ def test_where_limits_alone_end_requests_the_batches_are_the_same(
     event("preempted" if one.core.stats.preemptions else "never preempted")
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     waves=st.lists(st.lists(submissions("r"), min_size=1, max_size=5), min_size=1, max_size=3),
     fails=st.booleans(),
@@ -347,7 +348,7 @@ def test_the_ledger_is_the_same_line_by_line(waves: list[list[Submit]], fails: b
     assert answers[0] == answers[1]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     submits=st.lists(submissions("r"), min_size=1, max_size=12).map(numbered),
     num_blocks=st.integers(13, 30),

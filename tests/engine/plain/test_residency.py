@@ -13,6 +13,7 @@ from engine.lora.slots import NO_SLOT, SlotState
 from engine.protocol import AdapterRef
 from tests.engine.plain.harness import Engine, adapter, submission
 from tests.engine.plain.memory import Memory, bounded_engine
+from tests.support.examples import examples
 
 A, B, C, D = (adapter(name) for name in "abcd")
 PATIENCE_S = 5.0
@@ -298,7 +299,7 @@ def test_pinning_an_adapter_whose_slot_is_closed_opens_it() -> None:
     world.residency.check_integrity()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(num_slots=st.integers(1, 5), capacity=st.integers(1, 30), random=st.integers(0, 2**32).map(Random))
 def test_any_sequence_by_bytes_keeps_the_line_in_order(num_slots: int, capacity: int, random: Random) -> None:
     names = "abcdef"
@@ -355,7 +356,7 @@ def test_any_sequence_by_bytes_keeps_the_line_in_order(num_slots: int, capacity:
     assert not waiting, "somebody starves"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(num_slots=st.integers(0, 3), random=st.integers(0, 2**32).map(Random))
 def test_any_sequence_keeps_the_line_in_order(num_slots: int, random: Random) -> None:
     world = World(num_slots)

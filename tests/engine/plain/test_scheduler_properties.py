@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.protocol import PriorityClass, Submit
 from tests.engine.plain.harness import VOCAB_SIZE, Engine, adapter, alone, scored_of, submission
+from tests.support.examples import examples
 
 ADAPTERS = [adapter(name) for name in "abcde"]
 # Few distinct beginnings, so that prefixes are shared (or would be, were they not another tenant's).
@@ -44,7 +45,7 @@ def submissions(draw: st.DrawFn, request_id: str) -> Submit:
     )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     requests=st.lists(submissions("r"), min_size=1, max_size=12),
     num_blocks=st.integers(13, 30),

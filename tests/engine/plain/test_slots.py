@@ -12,6 +12,7 @@ from engine.lora.slots import Room, SlotState, SlotTable
 from engine.protocol import AdapterRef
 from tests.engine.plain.harness import adapter
 from tests.engine.plain.memory import Memory
+from tests.support.examples import examples
 
 A, B, C, D = (adapter(name) for name in "abcd")
 
@@ -231,7 +232,7 @@ def test_an_adapter_that_can_never_fit_is_known_and_why() -> None:
     assert sized(9, None, a=11).table.refusal(A) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(num_slots=st.integers(0, 5), capacity=st.integers(0, 30), random=st.integers(0, 2**32).map(Random))
 def test_any_sequence_by_bytes_keeps_the_table_whole(num_slots: int, capacity: int, random: Random) -> None:
     names = "abcdefg"
@@ -272,7 +273,7 @@ def test_any_sequence_by_bytes_keeps_the_table_whole(num_slots: int, capacity: i
             assert occupant.digest == digest
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(num_slots=st.integers(0, 4), random=st.integers(0, 2**32).map(Random))
 def test_any_sequence_keeps_the_table_whole(num_slots: int, random: Random) -> None:
     loads = Loads(num_slots)

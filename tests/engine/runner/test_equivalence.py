@@ -13,6 +13,7 @@ from engine.model.model import Model
 from engine.protocol import SamplingParams, Submit
 from tests.engine.runner.bases import VOCAB_SIZE, Adapter, write_adapters, write_base
 from tests.engine.runner.rig import make_core, run
+from tests.support.examples import examples
 
 NAMES = (None, "small", "wide", "mlp", "mixed")
 
@@ -100,7 +101,7 @@ def test_batched_chunked_preempted_and_cached_answers_are_those_given_alone(base
 
 
 @settings(
-    max_examples=12,
+    max_examples=examples(12),
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenants.quotas import scripts
+from tests.support.examples import examples
 from tests.tenants.quotas.model import Cost, Model, Rule, window_of
 from tests.tenants.quotas.scripted import Scripted
 
@@ -161,7 +162,7 @@ class Both:
 
 
 MODEL = settings(
-    max_examples=60,
+    max_examples=examples(60),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
