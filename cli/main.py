@@ -19,6 +19,7 @@ from cli.account_commands import audit_app, key_app, project_app, tenant_app, us
 from cli.adapter_commands import adapter_app, plan_app
 from cli.billing import billing_app
 from cli.books import books_app
+from cli.checks.process import Process
 from cli.errors import CliError, UsageError
 from cli.invoices import credit_app, invoice_app
 from cli.ledger import ledger_app
@@ -148,6 +149,21 @@ def migrate(data: Data = None) -> None:
     from cli.operator import migrate
 
     print(f"the schema is at {migrate(data)}")
+
+
+@app.command()
+def check(
+    process: Annotated[
+        list[Process] | None,
+        typer.Option(help="Check only what this process needs; may be given several times. Else all."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    data: Data = None,
+) -> None:
+    """Say which settings and servers are missing, and which features are off; exit 1 when any is missing."""
+    from cli.check import check
+
+    raise typer.Exit(check(data, set(process or Process), as_json=as_json))
 
 
 @app.command(

@@ -40,13 +40,17 @@ def environment_of(data: Path | None) -> Mapping[str, str]:
     """
     if data is None:
         return os.environ
+    # Naming a directory means that one, whatever the shell has set.
+    return {**os.environ, **served_settings(data)}
+
+
+def served_settings(data: Path) -> Mapping[str, str]:
+    """All ROOTSTOCK_* settings of the `up` serving from `data`. Raises `CliError` when none does."""
     serving = read_json(data / "serving.json")
     if serving is None:
         raise CliError(f"nothing serves from {data}: start `rootstock up --data {data}` first")
-    return {
-        **os.environ,
-        **serving["environment"],
-    }  # naming a directory means that one, whatever the shell has set
+    settings: dict[str, str] = serving["environment"]
+    return settings
 
 
 def setting(environment: Mapping[str, str], name: str) -> str:

@@ -1,0 +1,16 @@
+"""The processes of a deployment, as `rootstock check --process` names them. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Process(StrEnum):
+    """Processes of a deployment."""
+
+    API = "api"
+    WORKER = "worker"
+    """`rootstock work` with the queue `rootstock`."""
+    JOBS = "jobs"
+    """`rootstock work` with the queue `rootstock.jobs`."""
+    ENGINE = "engine"

@@ -1,0 +1,103 @@
+"""Checks of the base model's directory, the engine, free disk space, and of settings that must agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+from adapters.storage.settings import StorageSettings
+from api.settings import ApiSettings
+from cli.checks.configuration import OPERATOR_REDIS_URL, Configuration
+from cli.checks.findings import Finding, Status
+from cli.checks.stores import redis_address
+from engine.settings import EngineSettings
+from worker.settings import JobsSettings, WorkerSettings
+
+ENGINE_ANSWER_S = 4.0
+"""A ready engine sends a heartbeat twice a second; an attempt to connect takes at most two seconds."""
+
+
+def redis_urls(configuration: Configuration) -> dict[str, str]:
+    """The Redis of every process and of the operator's commands, by variable."""
+    urls = configuration.values("redis_url", ApiSettings, WorkerSettings, EngineSettings)
+    operators = configuration.environment.get(OPERATOR_REDIS_URL)
+    return urls | ({OPERATOR_REDIS_URL: operators} if operators else {})
+
+
+def check_agreement(configuration: Configuration) -> Iterator[Finding]:
+    """Settings of several processes that name one thing have one value. Returns differences only."""
+    base_names = configuration.values("base_name", ApiSettings, JobsSettings, EngineSettings)
+    artifacts = configuration.values("artifacts_dir", JobsSettings, EngineSettings)
+    redis = {name: redis_address(url) for name, url in redis_urls(configuration).items()}
+    groups = (
+        (Status.FAILED, base_names, "API and jobs wait for an engine that serves their base model's name"),
+        (Status.WARNING, artifacts, "the engine finds packed adapters only in the same directory"),
+        (Status.WARNING, redis, "usage is billed only if they name the same database of one server"),
+    )
+    for status, values, consequence in groups:
+        if len(set(values.values())) > 1:
+            shown = ", ".join(f"{name}={value}" for name, value in values.items())
+            yield Finding("settings", status, f"{shown} differ: {consequence}")
+
+
+def check_base(variable: str, directory: Path, *, needs_weights: bool) -> Finding:
+    """The base model's directory holds a config, a usable tokenizer and, where they are read, weights."""
+    from tokenization.codec import TextCodec
+
+    name = "base model"
+    if not (directory / "config.json").is_file():
+        remedy = "name a directory in Hugging Face layout"
+        return Finding(name, Status.FAILED, f"{variable}: {directory} holds no config.json: {remedy}")
+    if needs_weights and not any(directory.glob("*.safetensors")):
+        remedy = "download the weights in this format"
+        return Finding(name, Status.FAILED, f"{variable}: {directory} holds no *.safetensors: {remedy}")
+    try:
+        TextCodec.load(directory)
+    except (OSError, ValueError) as error:
+        return Finding(name, Status.FAILED, f"{variable}: no usable tokenizer in {directory}: {error}")
+    return Finding(name, Status.OK, f"{directory} ({variable})")
+
+
+async def check_engine(endpoint: str, base_name: str | None) -> list[Finding]:
+    """An engine answers at `endpoint` and serves the base under `base_name`; None takes any."""
+    from engine.client import EngineClient
+
+    client = EngineClient(endpoint, "check")
+    await client.start()
+    try:
+        async with asyncio.timeout(ENGINE_ANSWER_S):
+            info = await client.wait_ready()
+    except TimeoutError:
+        if client.is_starting:
+            return [Finding("engine", Status.WARNING, f"{endpoint} is loading its model: check again later")]
+        remedy = "start `rootstock serve-engine`, or correct the endpoint"
+        return [Finding("engine", Status.WARNING, f"no engine answers at {endpoint}: {remedy}")]
+    finally:
+        await client.close()
+    if base_name is not None and info.base != base_name:
+        detail = f"{endpoint} serves {info.base!r}, ROOTSTOCK_API_BASE_NAME is {base_name!r}"
+        return [Finding("engine", Status.FAILED, f"{detail}: give both the same name")]
+    return [
+        Finding("engine", Status.OK, f"{endpoint} serves {info.base} on {info.device} ({info.engine_id})")
+    ]
+
+
+def check_disks(
+    storage: StorageSettings | None, engine: EngineSettings | None, min_free_bytes: int
+) -> Iterator[Finding]:
+    """The file systems of the object store and of the engine's usage spool have room."""
+    from adapters.storage import open_store
+    from telemetry.disk import disk_space, start_problem
+
+    directories = {}
+    if storage is not None:
+        directories["disk of objects"] = open_store(storage).scratch
+    if engine is not None:
+        directories["disk of the engine"] = engine.state_dir
+    for name, directory in directories.items():
+        problem = start_problem(directory, min_free_bytes)
+        if problem is not None:
+            yield Finding(name, Status.FAILED, problem)
+        else:
+            yield Finding(name, Status.OK, f"{disk_space(directory).free_bytes / 1e9:,.1f} GB free")
