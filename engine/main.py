@@ -51,12 +51,13 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
     if settings.base is None and not settings.null:
         log.critical("ROOTSTOCK_ENGINE_BASE is not set: the base model's folder")
         return 1
-    reason = StopReason(settings.state_dir)
     problem = start_problem(settings.state_dir, DiskSettings().min_free_bytes)
     if problem is not None:
         log.critical("engine cannot start", reason=problem)
-        reason.tell(problem)
+        if settings.state_dir.exists():  # a first start leaves nothing behind
+            StopReason(settings.state_dir).tell(problem)
         return 1
+    reason = StopReason(settings.state_dir)
     try:
         server = EngineServer(
             endpoint=settings.endpoint,
