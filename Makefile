@@ -22,14 +22,17 @@ PIP_FILES := $(foreach path,$(wildcard $(PIP_FIND_LINKS) $(PIP_CERT)),--volume $
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores
 GPU_RESULTS ?= benchmarks/results/h200
 
-.PHONY: help demo test check lint fmt types contracts browser unit kernels e2e image image-test mutants gpu-test bench kernel-bench constraints clean release-migrations
+.PHONY: help demo test quick thorough check compile lint fmt types contracts browser unit kernels e2e image image-test mutants gpu-test bench kernel-bench constraints clean release-migrations
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    install, start everything with the sapling base and its adapters, show it off, keep serving"
 	@echo "             on http://127.0.0.1:$(DEMO_PORT)  (ONCE=1: exit after the showcase)"
 	@echo "make test    everything CI runs: lint, types, contracts, tests, kernels interpreted"
+	@echo "make quick   lint, types, contracts and the tests without processes, models and browsers: minutes"
 	@echo "make check   lint, types and contracts only"
+	@echo "make thorough  properties with ten times as many examples"
+	@echo "make compile   every Triton kernel for every architecture; make test compiles those that changed"
 	@echo "make fmt     format and fix what can be fixed"
 	@echo "make bench   the CPU benchmarks, results under $(RESULTS)/"
 	@echo "make browser Chromium for the tests of the console, from Debian, where there is none"
@@ -78,6 +81,22 @@ unit: export TRITON_CACHE_DIR ?= $(TRITON_TEST_CACHE)
 unit: .venv/.installed
 	$(BIN)/python -m pytest -m "not gpu and not quiet" -n $(TEST_PROCESSES) --dist loadfile
 	$(BIN)/python -m pytest -m "not gpu and quiet" $$(grep -rlw quiet tests --include='test_*.py')
+
+# What most mistakes break, for every commit: no servers of ours as processes, no browser, no model, few examples.
+QUICK := tests/adapters/inspection tests/api tests/architecture tests/billing tests/contracts tests/db tests/engine/lora \
+	tests/engine/plain tests/migrations tests/sla tests/telemetry tests/tenants tests/tokenization
+NOT_QUICK := tests/adapters/inspection/test_sandbox.py tests/adapters/inspection/test_corpus.py tests/api/organization \
+	tests/api/test_isolation_matrix.py tests/api/test_process.py tests/api/test_keys_in_processes.py tests/api/test_files.py \
+	tests/billing/payments tests/billing/test_kill.py tests/billing/spend/test_prepaid.py tests/tenants/quotas/test_processes.py
+quick: export ROOTSTOCK_TEST_EXAMPLES ?= quick
+quick: check
+	$(BIN)/python -m pytest -m "not gpu and not quiet" -n $(TEST_PROCESSES) --dist loadfile $(QUICK) \
+		$(foreach place,$(NOT_QUICK),--ignore $(place))
+
+# Before a release: properties with ten times as many examples.
+thorough: export ROOTSTOCK_TEST_EXAMPLES = thorough
+thorough: .venv/.installed
+	$(BIN)/python -m pytest -m "not gpu" --timeout 3600 $$(grep -rlw given tests --include='test_*.py')
 
 # A process of its own: Triton decides for good when a kernel is defined.
 kernels: .venv/.installed
