@@ -148,7 +148,9 @@ async def test_an_answer_can_be_stopped_and_begun_anew(site: Site, seen: Visit) 
     await page.fill("#message", "Are you there?")
     await page.keyboard.press("Enter")
     await page.locator(".turn .problem").wait_for()
-    assert "not ready" in (await page.locator(".turn .problem").text_content() or "")
+    assert "engine that serves this model is not available" in (
+        await page.locator(".turn .problem").text_content() or ""
+    )
     assert await page.input_value("#message") == "Are you there?"
     assert [one for one in seen.complaints if "503" not in one] == []
     seen.complaints.clear()

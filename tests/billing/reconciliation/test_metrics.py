@@ -19,7 +19,11 @@ async def test_a_scrape_shows_the_last_comparison(books: Books, monkeypatch: pyt
     monkeypatch.setattr(asked_metrics, "ASK_EVERY", 0.0)
     collector = BooksCollector(books.service)
     services = SimpleNamespace(
-        metrics=ServingMetrics(), payments_waiting=None, books=collector, afterwards=Afterwards()
+        metrics=ServingMetrics(),
+        payments_waiting=None,
+        books=collector,
+        restarts=None,
+        afterwards=Afterwards(),
     )
     services.metrics.registry.register(services.books)
     app = FastAPI()
