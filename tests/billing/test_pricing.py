@@ -135,6 +135,7 @@ async def test_a_request_pays_the_version_in_effect_when_it_was_submitted(
     try:
         now = datetime.now(UTC)
         assert await book.rate(100, now.timestamp(), False) == Rate("", 0, 0, 0)
+        assert await book.rate(175, now.timestamp(), False) == Rate("", 0, 0, 0, 175)
         today = await service.add(
             input=150_000, cached_input=75_000, output=600_000, adapter_surcharge=7, adapter_gb_day=8
         )

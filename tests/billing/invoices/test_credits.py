@@ -175,6 +175,30 @@ async def test_a_credit_that_was_used_up_does_not_end_twice(business: Business) 
     assert (await business.credits.balance(acme.id)).amount == 2_000
 
 
+async def test_usage_before_a_credit_was_given_is_not_taken_from_it(business: Business) -> None:
+    acme = await business.tenant()
+    await business.accounts.set_mode(acme.id, "prepaid", OPERATOR, now=at(OCTOBER, 1))
+    await business.credits.add(acme.id, "top_up", 4_000, "pi_1", OPERATOR, now=at(OCTOBER, 1))
+    await business.use(acme.id, at(OCTOBER, 2), 4_000)
+    await business.credits.add(
+        acme.id, "grant", 5_000, "promo", OPERATOR, now=at(OCTOBER, 20), expires_at=at(NOVEMBER, 5)
+    )
+    assert await business.credits.expire(at(NOVEMBER, 5)) == 1
+    assert (await business.credits.balance(acme.id)).amount == 0, "all of the grant was left"
+
+
+async def test_no_more_of_a_credit_ends_than_the_balance_has(business: Business) -> None:
+    acme = await business.tenant()
+    await business.accounts.set_mode(acme.id, "prepaid", OPERATOR, now=at(OCTOBER, 1))
+    await business.use(acme.id, at(OCTOBER, 2), 2_000)
+    await business.credits.add(
+        acme.id, "grant", 5_000, "promo", OPERATOR, now=at(OCTOBER, 20), expires_at=at(NOVEMBER, 5)
+    )
+    assert (await business.credits.balance(acme.id)).amount == 3_000
+    assert await business.credits.expire(at(NOVEMBER, 5)) == 1
+    assert (await business.credits.balance(acme.id)).amount == 0
+
+
 @pytest.mark.parametrize(
     ("changes", "field"),
     [({"email": "nobody"}, "email"), ({"country": "France"}, "country"), ({"name": "a\x00"}, "name"),
