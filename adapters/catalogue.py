@@ -99,12 +99,13 @@ class AdapterCatalogue:
         limit: int = 20,
         newest_first: bool = True,
     ) -> list[AdapterEvent]:
-        """A page of what happened to the adapter. Raises AdapterNotFound."""
+        """A page of what happened to the adapter. Raises AdapterNotFound, UnknownCursor."""
         async with self._database.read(tenant_id) as session:
             shown = await self._shown(AdapterRepository(session, tenant_id), adapter)
-            return await EventRepository(session, tenant_id).page(
-                shown.adapter.id, after=after, limit=limit, newest_first=newest_first
-            )
+            events = EventRepository(session, tenant_id)
+            if after is not None:
+                await events.require(after, shown.adapter.id)
+            return await events.page(shown.adapter.id, after=after, limit=limit, newest_first=newest_first)
 
     async def last_events(self, tenant_id: str, adapter_ids: Collection[str]) -> dict[str, AdapterEvent]:
         """The last thing that happened to each of these adapters, by its id."""

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import func
+from sqlalchemy import Select, func
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.models import PENDING, AdapterEvent, AdapterVersion
 from db.base import new_id
+from db.cursors import require_cursor
 from db.repository import TenantRepository
 from db.session import Database
 
@@ -64,15 +65,23 @@ class EventRepository(TenantRepository):
         newest_first: bool = False,
     ) -> list[AdapterEvent]:
         """Events of an adapter or of a job, beyond the one whose id is `after`."""
+        query = self._listed(adapter_id, job_id)
+        if after is not None:
+            query = query.where(AdapterEvent.id < after if newest_first else AdapterEvent.id > after)
+        order = AdapterEvent.id.desc() if newest_first else AdapterEvent.id
+        return list((await self.session.execute(query.order_by(order).limit(limit))).scalars())
+
+    async def require(self, after: str, adapter_id: str | None = None, *, job_id: str | None = None) -> None:
+        """Raises UnknownCursor when `after` is no event of the adapter or of the job."""
+        await require_cursor(self.session, self._listed(adapter_id, job_id), AdapterEvent.id, after)
+
+    def _listed(self, adapter_id: str | None, job_id: str | None) -> Select[Any]:
         query = self.select_own(AdapterEvent)
         if adapter_id is not None:
             query = query.where(AdapterEvent.adapter_id == adapter_id)
         if job_id is not None:
             query = query.where(AdapterEvent.job_id == job_id)
-        if after is not None:
-            query = query.where(AdapterEvent.id < after if newest_first else AdapterEvent.id > after)
-        order = AdapterEvent.id.desc() if newest_first else AdapterEvent.id
-        return list((await self.session.execute(query.order_by(order).limit(limit))).scalars())
+        return query
 
     async def last_of(self, adapter_ids: Collection[str]) -> list[AdapterEvent]:
         """The last event of each of these adapters."""

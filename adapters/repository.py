@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from adapters.jobs.models import Job
 from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.names import ModelName
+from db.cursors import page_beyond, require_cursor
 from db.repository import TenantRepository, select_owned
 from tenants.models import Plan, Tenant
 
@@ -42,12 +43,14 @@ class AdapterRepository(TenantRepository):
         self, base: str, *, after: str | None, limit: int, newest_first: bool, name: str | None = None
     ) -> Sequence[Found]:
         """Adapters beyond the one whose id is `after`, in the order they were made, each with the version
-        that stands for it.
+        that stands for it. Raises UnknownCursor.
         """
         query = self._with_version(base)
         if name is not None:
             query = query.where(Adapter.name == name)
         if after is not None:
+            of_base = self.select_own(Adapter).where(Adapter.base == base)
+            await require_cursor(self.session, of_base, Adapter.id, after)
             query = query.where(Adapter.id < after if newest_first else Adapter.id > after)
         query = query.order_by(Adapter.id.desc() if newest_first else Adapter.id)
         return (await self.session.execute(query.limit(limit))).all()
@@ -96,12 +99,12 @@ class AdapterRepository(TenantRepository):
     async def version_page(
         self, adapter_id: str, *, after: int | None, limit: int, newest_first: bool
     ) -> list[AdapterVersion]:
-        query = self._versions(adapter_id)
+        listed = self._versions(adapter_id)
         number = AdapterVersion.version
-        if after is not None:
-            query = query.where(number < after if newest_first else number > after)
-        query = query.order_by(number.desc() if newest_first else number)
-        return list((await self.session.execute(query.limit(limit))).scalars())
+        page = await page_beyond(
+            self.session, listed, number, after=after, limit=limit, newest_first=newest_first
+        )
+        return list(page.scalars())
 
     async def version(self, adapter_id: str, version: int) -> AdapterVersion | None:
         query = self._versions(adapter_id).where(AdapterVersion.version == version)

@@ -29,6 +29,7 @@ from admin.services import ConsoleServices, Explanations
 from admin.sessions import Opened, Session, SessionStore
 from admin.visitors import Operator, Person, Visitor
 from billing.invoices.accounts import Account as BillingAccount
+from db.errors import UnknownCursor
 from tenants.accounts import Account
 from tenants.errors import TenantNotFound, UserNotFound
 from tenants.roles import Right
@@ -113,6 +114,8 @@ class Frame:
 
     async def refused(self, request: Request, error: Exception) -> Response:
         """What is told of an error that is the visitor's, or passes."""
+        if isinstance(error, UnknownCursor):
+            error = HTTPException(404, "There is no such page of the list.")
         if isinstance(error, HTTPException):
             title = _TITLES.get(error.status_code, "This did not work")
             return self._told(request, error.status_code, title, str(error.detail), None)

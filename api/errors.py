@@ -32,7 +32,7 @@ from api.faces import (
 )
 from api.ratelimit import rate_headers
 from billing.errors import InvalidReportQuery
-from db.errors import DatabaseUnavailable, UnstorableText
+from db.errors import DatabaseUnavailable, UnknownCursor, UnstorableText
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
 from tenants.errors import LimitReached, NotHeld
@@ -191,6 +191,7 @@ FACES: dict[type[Exception], Face] = {
         message="The server cannot look this up at the moment. Try again.",
     ),
     UnstorableText: Face(400, INVALID, "invalid_value", retry=False),
+    UnknownCursor: Face(400, INVALID, "invalid_value", retry=False),
     **adapters.FACES,
     **billing.FACES,
     **tenants.FACES,
@@ -237,7 +238,10 @@ def _param_of(error: BaseException) -> str | None:
         return error.param
     return (
         error.field
-        if isinstance(error, InvalidReportQuery | InspectionRefused | InvalidAdapter | FileError | NotHeld)
+        if isinstance(
+            error,
+            InvalidReportQuery | InspectionRefused | InvalidAdapter | FileError | NotHeld | UnknownCursor,
+        )
         else None
     )
 

@@ -10,6 +10,7 @@ from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
 
 from api.errors import UnsupportedParameter
+from db.errors import UnknownCursor
 
 MAX_LIMIT = 100
 
@@ -24,8 +25,14 @@ class PageQuery:
     newest_first: bool
 
 
+Cursor = Annotated[str | None, Query(json_schema_extra={"minLength": 1})]
+"""The id of an object in the list. Which ones those are the list knows: it refuses all others alike, those of
+the wrong form too.
+"""
+
+
 def _query(
-    after: Annotated[str | None, Query(pattern=r"^[!-~]{1,100}$")] = None,
+    after: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 20,
     order: Literal["asc", "desc"] = "desc",
 ) -> PageQuery:
@@ -35,7 +42,15 @@ def _query(
 Paged = Annotated[PageQuery, Depends(_query)]
 """A route's parameter: the three of the query string."""
 
-PAGE_PARAMETERS = frozenset({"after", "limit", "order"})
+
+def position(ids: Sequence[str], after: str | None, field: str = "after") -> int | None:
+    """Where `after` stands in the whole list of ids; None without one. Raises UnknownCursor."""
+    if after is None:
+        return None
+    try:
+        return ids.index(after)
+    except ValueError:
+        raise UnknownCursor(field) from None
 
 
 def page(objects: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:

@@ -21,6 +21,14 @@ class UnstorableText(ValueError):
         super().__init__("text with a NUL character (U+0000) cannot be stored or looked up; remove it")
 
 
+class UnknownCursor(ValueError):
+    """A page was asked for beyond an id that is not in the list."""
+
+    def __init__(self, field: str = "after") -> None:
+        super().__init__(f"Invalid value for '{field}': it must be the id of an object in this list.")
+        self.field = field
+
+
 class UnusableDatabase(RuntimeError):
     """PostgreSQL answers, but this process must not work on what is there: the schema is of another version,
     or the role has too many or too few rights. Says the remedy; an operator has to act.

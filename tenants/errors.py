@@ -193,14 +193,6 @@ class InviteNotFound(TenantError):
         self.invite_id = invite_id
 
 
-class AuditEntryNotFound(TenantError):
-    """A page was to begin at an entry that this tenant's log does not have."""
-
-    def __init__(self, entry_id: str) -> None:
-        super().__init__(f"there is no audit log entry {entry_id!r}")
-        self.entry_id = entry_id
-
-
 class KeyNotActive(TenantError):
     """The key is revoked, expired, or replaced already: nothing of it can be changed."""
 

@@ -143,11 +143,9 @@ class KeyService:
             )
             if wanted is not None
         ]
-        if not with_revoked:
-            chosen.append(ApiKey.revoked_at.is_(None))
         async with self._database.read(tenant_id) as session:
             page = await KeyRepository(session, tenant_id).page(
-                *chosen, after=after, limit=limit, newest_first=newest_first
+                *chosen, with_revoked=with_revoked, after=after, limit=limit, newest_first=newest_first
             )
         return [*page]
 

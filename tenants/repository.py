@@ -21,7 +21,6 @@ from sqlalchemy import (
     Text,
     any_,
     bindparam,
-    false,
     func,
     or_,
     select,
@@ -29,6 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from db.cursors import page_beyond
 from db.repository import TenantRepository
 from tenants.limits.repository import limits_of_key
 from tenants.models import (
@@ -73,18 +73,6 @@ _SIGNING_IN = (
 def is_id(given: str) -> bool:
     """What is none is nobody's, and may be what no row can hold."""
     return _ID.fullmatch(given) is not None
-
-
-def keyset(
-    query: Select[Any], column: Any, *, after: str | None, limit: int, newest_first: bool
-) -> Select[Any]:
-    """The page of `query` beyond the row whose id is `after`; ids sort as the rows were made. Nothing is
-    beyond what is no id.
-    """
-    if after is not None:
-        beyond = column < after if newest_first else column > after
-        query = query.where(beyond if is_id(after) else false())
-    return query.order_by(column.desc() if newest_first else column).limit(limit)
 
 
 class TenantDirectory:
@@ -221,13 +209,17 @@ class KeyRepository(TenantRepository):
     async def page(
         self,
         *conditions: ColumnElement[bool],
+        with_revoked: bool,
         after: str | None,
         limit: int,
         newest_first: bool,
     ) -> Sequence[ShownKey]:
-        query = self._shown().where(*conditions)
-        page = keyset(query, ApiKey.id, after=after, limit=limit, newest_first=newest_first)
-        return (await self.session.execute(page)).all()
+        listed = self._shown().where(*conditions)
+        filters = () if with_revoked else (ApiKey.revoked_at.is_(None),)
+        page = await page_beyond(
+            self.session, listed, ApiKey.id, *filters, after=after, limit=limit, newest_first=newest_first
+        )
+        return page.all()
 
     async def revoke(self, *conditions: ColumnElement[bool]) -> Sequence[Row[str, bytes]]:
         """Revoke those that are not yet; their ids and digests."""

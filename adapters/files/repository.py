@@ -15,6 +15,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from adapters.files.errors import StorageLimitReached
 from adapters.files.models import StoredFile, Upload, UploadPart, UploadStatus
+from db.cursors import page_beyond
 from db.repository import TenantRepository
 from tenants.limits.kinds import Metric
 from tenants.limits.repository import LimitRepository
@@ -42,13 +43,12 @@ class FileRepository(TenantRepository):
         self, now: datetime, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
     ) -> list[StoredFile]:
         """At most `limit`, those that come after the file `after`. Ids are in the order of their making."""
-        query = self.select_own(StoredFile).where(_alive(now))
-        if purpose is not None:
-            query = query.where(StoredFile.purpose == purpose)
-        if after is not None:
-            query = query.where(StoredFile.id < after if newest_first else StoredFile.id > after)
-        query = query.order_by(StoredFile.id.desc() if newest_first else StoredFile.id).limit(limit)
-        return list((await self.session.execute(query)).scalars())
+        listed = self.select_own(StoredFile)
+        filters = [_alive(now)] if purpose is None else [_alive(now), StoredFile.purpose == purpose]
+        page = await page_beyond(
+            self.session, listed, StoredFile.id, *filters, after=after, limit=limit, newest_first=newest_first
+        )
+        return list(page.scalars())
 
     async def delete_file(self, file_id: str, now: datetime) -> str | None:
         """Delete the row; the key of its object, None when there is no such file."""

@@ -18,6 +18,7 @@ from adapters.events import Level, record
 from adapters.jobs.models import AWAITED, Job, JobStatus
 from adapters.models import Adapter, AdapterVersion
 from adapters.objects import SOURCE_FILES
+from db.cursors import page_beyond
 from db.repository import TenantRepository
 from tenants.models import Tenant
 
@@ -68,13 +69,12 @@ class JobRepository(TenantRepository):
         self, *, after: str | None, limit: int, newest_first: bool = True, adapter_id: str | None = None
     ) -> list[Job]:
         """At most `limit`, beyond the job `after`."""
-        query = self.select_own(Job)
-        if adapter_id is not None:
-            query = query.where(Job.adapter_id == adapter_id)
-        if after is not None:
-            query = query.where(Job.id < after if newest_first else Job.id > after)
-        query = query.order_by(Job.id.desc() if newest_first else Job.id).limit(limit)
-        return list((await self.session.execute(query)).scalars())
+        listed = self.select_own(Job)
+        filters = () if adapter_id is None else (Job.adapter_id == adapter_id,)
+        page = await page_beyond(
+            self.session, listed, Job.id, *filters, after=after, limit=limit, newest_first=newest_first
+        )
+        return list(page.scalars())
 
     async def open_job_of(self, adapter_id: str, version: int) -> Job | None:
         """The version's job that has not ended."""

@@ -99,10 +99,8 @@ class JobService:
         newest_first: bool = True,
         adapter_id: str | None = None,
     ) -> tuple[list[Job], bool]:
-        """A page, and whether there are more beyond it. Raises JobNotFound for an `after` that is none."""
+        """A page, and whether there are more beyond it. Raises UnknownCursor."""
         async with self._database.read(tenant_id) as session:
-            if after is not None:
-                await _found(session, tenant_id, after)
             jobs = await JobRepository(session, tenant_id).page(
                 after=after, limit=limit + 1, newest_first=newest_first, adapter_id=adapter_id
             )
@@ -128,10 +126,15 @@ class JobService:
         limit: int = 20,
         newest_first: bool = True,
     ) -> tuple[list[AdapterEvent], bool]:
-        """A page of what happened to the job, and whether there is more. Raises JobNotFound."""
+        """A page of what happened to the job, and whether there is more. Raises JobNotFound,
+        UnknownCursor.
+        """
         async with self._database.read(tenant_id) as session:
             await _found(session, tenant_id, job_id)
-            events = await EventRepository(session, tenant_id).page(
+            repository = EventRepository(session, tenant_id)
+            if after is not None:
+                await repository.require(after, job_id=job_id)
+            events = await repository.page(
                 job_id=job_id, after=after, limit=limit + 1, newest_first=newest_first
             )
         return events[:limit], len(events) > limit

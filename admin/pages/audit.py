@@ -83,7 +83,7 @@ class AuditPage:
         self._audit = audit
 
     async def gather(self, tenant_id: str, wanted: AuditFilter, after: str | None) -> Entries:
-        """Raises AuditEntryNotFound, DatabaseUnavailable."""
+        """Raises UnknownCursor, DatabaseUnavailable."""
         found = await self._audit.list(tenant_id, wanted, after=after, limit=PAGE + 1)
         rows = [row_of(entry) for entry in found[:PAGE]]
         return Entries(rows, rows[-1].id if len(found) > PAGE else None)

@@ -7,7 +7,6 @@ from sla.errors import IncidentEnded, IncidentNotFound, InvalidMonth
 from tenants.errors import (
     AccountSuspended,
     AddressNotAllowed,
-    AuditEntryNotFound,
     BalanceExhausted,
     DefaultProjectKept,
     IdentityNotFound,
@@ -84,7 +83,6 @@ FACES: dict[type[Exception], Face] = {
     IdentityNotFound: NOT_FOUND,
     IdentityTaken: Face(409, "conflict_error", "identity_taken", retry=False),
     LastWayIn: Face(409, "conflict_error", "last_way_in", retry=False),
-    AuditEntryNotFound: Face(404, INVALID, "not_found", retry=False, param="after"),
     AddressNotAllowed: FORBIDDEN,
     NotHeld: FORBIDDEN,
     OwnersOnly: FORBIDDEN,

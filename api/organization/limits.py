@@ -17,7 +17,7 @@ from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.bodies import SetLimitRequest
 from api.organization.objects import deleted
 from api.organization.requests import Asking, asking, naming_fields, read_body
-from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
+from api.pages import Paged, page, position
 from tenants.errors import QuotaUnavailable
 from tenants.limits.kinds import Limit, Metric, Scope
 from tenants.quotas.reservation import LimitState
@@ -29,11 +29,10 @@ router = APIRouter(prefix="/v1/organization/limits", responses=ERROR_RESPONSES, 
 async def list_limits(request: Request, query: Paged) -> dict[str, Any]:
     """Those that were set, and those of the plan that none stands in place of; in the order of their ids."""
     who = await asking(request, READ_LIMITS)
-    refuse_unknown(list(request.query_params), PAGE_PARAMETERS)
     found = {limit_id(limit): limit for limit in await who.accounts.limits.effective(who.tenant_id)}
     ids = sorted(found, reverse=query.newest_first)
-    if query.after is not None:
-        ids = [one for one in ids if (one < query.after if query.newest_first else one > query.after)]
+    last = position(ids, query.after)
+    ids = ids[0 if last is None else last + 1 :]
     chosen = ids[: query.limit]
     shown = await shown_limits(request, who, [found[one] for one in chosen])
     return page(shown, query.limit) | {"has_more": len(ids) > query.limit}

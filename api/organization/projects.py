@@ -11,7 +11,7 @@ from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.bodies import CreateProjectRequest, UpdateProjectRequest
 from api.organization.objects import project_object
 from api.organization.requests import asking, naming_fields, read_body
-from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
+from api.pages import Paged, page
 
 router = APIRouter(prefix="/v1/organization/projects", responses=ERROR_RESPONSES, tags=["Projects"])
 
@@ -27,7 +27,6 @@ async def create_project(request: Request) -> dict[str, Any]:
 @router.get("", operation_id="listProjects")
 async def list_projects(request: Request, query: Paged, include_archived: bool = False) -> dict[str, Any]:
     who = await asking(request, READ_PROJECTS)
-    refuse_unknown(list(request.query_params), PAGE_PARAMETERS | {"include_archived"})
     found = await who.accounts.projects.list(
         who.tenant_id,
         with_archived=include_archived,

@@ -15,7 +15,7 @@ from api.errors import InvalidValue, RouteNotFound
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.bodies import RateLimitRequest
 from api.organization.requests import Asking, asking, naming_fields, read_body
-from api.pages import page, refuse_unknown
+from api.pages import Cursor, page, position
 from tenants.limits.kinds import MAX_RATE, Limit, Metric
 
 router = APIRouter(
@@ -30,29 +30,25 @@ FIELDS = {
     "max_tokens_per_1_minute": Metric.TOKENS_PER_MINUTE,
     "max_requests_per_1_day": Metric.REQUESTS_PER_DAY,
 }
-_Cursor = Annotated[str | None, Query(pattern=r"^[!-~]{1,300}$")]
 
 
 @router.get("", operation_id="listRateLimits")
 async def list_rate_limits(
     request: Request,
     project_id: str,
-    after: _Cursor = None,
-    before: _Cursor = None,
+    after: Cursor = None,
+    before: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 100,
 ) -> dict[str, Any]:
     """All models together, the base, its adapters together, and every model the project has a limit for."""
     who = await asking(request, READ_LIMITS)
-    refuse_unknown(list(request.query_params), frozenset({"after", "before", "limit"}))
     if after is not None and before is not None:
         raise InvalidValue("Give either 'after' or 'before'.", "before")
     of_project, of_all = await _limits(who, project_id)
     base = services_of(request).models.base
     ids = [_PREFIX + model for model in sorted({ALL, base, f"{base}:*", *of_project})]
-    if after is not None:
-        ids = [one for one in ids if one > after]
-    if before is not None:
-        ids = [one for one in ids if one < before]
+    first, end = position(ids, after), position(ids, before, "before")
+    ids = ids[0 if first is None else first + 1 : end]
     chosen = ids[-limit:] if before is not None else ids[:limit]
     shown = [_object(one.removeprefix(_PREFIX), of_project, of_all) for one in chosen]
     return page(shown, limit) | {"has_more": len(ids) > limit}

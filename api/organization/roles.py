@@ -13,7 +13,7 @@ from api.deps import READ_MEMBERS
 from api.errors import InvalidValue, RouteNotFound
 from api.openapi import ERROR_RESPONSES
 from api.organization.requests import asking
-from api.pages import PAGE_PARAMETERS, Paged, refuse_unknown
+from api.pages import Paged, position
 from tenants.models import User
 from tenants.roles import RIGHTS_OF, ROLES, Role
 
@@ -74,11 +74,10 @@ def assignment_object(user: User) -> dict[str, Any]:
 async def list_roles(request: Request, query: Paged) -> dict[str, Any]:
     """All of them."""
     await asking(request, READ_MEMBERS)
-    refuse_unknown(list(request.query_params), PAGE_PARAMETERS)
     roles = list(ROLES) if query.newest_first else list(reversed(ROLES))
     ids = [f"{_PREFIX}{role}" for role in roles]
-    if query.after is not None:
-        roles = roles[ids.index(query.after) + 1 :] if query.after in ids else []
+    last = position(ids, query.after)
+    roles = roles[0 if last is None else last + 1 :]
     shown = [role_object(role) for role in roles[: query.limit]]
     more = len(roles) > query.limit
     return {

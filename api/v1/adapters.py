@@ -27,7 +27,7 @@ from api.deps import (
 )
 from api.event_feed import event_feed
 from api.openapi import ERROR_RESPONSES, json_body
-from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
+from api.pages import Paged, page
 from api.v1.adapter_bodies import (
     adapter_object,
     decode_create,
@@ -36,6 +36,7 @@ from api.v1.adapter_bodies import (
     event_object,
     version_object,
 )
+from db.errors import UnknownCursor
 from tenants.context import TenantContext
 
 router = APIRouter(prefix="/v1/adapters", responses=ERROR_RESPONSES, tags=["Adapters"])
@@ -70,7 +71,6 @@ async def list_adapters(
 ) -> dict[str, Any]:
     """The tenant's adapters; with `name`, the one that is called so."""
     caller = await authenticate(request, READ_ADAPTERS)
-    refuse_unknown(list(request.query_params), PAGE_PARAMETERS | {"name"})
     shown = await onboarding_of(request).catalogue.adapters(
         caller.tenant_id,
         after=query.after,
@@ -136,14 +136,16 @@ async def create_version(request: Request, response: Response, adapter: str) -> 
 @router.get("/{adapter}/versions", operation_id="listAdapterVersions")
 async def list_versions(request: Request, query: Paged, adapter: str) -> dict[str, Any]:
     caller = await authenticate(request, READ_ADAPTERS)
-    refuse_unknown(list(request.query_params), PAGE_PARAMETERS)
+    of, number = _version_after(query.after)
     shown, versions = await onboarding_of(request).catalogue.versions(
         caller.tenant_id,
         adapter,
-        after=None if query.after is None else _number(query.after),
+        after=number,
         limit=query.limit + 1,
         newest_first=query.newest_first,
     )
+    if of and of != shown.adapter.id:
+        raise UnknownCursor
     return page([version_object(shown.adapter, version) for version in versions], query.limit)
 
 
@@ -193,10 +195,11 @@ async def list_events(
     that end when no version is on its way any more.
     """
     caller = await authenticate(request, READ_ADAPTERS)
-    refuse_unknown(list(request.query_params), PAGE_PARAMETERS | {"stream"})
     catalogue = onboarding_of(request).catalogue
     if stream:
         shown = await catalogue.get(caller.tenant_id, adapter)
+        if query.after is not None:
+            await catalogue.events(caller.tenant_id, adapter, after=query.after, limit=1)
         source = _objects(catalogue.follow(caller.tenant_id, shown.adapter.id, query.after))
         return event_feed(source, services_of(request).limits.ping_interval)
     events = await catalogue.events(
@@ -232,9 +235,13 @@ def _submitted(made: Submitted) -> dict[str, Any]:
     return adapter_object(made.adapter, made.version) | {"calibration_job": made.job_id}
 
 
-def _number(after: str) -> int:
-    """Of a version, from its id or as it is."""
-    number = after.rpartition("@")[2]
-    if not (number.isascii() and number.isdigit() and len(number) < 10):
-        raise InvalidAdapter("after", "not the id of a version")
-    return int(number)
+def _version_after(after: str | None) -> tuple[str, int] | tuple[None, None]:
+    """The adapter's id and the number in a version's id; a number alone names no adapter. Raises
+    UnknownCursor.
+    """
+    if after is None:
+        return None, None
+    adapter_id, at, number = after.rpartition("@")
+    if bool(at) != bool(adapter_id) or not (number.isascii() and number.isdigit() and len(number) < 10):
+        raise UnknownCursor
+    return adapter_id, int(number)

@@ -15,9 +15,6 @@ from api.v1.report_query import Repeated, ReportQuery
 
 router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Usage"])
 
-_SINGLE = ("start_time", "end_time", "bucket_width", "limit", "page")
-_REPEATED = ("group_by", "api_key_ids", "project_ids", "line_items")
-
 
 @router.get("/costs", operation_id="costs")
 async def costs(
@@ -34,7 +31,7 @@ async def costs(
 ) -> dict[str, Any]:
     """A page of days."""
     caller = await authenticate(request, READ_USAGE)
-    query = ReportQuery(request, _SINGLE, _REPEATED)
+    query = ReportQuery(request)
     return await services_of(request).usage.costs.page(
         caller.tenant_id,
         start_time=start_time,

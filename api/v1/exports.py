@@ -18,9 +18,6 @@ from billing.reports.grouping import slice_of
 
 router = APIRouter(prefix="/v1/organization/usage", responses=ERROR_RESPONSES, tags=["Usage"])
 
-_SINGLE = ("format", "start_time", "end_time", "bucket_width")
-_FILTERS = ("api_key_ids", "models", "project_ids", "user_ids", "adapter_ids", "service_tiers")
-_REPEATED = ("group_by", *_FILTERS)
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _FILES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"text/csv": _BINARY, "application/vnd.apache.parquet": _BINARY}}
@@ -47,7 +44,7 @@ async def export(
     connection off before the file's end.
     """
     caller = await authenticate(request, READ_USAGE)
-    query = ReportQuery(request, _SINGLE, _REPEATED)
+    query = ReportQuery(request)
     export = await services_of(request).usage.exports.open(
         caller.tenant_id,
         format=format,

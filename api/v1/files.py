@@ -23,7 +23,7 @@ from api.errors import InvalidValue
 from api.forms import read_form
 from api.json_bodies import unix
 from api.openapi import ERROR_RESPONSES, form_body
-from api.pages import PAGE_PARAMETERS, page, refuse_unknown
+from api.pages import Cursor, page
 
 router = APIRouter(prefix="/v1/files", responses=ERROR_RESPONSES, tags=["Files"])
 
@@ -88,13 +88,12 @@ async def create_file(request: Request) -> dict[str, Any]:
 async def list_files(
     request: Request,
     purpose: Annotated[str | None, Query(max_length=100)] = None,
-    after: Annotated[str | None, Query(pattern=r"^[!-~]{1,100}$")] = None,
+    after: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
     order: Literal["asc", "desc"] = "desc",
 ) -> dict[str, Any]:
     """The tenant's files, the newest first unless `order` says otherwise."""
     caller = await authenticate(request, READ_FILES)
-    refuse_unknown(list(request.query_params), PAGE_PARAMETERS | {"purpose"})
     found = await services_of(request).files.list(
         caller.tenant_id, purpose=purpose, after=after, limit=limit, newest_first=order == "desc"
     )

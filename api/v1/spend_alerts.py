@@ -16,7 +16,7 @@ from api.errors import InvalidValue
 from api.json_bodies import unix
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.requests import naming_fields
-from api.pages import PAGE_PARAMETERS, Paged, page, refuse_unknown
+from api.pages import Paged, page
 from api.v1.notification_bodies import SpendAlertRequest, read_body
 from billing.rates import MICRO_USD_PER_CENT
 from billing.spend.alerts import SpendAlertService, Threshold
@@ -101,7 +101,6 @@ async def delete_project_alert(request: Request, project_id: str, alert_id: str)
 
 async def _list(request: Request, project_id: str | None, query: Paged) -> dict[str, Any]:
     who = await _asking(request, READ_LIMITS)
-    refuse_unknown(list(request.query_params), PAGE_PARAMETERS)
     found = await who.alerts.list(
         who.tenant_id,
         project_id,

@@ -15,9 +15,6 @@ from api.v1.report_query import Repeated, ReportQuery
 
 router = APIRouter(prefix="/v1/organization/usage", responses=ERROR_RESPONSES, tags=["Usage"])
 
-_SINGLE = ("start_time", "end_time", "bucket_width", "limit", "batch", "page")
-_REPEATED = ("group_by", "api_key_ids", "models", "project_ids", "user_ids", "adapter_ids")
-
 
 @router.get("/completions", operation_id="usageCompletions")
 async def completions(
@@ -37,7 +34,7 @@ async def completions(
 ) -> dict[str, Any]:
     """A page of time buckets."""
     caller = await authenticate(request, READ_USAGE)
-    query = ReportQuery(request, _SINGLE, _REPEATED)
+    query = ReportQuery(request)
     return await services_of(request).usage.completions(
         caller.tenant_id,
         start_time=start_time,

@@ -37,9 +37,10 @@ from billing.invoices.models import (
 from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay
 from billing.months import begin, following
 from billing.repository import INSTANT
+from db.cursors import page_beyond
 from db.repository import TenantRepository, owner, select_owned
 from tenants.models import Plan, Tenant
-from tenants.repository import is_id, keyset
+from tenants.repository import is_id
 
 LEDGER_KINDS = ("usage", "storage", "calibration")
 """Kinds of lines that stand for rows of the ledger."""
@@ -196,10 +197,11 @@ class AccountRepository(TenantRepository):
     async def credits(
         self, *, after: str | None = None, limit: int = 100, newest_first: bool = True
     ) -> list[CreditEntry]:
-        query = keyset(
-            self.select_own(CreditEntry), CreditEntry.id, after=after, limit=limit, newest_first=newest_first
+        listed = self.select_own(CreditEntry)
+        page = await page_beyond(
+            self.session, listed, CreditEntry.id, after=after, limit=limit, newest_first=newest_first
         )
-        return list((await self.session.execute(query)).scalars())
+        return list(page.scalars())
 
     async def taken_since(self, moment: datetime) -> int:
         """Micro-USD that entries made since took out of the balance, but for those that expired."""
@@ -230,10 +232,11 @@ class InvoiceRepository(TenantRepository):
     async def page(
         self, *, after: str | None = None, limit: int = 100, newest_first: bool = True
     ) -> list[Invoice]:
-        query = keyset(
-            self.select_own(Invoice), Invoice.id, after=after, limit=limit, newest_first=newest_first
+        listed = self.select_own(Invoice)
+        page = await page_beyond(
+            self.session, listed, Invoice.id, after=after, limit=limit, newest_first=newest_first
         )
-        return list((await self.session.execute(query)).scalars())
+        return list(page.scalars())
 
     async def lines(self, invoice_ids: Sequence[str]) -> list[InvoiceLine]:
         query = (

@@ -14,9 +14,10 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.notifications.models import Delivery, Notification, WebhookEndpoint
+from db.cursors import page_beyond
 from db.repository import TenantRepository
 from tenants.models import User
-from tenants.repository import is_id, keyset
+from tenants.repository import is_id
 
 PER_DESTINATION = 4
 """Deliveries to one endpoint or address that are taken together: what is slow there keeps nobody waiting."""
@@ -37,9 +38,11 @@ class EndpointRepository(TenantRepository):
         return (await self.session.execute(self.select_own(WebhookEndpoint, func.count()))).scalar_one()
 
     async def page(self, *, after: str | None, limit: int, newest_first: bool) -> list[WebhookEndpoint]:
-        query = self.select_own(WebhookEndpoint)
-        page = keyset(query, WebhookEndpoint.id, after=after, limit=limit, newest_first=newest_first)
-        return list((await self.session.execute(page)).scalars())
+        listed = self.select_own(WebhookEndpoint)
+        page = await page_beyond(
+            self.session, listed, WebhookEndpoint.id, after=after, limit=limit, newest_first=newest_first
+        )
+        return list(page.scalars())
 
     async def listening(self, event_type: str) -> list[str]:
         """Ids of the endpoints that are to be told of this."""
@@ -83,13 +86,15 @@ class NotificationRepository(TenantRepository):
     async def deliveries(
         self, endpoint_id: str, *, after: str | None, limit: int, newest_first: bool
     ) -> list[Row[Delivery, Notification]]:
-        query = (
+        listed = (
             self.select_own(Delivery, Delivery, Notification)
             .join(Notification, Notification.id == Delivery.notification_id)
             .where(Delivery.endpoint_id == endpoint_id)
         )
-        page = keyset(query, Delivery.id, after=after, limit=limit, newest_first=newest_first)
-        return list((await self.session.execute(page)).all())
+        page = await page_beyond(
+            self.session, listed, Delivery.id, after=after, limit=limit, newest_first=newest_first
+        )
+        return list(page.all())
 
     async def mailed(self, key_prefix: str, limit: int) -> list[Row[Delivery, Notification]]:
         """What was mailed of notifications whose key begins so, the newest first."""

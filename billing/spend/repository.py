@@ -12,8 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.models import Charge, Reversal
 from billing.spend.models import SpendAdjustment, SpendAlert, SpendAlertRaised
+from db.cursors import page_beyond
 from db.repository import TenantRepository
-from tenants.repository import is_id, keyset
+from tenants.repository import is_id
 
 
 class SpendAlertRepository(TenantRepository):
@@ -28,9 +29,11 @@ class SpendAlertRepository(TenantRepository):
     async def page(
         self, project_id: str | None, *, after: str | None, limit: int, newest_first: bool
     ) -> list[SpendAlert]:
-        query = self._of(project_id)
-        page = keyset(query, SpendAlert.id, after=after, limit=limit, newest_first=newest_first)
-        return list((await self.session.execute(page)).scalars())
+        listed = self._of(project_id)
+        page = await page_beyond(
+            self.session, listed, SpendAlert.id, after=after, limit=limit, newest_first=newest_first
+        )
+        return list(page.scalars())
 
     async def all(self) -> list[SpendAlert]:
         """Of the tenant as a whole and of its projects, the oldest first."""

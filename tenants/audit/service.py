@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from db.base import new_id
+from db.errors import UnknownCursor
 from db.session import EVERY_TENANT, Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.chain import START, checked_details, digest_of
 from tenants.audit.models import OPERATOR_CHAIN, AuditEntry
 from tenants.audit.repository import AuditFilter, AuditRepository, chains, entries
-from tenants.errors import AuditEntryNotFound
 
 __all__ = ["OPERATOR_CHAIN", "AuditEntry", "AuditFilter", "AuditLog"]
 
@@ -72,16 +72,14 @@ class AuditLog:
         limit: int = 20,
         newest_first: bool = True,
     ) -> list[AuditEntry]:
-        """Entries beyond the one whose id is `after`. Raises AuditEntryNotFound for an `after` that is not
-        there.
-        """
+        """Entries beyond the one whose id is `after`. Raises UnknownCursor."""
         async with self._database.read(tenant_id) as session:
             repository = AuditRepository(session, tenant_id)
             seq = None
             if after is not None:
                 seq = None if "\x00" in after else await repository.seq_of(after)
                 if seq is None:
-                    raise AuditEntryNotFound(after)
+                    raise UnknownCursor
             page = await repository.page(
                 wanted or AuditFilter(), after=seq, limit=limit, newest_first=newest_first
             )

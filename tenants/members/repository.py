@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row, Select, bindparam
 
+from db.cursors import page_beyond
 from db.repository import TenantRepository, select_owned
 from tenants.models import (
     Identity,
@@ -20,7 +21,7 @@ from tenants.models import (
     Tenant,
     User,
 )
-from tenants.repository import is_id, keyset
+from tenants.repository import is_id
 
 Member = Row[ProjectMember, User]
 Membership = Row[ProjectMember, Project]
@@ -73,11 +74,14 @@ class MemberRepository(TenantRepository):
     async def page(
         self, *, emails: Collection[str], after: str | None, limit: int, newest_first: bool
     ) -> Sequence[User]:
-        query = self._live()
+        filters = [User.removed_at.is_(None)]
         if emails:
-            query = query.where(User.email.in_([email.lower() for email in emails]))
-        page = keyset(query, User.id, after=after, limit=limit, newest_first=newest_first)
-        return (await self.session.execute(page)).scalars().all()
+            filters.append(User.email.in_([email.lower() for email in emails]))
+        listed = self.select_own(User)
+        page = await page_beyond(
+            self.session, listed, User.id, *filters, after=after, limit=limit, newest_first=newest_first
+        )
+        return page.scalars().all()
 
     async def signed_in(self, user_id: str) -> Row[User, Tenant, Plan | None, datetime | None] | None:
         """The user with all that pages need of them: their tenant, its plan, and since when a second factor
@@ -118,14 +122,15 @@ class MemberRepository(TenantRepository):
         self, project_id: str, *, after: str | None, limit: int, newest_first: bool
     ) -> Sequence[Member]:
         """By the users' ids."""
-        query = keyset(
+        page = await page_beyond(
+            self.session,
             self._members(project_id),
             ProjectMember.user_id,
             after=after,
             limit=limit,
             newest_first=newest_first,
         )
-        return (await self.session.execute(query)).all()
+        return page.all()
 
     async def memberships(self, user_ids: Collection[str]) -> Sequence[Membership]:
         """The places of these users in projects that are not archived."""
@@ -172,8 +177,16 @@ class MemberRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def invite_page(self, *, after: str | None, limit: int, newest_first: bool) -> Sequence[Invite]:
-        query = keyset(self._invites(), Invite.id, after=after, limit=limit, newest_first=newest_first)
-        return (await self.session.execute(query)).scalars().all()
+        page = await page_beyond(
+            self.session,
+            self.select_own(Invite),
+            Invite.id,
+            Invite.deleted_at.is_(None),
+            after=after,
+            limit=limit,
+            newest_first=newest_first,
+        )
+        return page.scalars().all()
 
     def _invites(self) -> Select[Any]:
         return self.select_own(Invite).where(Invite.deleted_at.is_(None))

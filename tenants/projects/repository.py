@@ -7,9 +7,10 @@ from datetime import datetime
 
 from sqlalchemy import Row, func
 
+from db.cursors import page_beyond
 from db.repository import TenantRepository
 from tenants.models import ApiKey, Project, ProjectMember, ServiceAccount
-from tenants.repository import is_id, keyset
+from tenants.repository import is_id
 
 
 class ProjectRepository(TenantRepository):
@@ -41,11 +42,12 @@ class ProjectRepository(TenantRepository):
     async def page(
         self, *, with_archived: bool, after: str | None, limit: int, newest_first: bool
     ) -> Sequence[Project]:
-        query = self.select_own(Project)
-        if not with_archived:
-            query = query.where(Project.archived_at.is_(None))
-        page = keyset(query, Project.id, after=after, limit=limit, newest_first=newest_first)
-        return (await self.session.execute(page)).scalars().all()
+        listed = self.select_own(Project)
+        filters = () if with_archived else (Project.archived_at.is_(None),)
+        page = await page_beyond(
+            self.session, listed, Project.id, *filters, after=after, limit=limit, newest_first=newest_first
+        )
+        return page.scalars().all()
 
     async def counts(self, project_ids: Collection[str]) -> Sequence[Row[str, int, int]]:
         """Of each of these: keys that are not revoked, and members."""
@@ -99,11 +101,16 @@ class ProjectRepository(TenantRepository):
     async def account_page(
         self, project_id: str, *, after: str | None, limit: int, newest_first: bool
     ) -> Sequence[ServiceAccount]:
-        query = self.select_own(ServiceAccount).where(
-            ServiceAccount.project_id == project_id, ServiceAccount.deleted_at.is_(None)
+        page = await page_beyond(
+            self.session,
+            self.select_own(ServiceAccount).where(ServiceAccount.project_id == project_id),
+            ServiceAccount.id,
+            ServiceAccount.deleted_at.is_(None),
+            after=after,
+            limit=limit,
+            newest_first=newest_first,
         )
-        page = keyset(query, ServiceAccount.id, after=after, limit=limit, newest_first=newest_first)
-        return (await self.session.execute(page)).scalars().all()
+        return page.scalars().all()
 
     async def account_uses(self, account_ids: Collection[str]) -> Sequence[Row[str, int, datetime | None]]:
         """Of each of these that has keys: how many are not revoked, and when one of them was used last."""

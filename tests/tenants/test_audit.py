@@ -12,11 +12,12 @@ import pytest
 from sqlalchemy import make_url, text
 from sqlalchemy.exc import ProgrammingError
 
+from db.errors import UnknownCursor
 from db.session import Database
 from tenants.actors import OPERATOR, Actor
 from tenants.audit.chain import checked_details
 from tenants.audit.service import OPERATOR_CHAIN, AuditFilter, AuditLog
-from tenants.errors import AuditEntryNotFound, KeyNotFound, NameTaken
+from tenants.errors import KeyNotFound, NameTaken
 from tenants.key_terms import KeyChanges, KeyTerms
 from tenants.models import Tenant
 from tenants.plans import PlanChanges
@@ -311,7 +312,7 @@ async def test_entries_are_paged_and_filtered(
     assert await seqs(since=moment, until=moment + timedelta(microseconds=1), types=["thing.done"]) == [4]
     [theirs, *_] = await accounts.audit.list(other.id)
     for unknown in (theirs.id, "audit_log-nothing", "\x00"):
-        with pytest.raises(AuditEntryNotFound):
+        with pytest.raises(UnknownCursor):
             await accounts.audit.list(tenant.id, after=unknown)
 
 

@@ -1,0 +1,96 @@
+"""Cursors of pages: on every list, what is not the id of an object in it is refused in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import redis.asyncio
+
+from db.session import Database
+from tests.api.everything import Everything, Operation, absent, everything
+from tests.api.test_isolation_matrix import NOT_IDS
+from tokenization.codec import TextCodec
+
+
+@pytest.fixture
+async def site(
+    codec: TextCodec, database: Database, redis_client: redis.asyncio.Redis, redis_url: str, tmp_path: Path
+) -> AsyncIterator[Everything]:
+    async with everything(codec, database, redis_client, redis_url, tmp_path) as made:
+        yield made
+
+
+CURSORS = ("after", "before")
+MALFORMED = ("", "x", "'", "a b", "\x00", "a\x00b", "é", "1" * 1000, "9" * 9, "@1", "rl-none", "role-none")
+"""Of no list."""
+
+
+async def ask(site: Everything, operation: Operation, **query: str) -> httpx.Response:
+    client = site.ours.admin if operation.of_account else site.ours.inference
+    return await client.get(operation.url(site.ours.ids | NOT_IDS), params=query)
+
+
+async def listed(site: Everything, operation: Operation, **query: str) -> list[str]:
+    """Ids of the objects on the page."""
+    return [one["id"] for one in (await ask(site, operation, limit="100", **query)).json()["data"]]
+
+
+async def test_every_list_refuses_what_is_no_cursor_of_it(site: Everything) -> None:
+    theirs = [id_ for kind, id_ in site.theirs.ids.items() if kind != "model"]
+    found, asked = {}, set()
+    for operation in site.operations():
+        for name in set(operation.query_parameters) & set(CURSORS):
+            asked.add(operation.name)
+            words = f"Invalid value for '{name}': it must be the id of an object in this list."
+            wanted = (400, {"message": words, "type": "invalid_request_error", "param": name})
+            mine = await listed(site, operation)
+            others = [id_ for kind, id_ in site.ours.ids.items() if id_ not in mine and kind != "model"]
+            for cursor in (*MALFORMED, *theirs, *map(absent, theirs), *others):
+                for more in ({}, {"stream": "true"}) if "stream" in operation.query_parameters else ({},):
+                    answer = await ask(site, operation, **{name: cursor}, **more)
+                    error = answer.json().get("error", {})
+                    code = error.pop("code", None)
+                    if (answer.status_code, error) != wanted or code != "invalid_value":
+                        found[f"{operation.name} {name}={cursor[:40]!r}"] = answer.text[:200]
+    assert len(asked) >= 20
+    assert found == {}
+
+
+async def test_every_list_goes_on_from_each_of_its_objects(site: Everything) -> None:
+    asked = set()
+    for operation in site.operations():
+        for name in set(operation.query_parameters) & set(CURSORS):
+            ids = [one["id"] for one in (await ask(site, operation, limit="100")).json()["data"]]
+            pages = [
+                (await ask(site, operation, limit="100", **{name: cursor})).json()["data"] for cursor in ids
+            ]
+            shown = [[one["id"] for one in data] for data in pages]
+            expected = [ids[n + 1 :] if name == "after" else ids[:n] for n in range(len(ids))]
+            assert shown == expected, (operation.name, name)
+            if len(ids) > 1:
+                asked.add(operation.name)
+    assert len(asked) >= 6
+
+
+async def test_an_object_that_a_filter_leaves_out_is_still_a_place_to_go_on_from(site: Everything) -> None:
+    project = site.ours.ids["project_id"]
+    path = "/v1/organization/projects"
+    await site.ours.admin.post(f"{path}/{project}/archive")
+    listed = (await site.ours.admin.get(path, params={"after": project})).json()["data"]
+    assert len(listed) == 1
+    assert (
+        await site.ours.inference.get("/v1/files", params={"after": site.ours.files[1], "purpose": "none"})
+    ).json()["data"] == []
+
+
+async def test_a_page_of_a_report_must_be_one_of_it(site: Everything) -> None:
+    for path in ("usage/completions", "costs"):
+        for page in ("", "x", "\x00", "page_1", "1" * 400):
+            answer = await site.ours.admin.get(
+                f"/v1/organization/{path}", params={"start_time": "86400", "page": page}
+            )
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", "page")
