@@ -5,6 +5,7 @@ the port. /health is /readyz under the name that vLLM gives it, which benchmarks
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import structlog
@@ -20,14 +21,19 @@ router = APIRouter(tags=["Operations"])
 log = structlog.get_logger(__name__)
 
 
+_NOT_READY: dict[int | str, dict[str, Any]] = {
+    503: {"description": "Not ready; `not_ready` names why.", "content": {"application/json": {}}}
+}
+
+
 @router.get("/livez", operation_id="livez", response_model=None)
 async def livez() -> Response:
     """The process runs and its event loop turns."""
     return Response(b'{"status":"ok"}', media_type="application/json")
 
 
-@router.get("/health", operation_id="health", response_model=None)
-@router.get("/readyz", operation_id="readyz", response_model=None)
+@router.get("/health", operation_id="health", response_model=None, responses=_NOT_READY)
+@router.get("/readyz", operation_id="readyz", response_model=None, responses=_NOT_READY)
 async def readyz(request: Request) -> Response:
     """200 when everything a request needs is there; else 503 and the names of what is not."""
     services = services_of(request)
@@ -46,7 +52,12 @@ async def readyz(request: Request) -> Response:
     )
 
 
-@router.get("/metrics", operation_id="metrics", response_model=None)
+@router.get(
+    "/metrics",
+    operation_id="metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
 async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
     services = services_of(request)

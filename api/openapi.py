@@ -13,6 +13,8 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from api.openapi_links import add_links
+
 _REF = "#/components/schemas/{name}"
 
 ERROR_SCHEMA: dict[str, Any] = {
@@ -52,9 +54,24 @@ ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
     413: _error("The body, or the file in it, is too large."),
     415: _error("The body, or the file in it, is of a kind that is not taken."),
     422: _error("An adapter's file is not one that can be served; `param` names what is wrong in it."),
+    431: _error("The request line and headers are larger than 64 kB."),
     429: _error("More than the tenant may have at once."),
     "5XX": _error("The server is at fault, or busy: `x-should-retry` says whether to try again."),
 }
+
+
+EVENT_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "application/json": {},
+            "text/event-stream": {"schema": {"type": "string", "description": "With `stream`."}},
+        }
+    }
+}
+"""`responses` of a route that can answer with server-sent events."""
+
+_OF_BODIES = ("408", "413", "415", "422")
+"""Errors that only a request with a body can have."""
 
 
 def json_body(name: str) -> dict[str, Any]:
@@ -84,6 +101,7 @@ def install(app: FastAPI, bodies: Sequence[type[msgspec.Struct]]) -> None:
             schemas["Error"] = ERROR_SCHEMA
             components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
             _settle(made)
+            add_links(made)
             app.openapi_schema = made
         return app.openapi_schema
 
@@ -96,9 +114,22 @@ def _settle(document: dict[str, Any]) -> None:
     """
     for path, operations in document["paths"].items():
         for operation in operations.values():
+            if "requestBody" not in operation:
+                for status in _OF_BODIES:
+                    operation["responses"].pop(status, None)
+            for parameter in operation.get("parameters", ()):
+                parameter["schema"] = _without_null(parameter["schema"])
             if "HTTPValidationError" in str(operation.get("responses", {}).get("422")):
                 del operation["responses"]["422"]
             if path.startswith("/v1/"):
                 operation.setdefault("security", [{"key": []}])
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A parameter is left out, and never null."""
+    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+    if len(kinds) != 1:
+        return schema
+    return kinds[0] | {name: value for name, value in schema.items() if name != "anyOf"}

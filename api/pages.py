@@ -31,6 +31,12 @@ the wrong form too.
 """
 
 
+Month = Annotated[
+    str | None,
+    Query(description="As 2026-11.", json_schema_extra={"pattern": "^20[0-9]{2}-(0[1-9]|1[0-2])$"}),
+]
+
+
 def _query(
     after: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 20,

@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 
 from billing.errors import InvalidBillingMonth
 
-_MONTH = re.compile(r"(20\d\d)-(0[1-9]|1[0-2])")
+_MONTH = re.compile(r"(20[0-9]{2})-(0[1-9]|1[0-2])")
 
 
 def parse(text: str) -> date:

@@ -28,7 +28,7 @@ from sla.repository import SlaRepository
 from tenants.errors import TenantNotFound
 from tenants.terms import MILLION, Terms, read
 
-_MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
+_MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 _PERCENTILES = (50, 95, 99)
 
 Shares = list[dict[str, tuple[int, int]]]
@@ -68,7 +68,7 @@ class SlaReports:
         Raises InvalidMonth, TenantNotFound, DatabaseUnavailable.
         """
         now = now or datetime.now(UTC)
-        start, end = _span(month or now.strftime("%Y-%m"))
+        start, end = _span(now.strftime("%Y-%m") if month is None else month)
         if start > now:
             raise InvalidMonth(f"month: {month} has not begun")
         minute = now.replace(second=0, microsecond=0)

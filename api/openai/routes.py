@@ -31,7 +31,7 @@ from api.openai.observing import Observation
 from api.openai.schemas import CompletionRequest, GenerationFields
 from api.openai.stream import EventStream, WhileConnected
 from api.openai.submission import Draft, chat_draft, completion_draft
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi import ERROR_RESPONSES, EVENT_STREAM, json_body
 from api.outlets import outlet_of
 from api.ratelimit import rate_headers
 from engine.client import RequestRejected
@@ -46,6 +46,7 @@ router = APIRouter(prefix="/v1", responses=ERROR_RESPONSES)
     operation_id="createChatCompletion",
     openapi_extra=json_body("ChatCompletionRequest"),
     response_model=None,
+    responses=EVENT_STREAM,
     tags=["Chat"],
 )
 async def create_chat_completion(request: Request) -> Response:
@@ -70,6 +71,7 @@ async def chat_completion(request: Request, services: Services, caller: TenantCo
     operation_id="createCompletion",
     openapi_extra=json_body("CompletionRequest"),
     response_model=None,
+    responses=EVENT_STREAM,
     tags=["Completions"],
 )
 async def create_completion(request: Request) -> Response:

@@ -34,6 +34,7 @@ Tag = Annotated[str, Meta(max_length=512)]
 StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+_BY_TOKEN = Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}})
 Nothing = Annotated[list[Any], Meta(max_length=0)]
 
 
@@ -82,9 +83,7 @@ class GenerationFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: (
-        Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None
-    ) = None
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], _BY_TOKEN] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
@@ -118,7 +117,7 @@ class ChatCompletionRequest(GenerationFields, frozen=True, forbid_unknown_fields
     """A hint that no model served here was trained on."""
 
     # Not offered: only the neutral value passes.
-    store: bool | None = None
+    store: Annotated[bool, Meta(extra_json_schema={"const": False})] | None = None
     tools: Nothing | None = None
     tool_choice: Literal["none", "auto"] | None = None
     functions: Nothing | None = None

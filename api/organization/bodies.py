@@ -10,15 +10,49 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from api.organization.scopes import SCOPES
+from tenants.context import KeyKind
+from tenants.limits.kinds import MAX_AMOUNT, Metric
+from tenants.roles import ROLES
+
+
+def _scope_of(kind: KeyKind) -> Meta:
+    """A scope of a key of this kind: the document has them all, services check them in their own words."""
+    return Meta(pattern=r"^[a-z0-9_.:-]{1,64}$", extra_json_schema={"enum": sorted(SCOPES[kind])})
+
+
 Id = Annotated[str, Meta(pattern=r"^[!-~]{1,100}$")]
-Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
-Email = Annotated[str, Meta(max_length=254, pattern=r"^[^@\s\x00]{1,64}@[^@\s\x00]{1,189}$")]
+Name = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=100,
+        pattern=r"^[^\x00-\x1f\x7f]*$",
+        extra_json_schema={"format": "printable"},
+    ),
+]
+Email = Annotated[
+    str,
+    Meta(
+        max_length=254, pattern=r"^[^@\s\x00]{1,64}@[^@\s\x00]{1,189}$", extra_json_schema={"format": "email"}
+    ),
+]
 Seconds = Annotated[int, Meta(ge=1, le=10 * 366 * 86_400)]
-Scopes = Annotated[list[Annotated[str, Meta(pattern=r"^[a-z0-9_.:-]{1,64}$")]], Meta(max_length=64)]
-Models = Annotated[list[Annotated[str, Meta(pattern=r"^[a-z0-9._:@*-]{1,200}$")]], Meta(max_length=256)]
-Networks = Annotated[list[Annotated[str, Meta(min_length=2, max_length=50)]], Meta(max_length=64)]
-Origins = Annotated[list[Annotated[str, Meta(min_length=4, max_length=300)]], Meta(max_length=32)]
+Scopes = Annotated[list[Annotated[str, _scope_of("inference")]], Meta(max_length=64)]
+AdminScopes = Annotated[list[Annotated[str, _scope_of("admin")]], Meta(max_length=64)]
+_Model = Annotated[
+    str, Meta(pattern=r"^[a-z0-9._:@*-]{1,200}$", extra_json_schema={"format": "model-pattern"})
+]
+_Network = Annotated[str, Meta(min_length=2, max_length=50, extra_json_schema={"format": "cidr"})]
+_Origin = Annotated[str, Meta(min_length=4, max_length=300, extra_json_schema={"format": "web-origin"})]
+Models = Annotated[list[_Model], Meta(max_length=256)]
+Networks = Annotated[list[_Network], Meta(max_length=64)]
+Origins = Annotated[list[_Origin], Meta(max_length=32)]
 Amount = Annotated[int, Meta(ge=0, le=2**62)]
+MICRO_USD_PER_CENT = 10_000
+# What services check is said in the document here: their own words for it stand in errors.
+_ROLE = Meta(extra_json_schema={"enum": [*ROLES, "reader"]})
+_ROLE_ID = Meta(extra_json_schema={"enum": [f"role-{role}" for role in ROLES]})
 ProjectRole = Literal["owner", "member"]
 
 
@@ -32,7 +66,7 @@ class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class CreateAdminKeyRequest(_Body, frozen=True, kw_only=True):
     name: Name
     expires_in_seconds: Seconds | None = None
-    scopes: Scopes = []
+    scopes: AdminScopes = []
     networks: Networks = []
     origins: Origins = []
 
@@ -61,12 +95,13 @@ class UpdateAdminKeyRequest(_Body, frozen=True, kw_only=True):
     name: Name | UnsetType = UNSET
     expires_in_seconds: Seconds | UnsetType | None = UNSET
     """From now; null: it does not expire."""
-    scopes: Scopes | UnsetType = UNSET
+    scopes: AdminScopes | UnsetType = UNSET
     networks: Networks | UnsetType = UNSET
     origins: Origins | UnsetType = UNSET
 
 
 class UpdateProjectKeyRequest(UpdateAdminKeyRequest, frozen=True, kw_only=True):
+    scopes: Scopes | UnsetType = UNSET
     models: Models | UnsetType = UNSET
 
 
@@ -85,7 +120,7 @@ class InviteProject(_Body, frozen=True, kw_only=True):
 
 class CreateInviteRequest(_Body, frozen=True, kw_only=True):
     email: Email
-    role: str
+    role: Annotated[str, _ROLE]
     projects: Annotated[list[InviteProject], Meta(max_length=100)] | None = None
     """None: the default project, as a member."""
     expires_in_seconds: Annotated[int, Meta(ge=60, le=30 * 86_400)] = 7 * 86_400
@@ -99,8 +134,8 @@ class AcceptInviteRequest(_Body, frozen=True, kw_only=True):
 
 class UpdateUserRequest(_Body, frozen=True, kw_only=True):
     name: Name | None = None
-    role: str | None = None
-    role_id: str | None = None
+    role: Annotated[str, _ROLE] | None = None
+    role_id: Annotated[str, _ROLE_ID] | None = None
     """The same, by its id."""
     enabled: bool | None = None
     """Whether they are let in, as `user.enabled` of the object has it. Alone."""
@@ -161,7 +196,7 @@ class RateLimitRequest(_Body, frozen=True, kw_only=True):
 class SetLimitRequest(_Body, frozen=True, kw_only=True):
     """Of the project or the key that is named, or else of the organisation as a whole."""
 
-    metric: str
+    metric: Annotated[str, Meta(extra_json_schema={"enum": [*Metric]})]
     amount: Amount
     model: Annotated[str, Meta(max_length=200)] = ""
     """Empty: all models together. `base`, `base:*`, `base:adapter`, `base:adapter@version`."""
@@ -172,7 +207,7 @@ class SetLimitRequest(_Body, frozen=True, kw_only=True):
 class SpendLimitRequest(_Body, frozen=True, kw_only=True):
     currency: Literal["USD"]
     interval: Literal["month"]
-    threshold_amount: Annotated[int, Meta(ge=0, le=10**12)]
+    threshold_amount: Annotated[int, Meta(ge=0, le=MAX_AMOUNT // MICRO_USD_PER_CENT)]
     """In cents."""
 
 

@@ -26,7 +26,7 @@ from api.deps import (
     serving_engine,
 )
 from api.event_feed import event_feed
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi import ERROR_RESPONSES, EVENT_STREAM, json_body
 from api.pages import Paged, page
 from api.v1.adapter_bodies import (
     adapter_object,
@@ -187,7 +187,9 @@ async def rollback(request: Request, adapter: str) -> dict[str, Any]:
     return adapter_object(shown.adapter, shown.version)
 
 
-@router.get("/{adapter}/events", operation_id="listAdapterEvents", response_model=None)
+@router.get(
+    "/{adapter}/events", operation_id="listAdapterEvents", response_model=None, responses=EVENT_STREAM
+)
 async def list_events(
     request: Request, query: Paged, adapter: str, stream: bool = False
 ) -> dict[str, Any] | Response:

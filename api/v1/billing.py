@@ -22,6 +22,10 @@ from billing.payments.service import AccountView, PaymentService
 router = APIRouter(prefix="/v1/organization/billing", responses=ERROR_RESPONSES, tags=["Billing"])
 
 
+def _printable(length: int, description: str | None = None, format: str = "printable") -> msgspec.Meta:
+    return msgspec.Meta(max_length=length, description=description, extra_json_schema={"format": format})
+
+
 class TopUpRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Money for the balance."""
 
@@ -31,11 +35,21 @@ class TopUpRequest(msgspec.Struct, forbid_unknown_fields=True):
 class UpdateBillingRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """What is left out stays as it is."""
 
-    name: Annotated[str, msgspec.Meta(max_length=200, description="As invoices have it.")] | None = None
-    email: Annotated[str, msgspec.Meta(max_length=254, description="Where bills go.")] | None = None
+    name: Annotated[str, _printable(200, "As invoices have it.")] | None = None
+    email: Annotated[str, _printable(254, "Where bills go.", "email")] | None = None
     address: Annotated[str, msgspec.Meta(max_length=600, description="Lines of text.")] | None = None
-    country: Annotated[str, msgspec.Meta(max_length=2, description="Two letters, ISO 3166.")] | None = None
-    tax_id: Annotated[str, msgspec.Meta(max_length=40)] | None = None
+    country: (
+        Annotated[
+            str,
+            msgspec.Meta(
+                max_length=2,
+                description="Two letters, ISO 3166.",
+                extra_json_schema={"pattern": "^([A-Z]{2})?$"},
+            ),
+        ]
+        | None
+    ) = None
+    tax_id: Annotated[str, _printable(40)] | None = None
     mode: Literal["prepaid", "postpaid"] | None = None
     """`prepaid`: usage draws from the balance from now on. `postpaid` undoes it, unless the operator did."""
     confirm: bool | None = None

@@ -11,7 +11,9 @@ from fastapi import APIRouter, Query, Request
 
 from api.deps import READ_USAGE, authenticate, services_of
 from api.openapi import ERROR_RESPONSES
-from api.v1.report_query import Repeated, ReportQuery
+from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, at_most, repeated
+from billing.reports.buckets import COST_WIDTHS
+from billing.reports.costs import GROUP_BYS
 
 router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Usage"])
 
@@ -19,12 +21,12 @@ router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["
 @router.get("/costs", operation_id="costs")
 async def costs(
     request: Request,
-    start_time: int,
-    end_time: int | None = None,
-    bucket_width: str = "1d",
-    limit: int | None = None,
+    start_time: Time,
+    end_time: EndTime = None,
+    bucket_width: Annotated[str, among(COST_WIDTHS)] = "1d",
+    limit: Annotated[int | None, at_most(max(one.max_limit for one in COST_WIDTHS.values()))] = None,
     page: str | None = None,
-    group_by: Annotated[Repeated, Query(alias="group_by[]")] = None,
+    group_by: Annotated[Repeated, repeated("group_by", GROUP_BYS)] = None,
     api_key_ids: Annotated[Repeated, Query(alias="api_key_ids[]")] = None,
     project_ids: Annotated[Repeated, Query(alias="project_ids[]")] = None,
     line_items: Annotated[Repeated, Query(alias="line_items[]")] = None,

@@ -13,8 +13,10 @@ from fastapi.responses import StreamingResponse
 from api.deps import READ_USAGE, authenticate, services_of
 from api.downloads import attachment, beginning_with
 from api.openapi import ERROR_RESPONSES
-from api.v1.report_query import Repeated, ReportQuery
-from billing.reports.grouping import slice_of
+from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, repeated
+from billing.reports.buckets import USAGE_WIDTHS
+from billing.reports.exports import FORMATS
+from billing.reports.grouping import COLUMNS, slice_of
 
 router = APIRouter(prefix="/v1/organization/usage", responses=ERROR_RESPONSES, tags=["Usage"])
 
@@ -27,11 +29,11 @@ _FILES: dict[int | str, dict[str, Any]] = {
 @router.get("/export", operation_id="usageExport", response_class=Response, responses=_FILES)
 async def export(
     request: Request,
-    start_time: int,
-    end_time: int | None = None,
-    format: str = "csv",
-    bucket_width: str | None = None,
-    group_by: Annotated[Repeated, Query(alias="group_by[]")] = None,
+    start_time: Time,
+    end_time: EndTime = None,
+    format: Annotated[str, among(FORMATS)] = "csv",
+    bucket_width: Annotated[str | None, among(USAGE_WIDTHS)] = None,
+    group_by: Annotated[Repeated, repeated("group_by", tuple(COLUMNS))] = None,
     api_key_ids: Annotated[Repeated, Query(alias="api_key_ids[]")] = None,
     models: Annotated[Repeated, Query(alias="models[]")] = None,
     project_ids: Annotated[Repeated, Query(alias="project_ids[]")] = None,

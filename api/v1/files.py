@@ -41,6 +41,7 @@ CREATE_SCHEMA: dict[str, Any] = {
         _ANCHOR: {"type": "string", "enum": ["created_at"]},
         _SECONDS: {"type": "integer", "minimum": 3600, "maximum": 2592000},
     },
+    "dependentRequired": {_ANCHOR: [_SECONDS], _SECONDS: [_ANCHOR]},
 }
 
 

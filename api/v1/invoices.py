@@ -15,7 +15,7 @@ from api.deps import READ_BILLING, authenticate, served, services_of
 from api.downloads import attachment
 from api.json_bodies import unix
 from api.openapi import ERROR_RESPONSES
-from api.pages import Paged, page
+from api.pages import Month, Paged, page
 from billing.invoices.credits import CreditService
 from billing.invoices.documents import file_name, invoice_object, invoice_pdf
 from billing.invoices.models import CreditEntry
@@ -41,7 +41,7 @@ async def list_invoices(request: Request, query: Paged) -> dict[str, Any]:
 
 
 @router.get("/invoices/preview", operation_id="previewInvoice")
-async def preview_invoice(request: Request, month: str | None = None) -> dict[str, Any]:
+async def preview_invoice(request: Request, month: Month = None) -> dict[str, Any]:
     """What a month, this one unless told otherwise, would be invoiced as if nothing more were used; of one
     that has its invoice, that.
     """
@@ -52,7 +52,7 @@ async def preview_invoice(request: Request, month: str | None = None) -> dict[st
 @router.get(
     "/invoices/preview/pdf", operation_id="previewInvoicePdf", response_class=Response, responses=_PDF
 )
-async def preview_invoice_pdf(request: Request, month: str | None = None) -> Response:
+async def preview_invoice_pdf(request: Request, month: Month = None) -> Response:
     tenant_id, invoices = await _asking(request)
     return await _document(await _preview(invoices, tenant_id, month))
 

@@ -25,7 +25,7 @@ from api.deps import (
     serving_engine,
 )
 from api.event_feed import event_feed
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi import ERROR_RESPONSES, EVENT_STREAM, json_body
 from api.pages import Paged, page
 from api.v1.job_bodies import decode_create_job, job_event_object, job_object
 
@@ -105,7 +105,9 @@ async def resume_job(request: Request, job_id: str) -> dict[str, Any]:
     return await _shown(request, await onboarding_of(request).jobs.resume(caller.tenant_id, job_id, by=by))
 
 
-@router.get("/{job_id}/events", operation_id="listCalibrationJobEvents", response_model=None)
+@router.get(
+    "/{job_id}/events", operation_id="listCalibrationJobEvents", response_model=None, responses=EVENT_STREAM
+)
 async def list_job_events(
     request: Request, query: Paged, job_id: str, stream: bool = False
 ) -> dict[str, Any] | Response:

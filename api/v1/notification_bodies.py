@@ -9,10 +9,19 @@ from msgspec import Meta, Struct
 
 from api.deps import read_json
 from api.json_bodies import BodyDecoders
+from billing.notifications.events import EVENTS
 
-Name = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
-Url = Annotated[str, Meta(min_length=1, max_length=2000)]
-EventName = Annotated[str, Meta(pattern=r"^[a-z_.]{1,64}$")]
+Name = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=100,
+        pattern=r"^[^\x00-\x1f\x7f]*$",
+        extra_json_schema={"format": "printable"},
+    ),
+]
+Url = Annotated[str, Meta(min_length=1, max_length=2000, extra_json_schema={"format": "webhook-url"})]
+EventName = Annotated[str, Meta(pattern=r"^[a-z_.]{1,64}$", extra_json_schema={"enum": [*EVENTS]})]
 Email = Annotated[str, Meta(max_length=254, pattern=r"^[!-?A-~]{1,64}@[!-?A-~]{1,189}$")]
 
 

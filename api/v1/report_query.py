@@ -5,9 +5,33 @@ Owns reading them. Which values there may be is `billing.reports`' to say.
 
 from __future__ import annotations
 
-from fastapi import Request
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from fastapi import Query, Request
+
+from billing.reports.buckets import MAX_TIME
 
 Repeated = list[str] | None
+# What `billing.reports` checks is said in the document here; its own words for it stand in errors.
+_TIME = {"minimum": 0, "maximum": MAX_TIME}
+Time = Annotated[int, Query(description="Unix seconds.", json_schema_extra=dict(_TIME))]
+EndTime = Annotated[int | None, Query(description="Unix seconds; now.", json_schema_extra=dict(_TIME))]
+
+
+def among(values: Iterable[str]) -> Any:
+    """A parameter that is one of `values`."""
+    return Query(json_schema_extra={"enum": [*values]})
+
+
+def repeated(name: str, values: Iterable[str]) -> Any:
+    """A parameter that comes any number of times, each time as one of `values`."""
+    return Query(alias=f"{name}[]", json_schema_extra={"items": {"type": "string", "enum": [*values]}})
+
+
+def at_most(largest: int) -> Any:
+    """A parameter from 1 to `largest`."""
+    return Query(json_schema_extra={"minimum": 1, "maximum": largest})
 
 
 class ReportQuery:
