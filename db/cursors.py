@@ -23,7 +23,7 @@ async def page_beyond(
     after: Any,
     limit: int,
     newest_first: bool,
-) -> Result[Any]:
+) -> Result[*tuple[Any, ...]]:
     """At most `limit` rows of `listed` that match `filters`, beyond the row whose `column` is `after`, in the
     order of `column`: ids sort as the rows were made. Raises UnknownCursor.
     """
