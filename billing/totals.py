@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from datetime import date, datetime
+from datetime import UTC, date, datetime, timedelta
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
+from sqlalchemy import func
+
 from billing.charges import ChargeRepository
+from billing.models import Charge, Reversal, UsageRollupDay
 from billing.repository import COSTS_BY_DAY, UsageRepository
 from billing.rollups import Unit
 from db.repository import TenantRepository
@@ -77,6 +80,25 @@ class LedgerTotals(TenantRepository):
         rows = await self.execute_own(COSTS_BY_DAY, start=start, end=end)
         return {day: int(cost) for day, cost in rows}
 
+    async def used_between(self) -> tuple[datetime, datetime] | None:
+        """Whole UTC days [first, end) outside of which the tenant has no usage, charge or reversal; None: it
+        has none at all.
+        """
+        columns = ((UsageRollupDay, UsageRollupDay.day), (Charge, Charge.at), (Reversal, Reversal.at))
+        found = [
+            moment
+            for model, column in columns
+            for moment in (
+                await self.session.execute(self.select_own(model, func.min(column), func.max(column)))
+            ).one()
+            if moment is not None
+        ]
+        if not found:
+            return None
+        day = timedelta(days=1)
+        first, last = (moment.astimezone(UTC) for moment in (min(found), max(found)))
+        return _midnight(first), _midnight(last) + day
+
     async def _charges(
         self, start: datetime, end: datetime, unit: Unit | None, by_adapter: bool
     ) -> list[CostLine]:
@@ -90,6 +112,10 @@ class LedgerTotals(TenantRepository):
             CostLine(bucket, kind, quantity, cost, adapter_id=adapter_id)
             for (bucket, kind, adapter_id), (quantity, cost) in sums.items()
         ]
+
+
+def _midnight(moment: datetime) -> datetime:
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def _usage_lines(row: Any, group_by: Sequence[str]) -> list[CostLine]:

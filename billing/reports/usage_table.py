@@ -45,6 +45,12 @@ async def usage_pages(
     """The table's rows of [start, end), Unix seconds of whole minutes. No transaction is open between two
     pages. Of a slice there are no charges. Raises DatabaseUnavailable.
     """
+    async with database.read(tenant_id) as session:
+        used = await LedgerTotals(session, tenant_id).used_between()
+    if used is None:
+        return
+    # Not page by page over years in which nothing was used.
+    start, end = max(start, int(used[0].timestamp())), min(end, int(used[1].timestamp()))
     while start < end:
         page = page_of(width, start, end)
         rows = await _rows(database, tenant_id, page, group_by, slice)

@@ -19,6 +19,7 @@ from sqlalchemy import text
 from billing.errors import InvalidReportQuery
 from billing.rates import Rate
 from billing.reports import ledger_table
+from billing.reports.buckets import MAX_TIME
 from billing.service import UsageReports
 from db.errors import DatabaseUnavailable
 from db.session import Database
@@ -248,6 +249,17 @@ async def test_a_database_that_goes_away_ends_the_file_without_an_end(database: 
             pass
     with pytest.raises(DatabaseUnavailable):
         await exported(reports, "tnt_a")
+
+
+async def test_years_without_usage_cost_no_statements(database: Database) -> None:
+    await write(database, [request("tnt_a", START + 60.0, usage=Usage(10, 0, 5))])
+    reports = UsageReports(database)
+    whole = {"bucket_width": "1h", "start_time": 0, "end_time": MAX_TIME}
+    with Statements(database) as statements:
+        found = await exported(reports, "tnt_a", **whole)
+        assert await exported(reports, "tnt_b", **whole)
+    assert found.count(b",request,") == 1
+    assert len(statements.seen) < 20
 
 
 @pytest.mark.parametrize(
