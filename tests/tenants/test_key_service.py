@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
+from db.errors import UnknownCursor
 from db.session import Database
 from tenants.actors import OPERATOR, Actor
 from tenants.errors import (
@@ -340,7 +341,9 @@ async def test_lists_are_paged_and_filtered(accounts: AccountServices, tenant: T
     assert await ids(newest_first=False, after=made[2]) == [made[3], admin]
     assert await ids(kind="inference", project_id=project.id) == [made[3]]
     assert await ids(kind="admin") == [admin]
-    assert await ids(after="no id\x00") == []
+    for absent in ("key_none", "no id\x00", project.id):
+        with pytest.raises(UnknownCursor):
+            await ids(after=absent)
 
 
 async def test_a_disabled_tenants_keys_and_no_others_are_looked_up_again(
