@@ -14,7 +14,7 @@ from admin.asking import address_of, request_id_of
 from admin.frame import Frame
 from admin.services import ConsoleServices
 from admin.sessions import HalfWay, Opened
-from tenants.accounts import Account
+from tenants.accounts import Membership
 
 
 class Entrance:
@@ -28,7 +28,7 @@ class Entrance:
         self,
         request: Request,
         opened: Opened | None,
-        account: Account,
+        account: Membership,
         by: str,
         proved_at: float,
         *,
@@ -49,7 +49,7 @@ class Entrance:
         self,
         request: Request,
         opened: Opened | None,
-        account: Account,
+        account: Membership,
         by: str,
         proved_at: float,
         *,

@@ -28,9 +28,9 @@ from admin.posted import FOREIGN
 from admin.services import ConsoleServices, Explanations
 from admin.sessions import Opened, Session, SessionStore
 from admin.visitors import Operator, Person, Visitor
-from billing.invoices.accounts import Account as BillingAccount
+from billing.invoices.accounts import BillingAccountView as BillingAccount
 from db.errors import UnknownCursor
-from tenants.accounts import Account
+from tenants.accounts import Membership
 from tenants.errors import TenantNotFound, UserNotFound
 from tenants.roles import Right
 
@@ -346,11 +346,11 @@ class Frame:
             return Operator(account, opened)
         return Visitor(theirs, opened, account, await self._owing(theirs))
 
-    async def _owing(self, account: Account) -> BillingAccount | None:
+    async def _owing(self, account: Membership) -> BillingAccount | None:
         return None if account.billing_state == "active" else await self._bills.find(account.tenant_id)
 
 
-def _is_over(session: Session, account: Account) -> bool:
+def _is_over(session: Session, account: Membership) -> bool:
     return account.sessions_from is not None and session.started_at < account.sessions_from.timestamp()
 
 

@@ -29,7 +29,7 @@ from admin.posted import read_posted
 from admin.services import ConsoleServices
 from admin.sessions import Opened
 from tenants.errors import IdentityTaken, InviteInvalid, InviteNotTheirs, NameTaken
-from tenants.vouched import Vouched
+from tenants.external_identity import ExternalIdentity
 
 log = structlog.get_logger(__name__)
 _AWAY = "{0} does not answer at the moment. Try again."
@@ -133,7 +133,7 @@ class OidcRoutes:
         return await self._signed_in(request, opened, provider, vouched, flow)
 
     async def _signed_in(
-        self, request: Request, opened: Opened, provider: Provider, vouched: Vouched, flow: Flow
+        self, request: Request, opened: Opened, provider: Provider, vouched: ExternalIdentity, flow: Flow
     ) -> Response:
         account = await self._identities.find(vouched)
         if account is None:
@@ -141,7 +141,7 @@ class OidcRoutes:
         return await self._entrance.enter(request, opened, account, provider.name, flow.began_at)
 
     async def _joined(
-        self, request: Request, opened: Opened, provider: Provider, vouched: Vouched, flow: Flow
+        self, request: Request, opened: Opened, provider: Provider, vouched: ExternalIdentity, flow: Flow
     ) -> Response:
         try:
             account = await self._invites.accept_vouched(
@@ -157,7 +157,7 @@ class OidcRoutes:
         return await self._entrance.enter(request, opened, account, provider.name, flow.began_at, told=said)
 
     async def _connected(
-        self, request: Request, opened: Opened, provider: Provider, vouched: Vouched
+        self, request: Request, opened: Opened, provider: Provider, vouched: ExternalIdentity
     ) -> Response:
         person = await self._frame.person_of(opened)
         if person is None or (isinstance(person, Visitor) and person.operator is not None):

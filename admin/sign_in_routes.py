@@ -22,7 +22,7 @@ from admin.lockout import Lockout, waiting_words
 from admin.posted import read_posted
 from admin.services import ConsoleServices
 from admin.sessions import HalfWay, Opened
-from tenants.accounts import Account
+from tenants.accounts import Membership
 from tenants.errors import NoSecondFactor, WrongCode
 
 _WRONG = "That email and password do not match an account."
@@ -132,7 +132,7 @@ class SignInRoutes:
         await self._sessions.end(opened.id)
         return self._frame.to(request, "/sign-in")
 
-    async def _words_on_recovery(self, account: Account) -> str:
+    async def _words_on_recovery(self, account: Membership) -> str:
         view = await self._factors.find(account)
         left = 0 if view is None else view.num_recovery
         return (

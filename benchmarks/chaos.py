@@ -84,9 +84,9 @@ FATES = {
     ),
     "api": Fate(
         (
-            "api.openai.booking:Booking._ended",
-            "api.openai.booking:Booking._settle",
-            "api.openai.booking:Booking.follow",
+            "api.openai.reservation:RequestReservation._ended",
+            "api.openai.reservation:RequestReservation._settle",
+            "api.openai.reservation:RequestReservation.follow",
             "engine.client:EngineClient._on_outputs",
             "engine.client:EngineClient.submit",
             "tenants.quotas.ending:Endings._answered",

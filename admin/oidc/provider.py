@@ -26,7 +26,7 @@ from joserfc.jwk import KeySet
 
 from admin.oidc.errors import NotVouched, ProviderAway
 from admin.settings import ProviderSettings, checked_url
-from tenants.vouched import Vouched
+from tenants.external_identity import ExternalIdentity
 
 ALGORITHMS: Final = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
@@ -89,7 +89,7 @@ class Provider:
 
     async def identify(
         self, *, code: str, issued_by: str | None, redirect_uri: str, nonce: str, verifier: str
-    ) -> Vouched:
+    ) -> ExternalIdentity:
         """Whom the code stands for. `issued_by`: what the answer named as its issuer, if anything. Raises
         NotVouched, ProviderAway.
         """
@@ -226,9 +226,9 @@ def checked_endpoint(address: str) -> str:
     return address
 
 
-def _vouched(issuer: str, claims: Mapping[str, Any]) -> Vouched:
+def _vouched(issuer: str, claims: Mapping[str, Any]) -> ExternalIdentity:
     email, name = claims.get("email"), claims.get("name")
-    return Vouched(
+    return ExternalIdentity(
         issuer,
         claims["sub"],
         email if isinstance(email, str) else "",

@@ -15,7 +15,7 @@ import segno
 from markupsafe import Markup
 
 from admin.sessions import Known, Opened, SessionStore, handle_of
-from tenants.accounts import Account
+from tenants.accounts import Membership
 from tenants.identities.second_factors import FactorView, SecondFactors
 from tenants.identities.service import Identities
 
@@ -73,7 +73,7 @@ class AccountPage:
         self._sessions = sessions
         self._providers = providers
 
-    async def gather(self, account: Account, opened: Opened) -> AccountView:
+    async def gather(self, account: Membership, opened: Opened) -> AccountView:
         """Raises DatabaseUnavailable."""
         factor, identities, sessions = await asyncio.gather(
             self._factors.find(account),

@@ -17,7 +17,7 @@ from admin.chart import Chart, Point, Series
 from admin.pages.adapters import State
 from admin.pages.invoices import LineRow, cents, exact, line_row, month_words
 from admin.problems import Refused
-from billing.invoices.accounts import DETAILS, Account
+from billing.invoices.accounts import DETAILS, BillingAccountView
 from billing.invoices.credits import Balance, CreditService
 from billing.invoices.models import CreditEntry
 from billing.invoices.views import InvoiceView
@@ -198,7 +198,7 @@ def read_top_up(form: Mapping[str, str]) -> int:
     return found
 
 
-def details_of(account: Account) -> dict[str, str]:
+def details_of(account: BillingAccountView) -> dict[str, str]:
     """As the form has them."""
     return {name: getattr(account, name) for name in DETAILS}
 
@@ -280,7 +280,7 @@ def _owed(invoice: ProviderInvoice) -> Owed:
     )
 
 
-def _details(account: Account, tenant_name: str) -> list[tuple[str, str]]:
+def _details(account: BillingAccountView, tenant_name: str) -> list[tuple[str, str]]:
     return [
         ("Name", account.name or tenant_name),
         ("Address", account.address or words.NOTHING),

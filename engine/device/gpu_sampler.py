@@ -35,7 +35,7 @@ RING = 3
 
 
 class _AskedFields:
-    """Arrays of `ops.Asked` among a step's inputs."""
+    """Arrays of `ops.SamplingInputs` among a step's inputs."""
 
     def __init__(self, inputs: StepInputs, name: str, size: int, null_row: int) -> None:
         self._null_row = null_row
@@ -60,9 +60,9 @@ class _AskedFields:
         self._seed.host[at] = params.seed[rows]
         self._position.host[at] = lens
 
-    def device(self, begin: int = 0) -> ops.Asked:
+    def device(self, begin: int = 0) -> ops.SamplingInputs:
         """As kernels read them, from a position on."""
-        return ops.Asked(
+        return ops.SamplingInputs(
             self._temperature.device[begin:],
             self._top_k.device[begin:],
             self._top_p.device[begin:],

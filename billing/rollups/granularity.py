@@ -34,7 +34,7 @@ SUMS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Interval:
     """A stretch of time that one grain's rows make up whole."""
 
     unit: Unit
@@ -42,12 +42,12 @@ class Piece:
     end: datetime
 
 
-def pieces(start: datetime, end: datetime, coarsest: Unit) -> list[Piece]:
+def intervals(start: datetime, end: datetime, coarsest: Unit) -> list[Interval]:
     """[start, end), both taken up to their minute, of as few rows as no coarser ones than `coarsest` allow:
     whole days from the days, and what is left at its edges from hours and minutes.
     """
     return [
-        Piece(unit, _instant(first), _instant(last))
+        Interval(unit, _instant(first), _instant(last))
         for unit, first, last in _cut(_minute_up(start), _minute_up(end), coarsest)
     ]
 

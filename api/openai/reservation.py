@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Sequence
 
 from api.errors import InvalidValue
-from api.openai.submission import Draft, Submission
+from api.openai.submission import Submission, ValidatedRequest
 from billing.pricing import PriceBook
 from billing.rates import Rate
 from engine.client import EngineGone, Generation
@@ -26,7 +26,7 @@ reserve all that the context has room for.
 """
 
 
-class Booking:
+class RequestReservation:
     """A reservation and the submission it is for. `follow` or `release` it, or the reservation is held until
     it expires.
     """
@@ -86,7 +86,9 @@ class Booking:
         )
 
 
-async def book(draft: Draft, asked: PriorityClass, quotas: Quotas, prices: PriceBook) -> Booking:
+async def book(
+    draft: ValidatedRequest, asked: PriorityClass, quotas: Quotas, prices: PriceBook
+) -> RequestReservation:
     """Reserve for the draft, and settle which class serves it: the one asked for, or `default`.
 
     Raises:
@@ -114,7 +116,7 @@ async def book(draft: Draft, asked: PriorityClass, quotas: Quotas, prices: Price
     served = asked
     if bound is not None and not reservation.within_contract:
         served, rate = PriorityClass.DEFAULT, otherwise
-    return Booking(draft.submission(served, rate.label), rate, reservation, quotas)
+    return RequestReservation(draft.submission(served, rate.label), rate, reservation, quotas)
 
 
 def asked_for(service_tier: str | None, caller: TenantContext) -> PriorityClass:
@@ -135,7 +137,7 @@ def asked_for(service_tier: str | None, caller: TenantContext) -> PriorityClass:
     return tier
 
 
-def _amounts(draft: Draft, rate: Rate) -> tuple[Amounts, Amounts | None]:
+def _amounts(draft: ValidatedRequest, rate: Rate) -> tuple[Amounts, Amounts | None]:
     """The most the request can take; and what it is expected to, where that is not the same."""
     n = draft.n
     prompt_lens = [len(prompt_ids) for prompt_ids in draft.prompts]

@@ -19,7 +19,7 @@ MOST = 64
 """Of one query: while its rows are read, all else waits."""
 
 
-class Together(Generic[K, V]):
+class BatchLoader(Generic[K, V]):
     """Answers `get` by few calls of `look_up`, and lets nobody wait for that alone. `close` it at the end."""
 
     def __init__(self, look_up: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Vouched:
+class ExternalIdentity:
     issuer: str
     subject: str
     """The issuer's own name for them: this it is that tells them from others, not the address."""

@@ -19,7 +19,7 @@ MOST = 16
 log = structlog.get_logger(__name__)
 
 
-class Afterwards:
+class DeferredWork:
     """Of one process.
 
     Args:

@@ -37,35 +37,37 @@ from adapters.jobs.lease import Interrupted
 from adapters.names import InvalidModelName
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.storage.receiving import TooManyBytes
-from api.faces import BUSY, INTERNAL, INVALID, NO_MODEL, NOT_FOUND, UNAVAILABLE, Face
+from api.error_mapping import BUSY, INTERNAL, INVALID, NO_MODEL, NOT_FOUND, UNAVAILABLE, ErrorResponse
 
-FACES: dict[type[Exception], Face] = {
+FACES: dict[type[Exception], ErrorResponse] = {
     # Of these four a request sees the first alone: the others end a job, which says so itself.
-    SamplesInvalid: Face(400, INVALID, "invalid_value", retry=False),
-    SourceInvalid: Face(422, INVALID, "adapter_invalid", retry=False),
-    ServingRefused: Face(422, INVALID, "adapter_invalid", retry=False),
+    SamplesInvalid: ErrorResponse(400, INVALID, "invalid_value", retry=False),
+    SourceInvalid: ErrorResponse(422, INVALID, "adapter_invalid", retry=False),
+    ServingRefused: ErrorResponse(422, INVALID, "adapter_invalid", retry=False),
     ServingUnavailable: BUSY,
     ModelNotFound: NO_MODEL,
     InvalidModelName: NO_MODEL,
-    ModelNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="model"),
+    ModelNotReady: ErrorResponse(409, "conflict_error", "not_ready", retry=False, param="model"),
     AdapterNotFound: NOT_FOUND,
     VersionNotFound: NOT_FOUND,
-    VersionNotReady: Face(409, "conflict_error", "not_ready", retry=False, param="version"),
-    NothingToRollBackTo: Face(409, "conflict_error", "not_ready", retry=False, param="previous_version"),
+    VersionNotReady: ErrorResponse(409, "conflict_error", "not_ready", retry=False, param="version"),
+    NothingToRollBackTo: ErrorResponse(
+        409, "conflict_error", "not_ready", retry=False, param="previous_version"
+    ),
     JobNotFound: NOT_FOUND,
     ReportNotFound: NOT_FOUND,
-    JobFinished: Face(409, "conflict_error", "job_finished", retry=False),
-    JobUnfinished: Face(409, "conflict_error", "job_unfinished", retry=False),
+    JobFinished: ErrorResponse(409, "conflict_error", "job_finished", retry=False),
+    JobUnfinished: ErrorResponse(409, "conflict_error", "job_unfinished", retry=False),
     # The workers': they become a job's error, or its interruption.
     JobFailed: INTERNAL,
     LeaseLost: INTERNAL,
     Interrupted: INTERNAL,
     VersionGone: INTERNAL,
-    InvalidAdapter: Face(400, INVALID, "invalid_value", retry=False),
-    AdapterLimitReached: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
+    InvalidAdapter: ErrorResponse(400, INVALID, "invalid_value", retry=False),
+    AdapterLimitReached: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
     # Its `field` is the param: a tensor's key, a field of the config, a file's name.
-    InspectionRefused: Face(422, INVALID, "adapter_invalid", retry=False),
-    SandboxUnavailable: Face(
+    InspectionRefused: ErrorResponse(422, INVALID, "adapter_invalid", retry=False),
+    SandboxUnavailable: ErrorResponse(
         503,
         UNAVAILABLE,
         "server_is_overloaded",
@@ -73,17 +75,17 @@ FACES: dict[type[Exception], Face] = {
         retry_after=2,
         message="Adapters cannot be inspected at the moment. Try again.",
     ),
-    InvalidFile: Face(400, INVALID, "invalid_value", retry=False),
+    InvalidFile: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     FileNotFound: NOT_FOUND,
     UploadNotFound: NOT_FOUND,
-    UploadNotPending: Face(409, "conflict_error", "upload_not_pending", retry=False),
-    FileTooLarge: Face(413, INVALID, "file_too_large", retry=False),
+    UploadNotPending: ErrorResponse(409, "conflict_error", "upload_not_pending", retry=False),
+    FileTooLarge: ErrorResponse(413, INVALID, "file_too_large", retry=False),
     # What receives bytes says it to the services of files, which name the field.
-    TooManyBytes: Face(413, INVALID, "file_too_large", retry=False),
-    UnsupportedFile: Face(415, INVALID, "unsupported_media_type", retry=False),
-    TooManyUploads: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    StorageLimitReached: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    StorageUnavailable: Face(
+    TooManyBytes: ErrorResponse(413, INVALID, "file_too_large", retry=False),
+    UnsupportedFile: ErrorResponse(415, INVALID, "unsupported_media_type", retry=False),
+    TooManyUploads: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
+    StorageLimitReached: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
+    StorageUnavailable: ErrorResponse(
         503,
         UNAVAILABLE,
         "server_is_overloaded",

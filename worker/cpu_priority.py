@@ -28,7 +28,7 @@ _TRIES, _PAUSE = 20, 0.06
 """The system takes one change of a group's niceness in a tenth of a second, from whomever."""
 
 
-def stand_behind(nice: int) -> None:
+def lower_priority(nice: int) -> None:
     """Have this process, and all it starts from now on, give way. Leaves its session: not for one that leads
     a group of others.
     """

@@ -20,7 +20,7 @@ EXTENSION = "rootstock.outlet"
 Hear = Callable[[], None]
 
 
-class Outlet(Protocol):
+class ResponseWriter(Protocol):
     """Of one response, between its head and its last piece, which go the ordinary way."""
 
     def write(self, body: bytes) -> bool:
@@ -53,7 +53,7 @@ def nothing() -> None:
     """For who need not be told."""
 
 
-class AsgiOutlet:
+class AsgiResponseWriter:
     """Over `send` and `receive`: one piece at a time is under way."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
@@ -104,7 +104,7 @@ class AsgiOutlet:
         gone()
 
 
-def outlet_of(scope: Scope, receive: Receive, send: Send) -> Outlet:
+def response_writer_for(scope: Scope, receive: Receive, send: Send) -> ResponseWriter:
     """The server's own where it offers one."""
-    offered: Outlet | None = scope.get("extensions", {}).get(EXTENSION)
-    return AsgiOutlet(receive, send) if offered is None else offered
+    offered: ResponseWriter | None = scope.get("extensions", {}).get(EXTENSION)
+    return AsgiResponseWriter(receive, send) if offered is None else offered

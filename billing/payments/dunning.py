@@ -20,7 +20,7 @@ from billing.notifications.events import (
     ACCOUNT_SUSPENDED,
     PAYMENT_FAILED,
 )
-from billing.notifications.telling import tell
+from billing.notifications.publishing import tell
 from billing.payments.gateway import InvoiceView, PaymentGateway
 from billing.payments.repository import PaymentRecords
 from billing.rates import MICRO_USD_PER_CENT
@@ -37,20 +37,20 @@ State = Literal["active", "grace", "suspended"]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class DunningState:
     state: State
     grace_until: datetime | None = None
 
 
-def standing_of(failing_since: datetime | None, grace: timedelta, now: datetime) -> Standing:
+def dunning_state(failing_since: datetime | None, grace: timedelta, now: datetime) -> DunningState:
     """Of an account whose oldest unpaid payment failed then; None: nothing is owed."""
     if failing_since is None:
-        return Standing("active")
+        return DunningState("active")
     until = failing_since + grace
-    return Standing("grace", until) if now < until else Standing("suspended")
+    return DunningState("grace", until) if now < until else DunningState("suspended")
 
 
-class Standings:
+class Dunning:
     """Everybody's."""
 
     def __init__(
@@ -120,7 +120,7 @@ class Standings:
         records = PaymentRecords(session)
         account = await records.account(tenant_id)
         since = await records.failing_since(tenant_id)
-        standing = standing_of(since, self._grace, now)
+        standing = dunning_state(since, self._grace, now)
         before = account.state
         if standing.state == before:
             return standing.state
@@ -141,7 +141,7 @@ class Standings:
         self,
         session: WriteSession,
         tenant_id: str,
-        standing: Standing,
+        standing: DunningState,
         before: str,
         since: datetime,
         now: datetime,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Face:
+class ErrorResponse:
     """How one class of error is shown."""
 
     status: int
@@ -30,25 +30,25 @@ class Face:
 
 INVALID = "invalid_request_error"
 UNAVAILABLE = "service_unavailable_error"
-BAD_KEY = Face(
+BAD_KEY = ErrorResponse(
     401,
     INVALID,
     "invalid_api_key",
     retry=False,
     message="Incorrect API key provided. Send a valid key as 'Authorization: Bearer <key>'.",
 )
-INTERNAL = Face(
+INTERNAL = ErrorResponse(
     500,
     "server_error",
     "internal_error",
     retry=True,
     message="The server had an error processing the request. Quote its x-request-id when you report it.",
 )
-NOT_FOUND = Face(404, INVALID, "not_found", retry=False)
-FORBIDDEN = Face(403, "permission_error", "insufficient_permissions", retry=False)
-NO_MODEL = Face(404, INVALID, "model_not_found", retry=False, param="model")
-BUSY = Face(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1)
-ENGINE_AWAY = Face(
+NOT_FOUND = ErrorResponse(404, INVALID, "not_found", retry=False)
+FORBIDDEN = ErrorResponse(403, "permission_error", "insufficient_permissions", retry=False)
+NO_MODEL = ErrorResponse(404, INVALID, "model_not_found", retry=False, param="model")
+BUSY = ErrorResponse(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1)
+ENGINE_AWAY = ErrorResponse(
     503,
     UNAVAILABLE,
     "engine_unavailable",

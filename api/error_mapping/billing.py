@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.faces import INTERNAL, INVALID, NOT_FOUND, UNAVAILABLE, Face
+from api.error_mapping import INTERNAL, INVALID, NOT_FOUND, UNAVAILABLE, ErrorResponse
 from billing.errors import (
     AlreadyReversed,
     BooksBusy,
@@ -38,18 +38,18 @@ from billing.payments.errors import (
 )
 from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 
-FACES: dict[type[Exception], Face] = {
-    InvalidReportQuery: Face(400, INVALID, "invalid_value", retry=False),
+FACES: dict[type[Exception], ErrorResponse] = {
+    InvalidReportQuery: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     GenerationNotFound: NOT_FOUND,
-    BooksBusy: Face(409, "conflict_error", "books_busy", retry=False),
-    InvalidBillingMonth: Face(400, INVALID, "invalid_value", retry=False, param="month"),
-    MonthSettled: Face(404, INVALID, "not_found", retry=False, param="month"),
+    BooksBusy: ErrorResponse(409, "conflict_error", "books_busy", retry=False),
+    InvalidBillingMonth: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="month"),
+    MonthSettled: ErrorResponse(404, INVALID, "not_found", retry=False, param="month"),
     InvoiceNotFound: NOT_FOUND,
-    BalanceEmpty: Face(409, "conflict_error", "balance_empty", retry=False, param="mode"),
-    ModeNotAllowed: Face(409, "conflict_error", "mode_not_allowed", retry=False, param="mode"),
-    CreditNotAllowed: Face(400, INVALID, "invalid_value", retry=False),
-    PaymentsNotConfigured: Face(409, "conflict_error", "payments_not_configured", retry=False),
-    ProviderUnavailable: Face(
+    BalanceEmpty: ErrorResponse(409, "conflict_error", "balance_empty", retry=False, param="mode"),
+    ModeNotAllowed: ErrorResponse(409, "conflict_error", "mode_not_allowed", retry=False, param="mode"),
+    CreditNotAllowed: ErrorResponse(400, INVALID, "invalid_value", retry=False),
+    PaymentsNotConfigured: ErrorResponse(409, "conflict_error", "payments_not_configured", retry=False),
+    ProviderUnavailable: ErrorResponse(
         503,
         UNAVAILABLE,
         "server_is_overloaded",
@@ -57,14 +57,14 @@ FACES: dict[type[Exception], Face] = {
         retry_after=5,
         message="The payment provider does not answer at the moment. Try again.",
     ),
-    ProviderRefused: Face(
+    ProviderRefused: ErrorResponse(
         500,
         "server_error",
         "payment_provider_error",
         retry=False,
         message="The payment provider refused this. Please contact us.",
     ),
-    BadSignature: Face(400, INVALID, "invalid_signature", retry=False),
+    BadSignature: ErrorResponse(400, INVALID, "invalid_signature", retry=False),
     # The operator's: it never crosses HTTP.
     ManualEntryNotFound: INTERNAL,
     # The worker's, and the operator's: they never cross HTTP.
@@ -77,8 +77,8 @@ FACES: dict[type[Exception], Face] = {
     WebhookEndpointNotFound: NOT_FOUND,
     DeliveryNotFound: NOT_FOUND,
     SpendAlertNotFound: NOT_FOUND,
-    TooManyEndpoints: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    TooManyAlerts: Face(429, "rate_limit_error", "insufficient_quota", retry=False),
-    EndpointUnreachable: Face(422, INVALID, "endpoint_unreachable", retry=False, param="url"),
+    TooManyEndpoints: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
+    TooManyAlerts: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
+    EndpointUnreachable: ErrorResponse(422, INVALID, "endpoint_unreachable", retry=False, param="url"),
     MailNotSent: INTERNAL,
 }

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from billing.windows.repository import Windows
+from db.batch_loader import BatchLoader
 from db.session import EVERY_TENANT, Database
-from db.together import Together
 from tenants.limits.kinds import Limit
 from tenants.quotas import Seed
 
 
-class BegunWindows:
+class UsageExists:
     """Call it as `tenants.quotas.Seed`; `sums` is called for those who have used something. `close` it at the
     end.
     """
@@ -24,7 +24,7 @@ class BegunWindows:
     def __init__(self, database: Database, sums: Seed) -> None:
         self._database = database
         self._sums = sums
-        self._begun: Together[tuple[str, datetime], bool] = Together(self._look_up)
+        self._begun: BatchLoader[tuple[str, datetime], bool] = BatchLoader(self._look_up)
 
     async def __call__(self, tenant_id: str, limit: Limit, start: datetime) -> int:
         """Raises DatabaseUnavailable."""

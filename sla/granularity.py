@@ -23,7 +23,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Grain:
+class Granularity:
     """The rows of one width."""
 
     unit: str
@@ -45,9 +45,9 @@ class Grain:
         return moment - (moment - _EPOCH) % self.width
 
 
-MINUTE = Grain("minute", SlaMinute, timedelta(minutes=1))
-HOUR = Grain("hour", SlaHour, timedelta(hours=1))
-DAY = Grain("day", SlaDay, timedelta(days=1))
+MINUTE = Granularity("minute", SlaMinute, timedelta(minutes=1))
+HOUR = Granularity("hour", SlaHour, timedelta(hours=1))
+DAY = Granularity("day", SlaDay, timedelta(days=1))
 GRAINS = (MINUTE, HOUR, DAY)
 ROLLUPS = (HOUR, DAY)
 """Sums of the minutes."""
@@ -58,29 +58,29 @@ _PLACES = (MINUTE, HOUR, DAY, HOUR, MINUTE)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Interval:
     """A stretch of time that one grain's rows make up whole."""
 
-    grain: Grain
+    grain: Granularity
     start: datetime
     end: datetime
 
 
-def pieces(start: datetime, end: datetime) -> list[Piece]:
+def intervals(start: datetime, end: datetime) -> list[Interval]:
     """The rows that the minutes which begin in [start, end) are read from, each minute once."""
     return _cut(start, end, len(GRAINS) - 1)
 
 
-def _cut(start: datetime, end: datetime, place: int) -> list[Piece]:
+def _cut(start: datetime, end: datetime, place: int) -> list[Interval]:
     if start >= end:
         return []
     grain = GRAINS[place]
     if grain is MINUTE:
-        return [Piece(grain, start, end)]
+        return [Interval(grain, start, end)]
     first, last = -((_EPOCH - start) // grain.width) * grain.width + _EPOCH, grain.begin(end)
     if first >= last:
         return _cut(start, end, place - 1)
-    return [*_cut(start, first, place - 1), Piece(grain, first, last), *_cut(last, end, place - 1)]
+    return [*_cut(start, first, place - 1), Interval(grain, first, last), *_cut(last, end, place - 1)]
 
 
 def stretch(select_of: Callable[..., Select[Any]], names: Sequence[str]) -> Subquery:
@@ -103,7 +103,7 @@ def bounds(start: datetime, end: datetime) -> dict[str, datetime]:
 
 def _named(prefix: str, start: datetime, end: datetime) -> dict[str, datetime]:
     spans, place = [(start, start)] * len(_PLACES), 0
-    for piece in pieces(start, end):
+    for piece in intervals(start, end):
         place = next(n for n in range(place, len(_PLACES)) if _PLACES[n] is piece.grain)
         spans[place] = (piece.start, piece.end)
         place += 1

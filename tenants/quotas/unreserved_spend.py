@@ -24,7 +24,7 @@ MEMORY_MS = 7_200_000
 _TRIES = 3
 
 
-class OutsideSpend:
+class UnreservedSpend:
     """`redis_client` answers bytes. `seed`: see `tenants.quotas.Seed`. Every method raises RedisError."""
 
     def __init__(self, redis_client: redis.asyncio.Redis, seed: Seed, scripts: Scripts | None = None) -> None:

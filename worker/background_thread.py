@@ -16,7 +16,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-class Beside:
+class BackgroundThread:
     """Of one process. `close` it at the end."""
 
     def __init__(self, name: str) -> None:
