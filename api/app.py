@@ -16,10 +16,9 @@ from starlette.routing import Match
 from adapters.files.uploads import MAX_PART_BYTES
 from api import health, openapi
 from api.cors import Preflights
-from api.deps import RequestLimits, Services, identify
+from api.deps import identify
 from api.direct import Direct
 from api.edge import METHODS, AsgiApp, BodyLimit, BodyLimits, Edge
-from api.engine_metrics import EngineCollector
 from api.errors import (
     FACES,
     ApiError,
@@ -31,6 +30,8 @@ from api.errors import (
     headers_of,
 )
 from api.idempotency import Idempotency
+from api.metrics.engine import EngineCollector
+from api.metrics.quotas import QuotaCollector
 from api.openai import models as model_routes
 from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
@@ -38,7 +39,7 @@ from api.organization import bodies as organization_bodies
 from api.organization import invites as invite_routes
 from api.organization import routes as organization_routes
 from api.pages import known_query
-from api.quota_metrics import QuotaCollector
+from api.services import RequestLimits, Services
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
 from api.v1 import adapters as adapter_routes
 from api.v1 import billing as billing_routes
@@ -143,7 +144,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         _show,
     )
     guarded = Idempotency(direct, app, services.idempotency, _show)
-    edge = Edge(guarded, services.metrics, _body_limits(services.limits), services.afterwards)
+    edge = Edge(guarded, services.metrics, _body_limits(services.limits), services.deferred_work)
     edge.openapi = app.openapi  # type: ignore[attr-defined]
     return edge
 

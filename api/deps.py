@@ -6,16 +6,11 @@ cache, and a miss opens and closes its own session before the handler goes on.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from fastapi import Request
 
-from adapters.files.service import FileService, UploadService
-from adapters.resolver import ModelResolver
-from api.books_metrics import BooksCollector
-from api.deferred_work import DeferredWork
 from api.errors import (
     ClientGone,
     InsufficientPermissions,
@@ -25,29 +20,12 @@ from api.errors import (
     NotServing,
     UnsupportedMediaType,
 )
-from api.onboarding import Onboarding
-from api.payments_metrics import PaymentsCollector
-from api.restart_metrics import RestartsCollector
-from billing.invoices.credits import CreditService
-from billing.invoices.service import InvoiceService
-from billing.notifications.service import WebhookService
-from billing.payments.service import PaymentService
-from billing.pricing import PriceBook
-from billing.service import UsageReports
-from billing.spend.alerts import SpendAlertService
-from engine.client import EngineClient, EngineGone
+from api.services import Onboarding, Services
+from engine.client import EngineGone
 from engine.protocol import EngineInfo
-from sla.recorder import SlaRecorder
-from sla.service import SlaReports
-from telemetry.metrics import ServingMetrics
 from tenants.actors import Actor
 from tenants.context import KeyKind, TenantContext
 from tenants.errors import AccountSuspended
-from tenants.idempotency.records import IdempotencyRecords
-from tenants.quotas import Quotas
-from tenants.resolver import KeyResolver
-from tenants.service import AccountServices
-from tokenization.codec import TextCodec
 
 ServiceT = TypeVar("ServiceT")
 
@@ -83,67 +61,6 @@ WRITE_BILLING = Permission("admin", "organization.billing.write")
 READ_AUDIT = Permission("admin", "organization.audit.read")
 READ_WEBHOOKS = Permission("admin", "organization.webhooks.read")
 WRITE_WEBHOOKS = Permission("admin", "organization.webhooks.write")
-
-Check = Callable[[], Awaitable[str | None]]
-"""Returns None when what it checks is ready. When it is not, it returns why, for anybody who reaches the port
-to read, or raises.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """What a request may ask of this process."""
-
-    max_body_bytes: int = 4 * 1024 * 1024
-    body_timeout: float = 30.0
-    """Seconds for a request's body to arrive; of a file, that may pass without a byte of it."""
-    max_file_bytes: int = 8 * 1024 * 1024 * 1024
-    """Of a body with a file, whatever the caller's plan allows."""
-    min_file_rate: float = 16 * 1024
-    """Bytes per second at which a file must come on average."""
-    ping_interval: float = 15.0
-    """Seconds of silence on a stream after which a comment is sent, so that proxies keep it open."""
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """Everything the routes use, built once by the process's main (or by a test)."""
-
-    engine: EngineClient
-    text: TextCodec
-    keys: KeyResolver
-    models: ModelResolver
-    usage: UsageReports
-    files: FileService
-    uploads: UploadService
-    quotas: Quotas
-    prices: PriceBook
-    sla: SlaRecorder
-    sla_reports: SlaReports
-    metrics: ServingMetrics = field(default_factory=ServingMetrics)
-    afterwards: DeferredWork = field(default_factory=DeferredWork)
-    checks: Mapping[str, Check] = field(default_factory=dict)
-    """By the name /readyz shows: postgres, redis, schema. The engine is asked directly."""
-    limits: RequestLimits = field(default_factory=RequestLimits)
-    idempotency: IdempotencyRecords | None = None
-    """None in a process that refuses requests with an idempotency key."""
-    onboarding: Onboarding | None = None
-    """None in a process that only answers requests on adapters that are there."""
-    accounts: AccountServices | None = None
-    """None in one that lets nobody run their account."""
-    webhooks: WebhookService | None = None
-    spend_alerts: SpendAlertService | None = None
-    payments: PaymentService | None = None
-    """None in one that tells nobody."""
-    invoices: InvoiceService | None = None
-    credits: CreditService | None = None
-    """None in one that bills nobody."""
-    payments_waiting: PaymentsCollector | None = None
-    """None in one that shows nothing of payments among its metrics."""
-    books: BooksCollector | None = None
-    """None in one that shows no books among its metrics."""
-    restarts: RestartsCollector | None = None
-    """None in one that shows no restarts among its metrics."""
 
 
 def services_of(request: Request) -> Services:

@@ -82,7 +82,7 @@ class Edge:
         app: what serves the request.
         metrics: where requests are counted.
         limits: of bodies.
-        afterwards: does what is done of a request that has been answered.
+        deferred_work: does what is done of a request that has been answered.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Edge:
         app: AsgiApp,
         metrics: ServingMetrics,
         limits: BodyLimits,
-        afterwards: DeferredWork | None = None,
+        deferred_work: DeferredWork | None = None,
     ) -> None:
         self._app = app
-        self._afterwards = afterwards or DeferredWork()
+        self._deferred_work = deferred_work or DeferredWork()
         self._metrics = metrics
         self._limits = limits
         self._log = log.bind()  # once: a logger that is not bound is made anew for every line
@@ -112,7 +112,7 @@ class Edge:
         try:
             await self._serve(scope, headers, receive, exchange)
         finally:
-            self._afterwards.add(
+            self._deferred_work.add(
                 self._account, scope, state, exchange, time.perf_counter() - exchange.started
             )
 

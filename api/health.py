@@ -12,7 +12,8 @@ import structlog
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from api.deps import Check, services_of
+from api.deps import services_of
+from api.services import Check
 
 CHECK_TIMEOUT = 2.0
 """Seconds after which something that does not answer counts as not ready."""
@@ -61,7 +62,7 @@ async def readyz(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus exposition."""
     services = services_of(request)
-    services.afterwards.run()
+    services.deferred_work.run()
     for asked in (services.payments_waiting, services.books, services.restarts):
         if asked is not None:
             await asked.refresh()

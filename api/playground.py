@@ -11,9 +11,9 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.deps import Services
 from api.openai.reservation import asked_for
 from api.openai.routes import chat_completion
+from api.services import Services
 from billing.rates import Rate
 from engine.protocol import PriorityClass
 from tenants.errors import AccountSuspended

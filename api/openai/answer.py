@@ -86,7 +86,7 @@ class Answer:
     Args:
         booking: what is asked, and what was reserved for it.
         observation: is told how it was served.
-        afterwards: tells of it once it has ended.
+        deferred_work: tells of it once it has ended.
         chat: an assistant's turn, which begins a text; a completion goes on with one.
         arrived: `time.perf_counter()` of the request's arrival.
         echo: per prompt, what is put before its choices' text.
@@ -98,7 +98,7 @@ class Answer:
         observation: Observation,
         text: TextCodec,
         metrics: ServingMetrics,
-        afterwards: DeferredWork,
+        deferred_work: DeferredWork,
         arrived: float,
         chat: bool,
         echo: list[str] | None = None,
@@ -108,7 +108,7 @@ class Answer:
         self._booking = booking
         self.echo = echo
         self._metrics = metrics
-        self._afterwards = afterwards
+        self._deferred_work = deferred_work
         self._arrived = arrived
         self._first_at = arrived
         self._generations: list[Generation] = []
@@ -206,7 +206,7 @@ class Answer:
             await self._news()
         self._raise_error()
         self._give = None
-        self._afterwards.add(self._account, time.perf_counter())
+        self._deferred_work.add(self._account, time.perf_counter())
 
     def go_on(self) -> None:
         """The reader wants more again."""
@@ -246,7 +246,7 @@ class Answer:
         self._first_at = max(self._first_at, time.perf_counter() - generation.held_for)
         if not self._unbegun:
             waited = self._first_at - self._arrived
-            self._afterwards.add(self._metrics.first_token, self.submission.tier, waited)
+            self._deferred_work.add(self._metrics.first_token, self.submission.tier, waited)
             if self._give is None:
                 self._wake()
 

@@ -12,10 +12,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from adapters.resolver import ModelCard
-from api.deps import READ_MODELS, Services, authenticate, services_of
+from api.deps import READ_MODELS, authenticate, services_of
 from api.openai.reservation import asked_for
 from api.openai.routes import permitted_model
 from api.openapi import ERROR_RESPONSES
+from api.services import Services
 from billing.rates import Rate
 from tenants.context import TenantContext
 

@@ -13,15 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from adapters.names import ADAPTER_ID
 from adapters.resolver import ResolvedModel
-from api.deps import (
-    GENERATE,
-    Services,
-    authenticate,
-    check_model,
-    engine_of,
-    read_json,
-    services_of,
-)
+from api.deps import GENERATE, authenticate, check_model, engine_of, read_json, services_of
 from api.errors import NoRoomForFlex
 from api.openai import schemas
 from api.openai.answer import Answer
@@ -34,6 +26,7 @@ from api.openai.submission import ValidatedRequest, chat_draft, completion_draft
 from api.openapi import ERROR_RESPONSES, EVENT_STREAM, json_body
 from api.ratelimit import rate_headers
 from api.response_writer import response_writer_for
+from api.services import Services
 from engine.client import RequestRejected
 from engine.protocol import PriorityClass
 from tenants.context import TenantContext
@@ -153,7 +146,7 @@ async def _run(
         observation,
         services.text,
         services.metrics,
-        services.afterwards,
+        services.deferred_work,
         request.state.arrived,
         chat,
         echo,

@@ -16,8 +16,8 @@ import uvicorn
 
 from api.app import create_app
 from api.connections import connections_with
-from api.deps import RequestLimits, Services
 from api.request_reader import HEAD_TIMEOUT
+from api.services import RequestLimits, Services
 from sla.recorder import SlaRecorder
 from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakePrices, FakeQuotas, FakeUsage
 from tests.support.text_base import write_base

@@ -12,7 +12,7 @@ import redis.asyncio
 
 from adapters.resolver import ModelResolver
 from api.app import create_app
-from api.deps import RequestLimits, Services
+from api.services import RequestLimits, Services
 from billing.pricing import PriceBook, PriceService
 from billing.window_usage import WindowUsage
 from db.session import Database
