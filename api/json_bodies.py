@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -73,6 +73,10 @@ class BodyDecoders:
         return decode(decoder, body)
 
 
+@overload
+def unix(moment: datetime) -> int: ...
+@overload
+def unix(moment: datetime | None) -> int | None: ...
 def unix(moment: datetime | None) -> int | None:
     """In seconds, as OpenAI's objects say when."""
     return None if moment is None else int(moment.timestamp())

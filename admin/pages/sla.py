@@ -12,7 +12,7 @@ from typing import Any
 
 from admin import words
 from admin.pages.adapters import State
-from sla.service import SlaReports
+from sla.service import SlaReport, SlaReports
 
 MONTHS = 12
 _CLASSES = {"priority": "Priority", "default": "Default", "flex": "Flex"}
@@ -77,7 +77,7 @@ class SlaPage:
         classes = [_class(one) for one in report["data"]]
         return SlaMonth(report["month"], report["final"], report["plan"], classes, _months(report["month"]))
 
-    async def report(self, tenant_id: str, month: str | None) -> dict[str, Any]:
+    async def report(self, tenant_id: str, month: str | None) -> SlaReport:
         """As the API has it."""
         return await self._reports.report(tenant_id, month)
 

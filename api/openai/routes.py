@@ -9,29 +9,50 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
+from adapters.errors import ModelNotFound, ModelNotReady
 from adapters.names import ADAPTER_ID
 from adapters.resolver import ResolvedModel
 from api.deps import GENERATE, authenticate, check_model, engine_of, read_json, services_of
-from api.errors import NoRoomForFlex
+from api.errors import ContextLengthExceeded, GenerationFailed, NoRoomForFlex
 from api.openai import schemas
 from api.openai.answer import Answer
 from api.openai.bodies import ChunkFormat, JsonAnswer, whole
+from api.openai.objects import ChatCompletionChunk, ChatCompletionObject, CompletionChunk, CompletionObject
 from api.openai.observing import Observation
 from api.openai.reservation import RequestReservation, asked_for, book
 from api.openai.schemas import CompletionRequest, GenerationFields
 from api.openai.stream import EventStream, WhileConnected
 from api.openai.submission import ValidatedRequest, chat_draft, completion_draft
-from api.openapi import ERROR_RESPONSES, EVENT_STREAM, json_body
+from api.openapi.routing import Router, answers, fails_with, json_body
 from api.ratelimit import rate_headers
 from api.response_writer import response_writer_for
 from api.services import Services
-from engine.client import RequestRejected
+from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import PriorityClass
 from tenants.context import TenantContext
+from tenants.errors import AccountSuspended, QuotaExhausted, QuotaUnavailable, RateLimited
+from tenants.limits.kinds import Limit, Metric
 
-router = APIRouter(prefix="/v1", responses=ERROR_RESPONSES)
+router = Router(prefix="/v1", errors=(AccountSuspended(),))
+_LIMIT = Limit("tenant", "org_1", "", Metric.REQUESTS_PER_MINUTE, 60)
+_FAILURES = (
+    ContextLengthExceeded(
+        "This model's maximum context length is 4096 tokens; the prompt has 5000.", "messages"
+    ),
+    ModelNotFound("base:support"),
+    ReaderStalled("the answer was not read"),
+    ModelNotReady("base:support", "calibrating"),
+    RateLimited(_LIMIT, 1.5),
+    QuotaExhausted(_LIMIT, None),
+    NoRoomForFlex(1.0),
+    GenerationFailed("The model's numbers stopped being finite: this request cannot be answered."),
+    EngineGone("the engine does not serve"),
+    RequestRejected("overloaded", "The server is overloaded.", 1.0),
+    QuotaUnavailable(1.0),
+)
+"""Examples for the document of what requests fail with here."""
 
 
 @router.post(
@@ -39,11 +60,12 @@ router = APIRouter(prefix="/v1", responses=ERROR_RESPONSES)
     operation_id="createChatCompletion",
     openapi_extra=json_body("ChatCompletionRequest"),
     response_model=None,
-    responses=EVENT_STREAM,
     tags=["Chat"],
 )
+@answers(ChatCompletionObject, ChatCompletionChunk)
+@fails_with(*_FAILURES)
 async def create_chat_completion(request: Request) -> Response:
-    """The assistant's next turn in a conversation."""
+    """Generates the next message of a conversation."""
     caller = await authenticate(request, GENERATE)
     return await chat_completion(request, services_of(request), caller)
 
@@ -64,11 +86,12 @@ async def chat_completion(request: Request, services: Services, caller: TenantCo
     operation_id="createCompletion",
     openapi_extra=json_body("CompletionRequest"),
     response_model=None,
-    responses=EVENT_STREAM,
     tags=["Completions"],
 )
+@answers(CompletionObject, CompletionChunk)
+@fails_with(*_FAILURES)
 async def create_completion(request: Request) -> Response:
-    """The continuation of a prompt, or of each of several."""
+    """Continues a prompt, or each of several."""
     services = services_of(request)
     caller = await authenticate(request, GENERATE)
     with Observation(caller, services.sla, services.metrics) as observation:
