@@ -12,10 +12,11 @@ from typing import Annotated, Literal, TypedDict
 import msgspec
 from fastapi import Request
 
-from api.deps import READ_BILLING, WRITE_BILLING, actor_of, authenticate, read_json, served, services_of
-from api.json_bodies import decode, unix
+from api.authentication import READ_BILLING, WRITE_BILLING, actor_of, authenticate
+from api.json_bodies import decode, read_json, unix
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.requests import naming_fields
+from api.services import served, services_of
 from billing.invoices.errors import BalanceEmpty, ModeNotAllowed
 from billing.payments.errors import PaymentsNotConfigured, ProviderRefused, ProviderUnavailable
 from billing.payments.service import AccountView, PaymentService

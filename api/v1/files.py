@@ -19,13 +19,14 @@ from adapters.files.service import MAX_PAGE
 from adapters.inspection import InspectionRefused
 from adapters.storage.errors import StorageUnavailable
 from adapters.storage.receiving import Received
-from api.deps import READ_FILES, WRITE_FILES, actor_of, authenticate, services_of
+from api.authentication import READ_FILES, WRITE_FILES, actor_of, authenticate
 from api.downloads import beginning_with
 from api.errors import InvalidValue
 from api.forms import read_form
 from api.json_bodies import unix
 from api.openapi.routing import Router, fails_with, form_body
 from api.pages import Cursor, Order, Page, page
+from api.services import services_of
 from tenants.errors import AccountSuspended
 
 router = Router(prefix="/v1/files", tags=["Files"], errors=(AccountSuspended(),))

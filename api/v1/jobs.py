@@ -18,19 +18,12 @@ from adapters.jobs.models import Job
 from adapters.models import AdapterEvent
 from adapters.reports import Report
 from adapters.storage.errors import StorageUnavailable
-from api.deps import (
-    READ_ADAPTERS,
-    WRITE_ADAPTERS,
-    actor_of,
-    authenticate,
-    onboarding_of,
-    read_json,
-    services_of,
-    serving_engine,
-)
+from api.authentication import READ_ADAPTERS, WRITE_ADAPTERS, actor_of, authenticate
 from api.event_feed import event_feed
+from api.json_bodies import read_json
 from api.openapi.routing import Router, answers, fails_with, json_body
 from api.pages import Page, Paged, page
+from api.services import onboarding_of, services_of, serving_engine
 from api.v1.job_bodies import JobEventObject, JobObject, decode_create_job, job_event_object, job_object
 from engine.client import EngineGone
 from tenants.errors import AccountSuspended

@@ -26,11 +26,12 @@ from adapters.files.uploads import MAX_PART_BYTES, MAX_PARTS, UploadState
 from adapters.inspection import InspectionRefused
 from adapters.storage.errors import StorageUnavailable
 from adapters.storage.receiving import Received
+from api.authentication import WRITE_FILES, actor_of, authenticate
 from api.body_fields import Body
-from api.deps import WRITE_FILES, actor_of, authenticate, read_json, services_of
 from api.forms import read_form
-from api.json_bodies import decode, unix
+from api.json_bodies import decode, read_json, unix
 from api.openapi.routing import Router, fails_with, form_body, json_body
+from api.services import services_of
 from api.v1.files import FileObject, file_object, refuse_declared
 from tenants.errors import AccountSuspended
 
