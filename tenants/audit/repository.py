@@ -79,7 +79,7 @@ DELETIONS_KEPT = 10_000
 two pages, and few enough to be read whenever a cursor is unknown."""
 
 
-def deleted_ids(tenant_id: str, type: str, project_id: str | None = None) -> Select[tuple[str]]:
+def deleted_ids(tenant_id: str, type: str, project_id: str | None = None) -> Select[str]:
     """Selects the ids of objects whose deletion, an entry of this type and project, is among the tenant's
     latest. For `db.cursors.page_beyond`.
     """
