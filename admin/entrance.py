@@ -66,7 +66,7 @@ class Entrance:
             agent=request.headers.get("user-agent", ""),
             proved_at=proved_at,
         )
-        await self._accounts.note_sign_in(account, by, address=address, request_id=request_id_of(request))
+        await self._accounts.record_sign_in(account, by, address=address, request_id=request_id_of(request))
         if told:
             await self._frame.sessions.say(entered, told)
         response = self._frame.to(request, "/")

@@ -83,7 +83,7 @@ class MemberRoutes:
 
     async def show_one(self, request: Request, visitor: Visitor) -> Response:
         user = await self._members.get(visitor.tenant_id, request.path_params["user"])
-        has_factor = user.id in await self._factors.whose(visitor.tenant_id, [user.id])
+        has_factor = user.id in await self._factors.users_with_factor(visitor.tenant_id, [user.id])
         return self._page(
             request,
             "member.html",
@@ -148,7 +148,7 @@ class MemberRoutes:
 
     async def reset(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         user_id = request.path_params["user"]
-        made = await self._credentials.make_reset(visitor.tenant_id, user_id, visitor.acting(request))
+        made = await self._credentials.create_reset(visitor.tenant_id, user_id, visitor.acting(request))
         failed = False
         if self._mail is not None:
             try:
@@ -165,7 +165,7 @@ class MemberRoutes:
 
     async def take_factor(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
         user = await self._members.get(visitor.tenant_id, request.path_params["user"])
-        await self._factors.take_away(visitor.tenant_id, user.id, visitor.acting(request))
+        await self._factors.remove_for_member(visitor.tenant_id, user.id, visitor.acting(request))
         said = f"{user.email} signs in without a second factor now, until they set up another."
         return await self._frame.done(request, visitor, f"/members/{user.id}", said)
 

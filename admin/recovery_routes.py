@@ -110,7 +110,7 @@ class RecoveryRoutes:
 
     async def _send(self, mail: ConsoleMail, email: str) -> None:
         try:
-            made = await self._credentials.ask_reset(email)
+            made = await self._credentials.request_reset(email)
             if made is not None:
                 await mail.reset(made.email, made.token, until=words.moment(made.expires_at))
         except (MailNotSent, DatabaseUnavailable) as error:

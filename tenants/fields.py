@@ -1,6 +1,4 @@
-"""What people write about their account, before a row holds it: names and addresses. Raises ValueError naming
-the field.
-"""
+"""Validates names and email addresses of accounts. Each check raises ValueError naming the field."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ def is_email(given: str) -> bool:
 
 
 def checked_email(given: str) -> str:
-    """In small letters: that is how addresses are told apart."""
+    """Returns the address in lower case, as it is stored and compared."""
     if not is_email(given):
-        raise ValueError("email: not an address")
+        raise ValueError(f"email: {given[:80]!r} is not an email address")
     return given.lower()

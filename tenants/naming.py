@@ -1,7 +1,6 @@
-"""What the ledger's ids are called: keys, people, service accounts and projects of a tenant, those that are
-gone too. A bill names its causes longer than they live.
+"""Looks up the names of keys, users, service accounts and projects by the ids that usage is recorded under.
 
-Owns what stands for what. Refuses to know why somebody asks.
+Deleted ones are found too: invoices and usage reports outlive them.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ ThingKind = Literal["key", "user", "service_account", "project"]
 class Named:
     kind: ThingKind
     name: str
-    """Of a person, the email address."""
+    """A user's email address; otherwise the name."""
     is_gone: bool = False
-    """Revoked, removed, deleted or archived."""
+    """Whether it is revoked, removed, deleted or archived."""
 
 
 class NameService:
-    """Of one tenant at a time."""
+    """Looks up names of one tenant's objects at a time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def of(self, tenant_id: str, ids: Collection[str]) -> Mapping[str, Named]:
-        """By id, whatever it is the id of. What the tenant never had, or has no more row of, is not there.
-        Raises DatabaseUnavailable.
+        """Returns names by id, for ids of any kind; ids without a row are left out. Raises
+        DatabaseUnavailable.
         """
         if not ids:
             return {}
@@ -47,14 +46,16 @@ class NameService:
 
 class NameRepository(TenantRepository):
     async def of(self, ids: Collection[str]) -> Mapping[str, Named]:
-        """A person who signed in stands where a key would, so an id is looked for among all kinds."""
+        """Looks for each id among all kinds: requests of signed-in users are recorded under the user's id."""
         rows = (await self.execute_own(_named(), ids=list(ids))).all()
         return {id_: Named(kind, name, is_gone) for kind, id_, name, is_gone in rows}
 
 
 @cache
 def _named() -> CompoundSelect[Any]:
-    """The ids are one parameter: one for each would be another statement for every number of them."""
+    """Builds the query with the ids as one array parameter, so that any number of them is the same
+    statement.
+    """
     kinds: tuple[tuple[ThingKind, Any, Any, Any], ...] = (
         ("key", ApiKey, ApiKey.name, ApiKey.revoked_at),
         ("user", User, User.email, User.removed_at),

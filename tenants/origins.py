@@ -1,4 +1,4 @@
-"""Web origins that a key may be used from: reading them as people write them."""
+"""Parses the web origins whose pages can use an API key."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 def parse_origins(written: Iterable[str]) -> list[str]:
-    """Origins as browsers send them, such as `https://app.example` or `http://localhost:3000`; each once, in
-    order.
+    """Returns origins as browsers send them, such as `https://app.example` or `http://localhost:3000`; each
+    once, sorted.
 
     Raises ValueError naming the field.
     """

@@ -1,7 +1,7 @@
-"""What a plan says of each class of service: whether it may be asked for, what it costs, what is promised.
+"""Defines a plan's terms for each service tier: availability, price and service-level targets.
 
-Owns the names of the terms, their defaults, their bounds and the form they are stored in: per class what
-differs from the defaults. Enforces none of them: the request path, the price list and the reports do.
+A plan's row stores, per tier, what differs from the defaults. The request path, the price list and the
+service-level reports enforce the terms.
 """
 
 from __future__ import annotations
@@ -19,27 +19,34 @@ MILLION = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Of one class. Shares are in millionths (ppm), so that money is never computed from fractions."""
+    """Terms of one service tier. Shares are in parts per million (ppm), so that money is never computed from
+    floats.
+    """
 
     allowed: bool = True
-    """Whether a request may ask for the class."""
+    """Whether requests can use the tier."""
     price_percent: int = 100
-    """Of the base price."""
+    """Percent of the base price."""
     contracted_tokens_per_minute: int | None = None
-    """Input and output. What comes above it is served, and billed, as `default`. None: no bound."""
+    """Input and output tokens together. Requests above it are served, and billed, as `default`. None: no
+    bound.
+    """
     ttft_target_ms: int = 2_000
-    """Time to the first token that is aimed for, and reported on."""
+    """Target for the time to first token, used in reports."""
     max_wait_ms: int | None = None
-    """A request that would wait longer for its first token is refused at once instead. None: the engine's own
-    bound."""
+    """Requests with a longer estimated wait for their first token are refused at once. None: the engine's own
+    bound.
+    """
     min_output_tokens_per_second: int = 0
-    """Of one choice after its first token; 0 promises none."""
+    """Guaranteed rate of one choice after its first token; 0 for none."""
     availability_ppm: int = 0
-    """Share of a month's requests that must not fail by the service's fault; 0 promises none."""
+    """Guaranteed share of a month's requests without a server error; 0 for none."""
     output_rate_ppm: int = 0
-    """Share of a month's requests that must reach `min_output_tokens_per_second`."""
+    """Guaranteed share of a month's requests that reach `min_output_tokens_per_second`."""
     credits: tuple[tuple[int, int], ...] = ()
-    """(delivered share below, percent of the month's bill credited): falling shares, rising percents."""
+    """Pairs (ppm below which the credit applies, percent of the month's bill credited), by falling share and
+    rising percent.
+    """
 
 
 DEFAULTS: Mapping[PriorityClass, Terms] = MappingProxyType(
@@ -69,22 +76,22 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
 }
 """Smallest and largest value of each number, inclusive."""
 OPTIONAL = frozenset({"contracted_tokens_per_minute", "max_wait_ms"})
-"""Numbers that may be None."""
+"""Numbers that can be None."""
 FIXED: Mapping[str, Any] = {"allowed": True, "contracted_tokens_per_minute": None}
-"""Of the class `default`: what is over every other contract has to go somewhere."""
+"""Fixed terms of the tier `default`, which has to accept what exceeds the other tiers' contracts."""
 _CLASSES = frozenset(tier.value for tier in PriorityClass)
 _NAMES = frozenset(field.name for field in fields(Terms))
 
 
 def read(stored: Mapping[str, Mapping[str, Any]]) -> Mapping[PriorityClass, Terms]:
-    """The terms of every class, from what a plan's row has of them.
+    """Returns the terms of every tier, from those that a plan's row stores.
 
-    Raises ValueError naming what is wrong; rows were checked when they were written.
+    Raises ValueError naming the term at fault; rows were checked when they were written.
     """
     wrong = [name for name in stored if name not in _CLASSES]
     if wrong:
-        classes = ", ".join(PriorityClass)
-        raise ValueError(f"terms: there is no class {str(wrong[0])[:40]!r}, only {classes}")
+        tiers = ", ".join(PriorityClass)
+        raise ValueError(f"terms: {str(wrong[0])[:40]!r} is not a service tier: use one of {tiers}")
     if not stored:
         return DEFAULTS
     return MappingProxyType(
@@ -95,7 +102,7 @@ def read(stored: Mapping[str, Mapping[str, Any]]) -> Mapping[PriorityClass, Term
 def merged(
     stored: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """What to store once `changes` are made. Raises ValueError naming the term at fault."""
+    """Returns what to store after `changes`. Raises ValueError naming the term at fault."""
     after = {tier: dict(terms) for tier, terms in stored.items()}
     for tier, terms in changes.items():
         after[tier] = {**after.get(tier, {}), **terms}
@@ -121,7 +128,7 @@ def _changed(tier: PriorityClass, default: Terms, stored: Mapping[str, Any]) -> 
     if tier == PriorityClass.DEFAULT:
         for name, fixed in FIXED.items():
             if values.get(name, fixed) != fixed:
-                raise ValueError(f"terms: {tier}.{name} cannot be changed: others are downgraded to it")
+                raise ValueError(f"terms: {tier}.{name} cannot be changed: other tiers are downgraded to it")
     return replace(default, **values)
 
 

@@ -1,7 +1,7 @@
-"""Who is asking, where it is a person who signed in and no key: the same view of them as of a key's holder.
+"""Builds the caller of a request that a signed-in user makes without an API key, as in the playground.
 
-Owns which project their requests count to: the default one. Holds nothing between requests: people ask
-seldom, and what changed of them counts at once.
+Such requests count towards the tenant's default project. Nothing is cached: they are rare, and changes apply
+at once.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from tenants.resolver import context_of, is_let_in
 
 
 class UserCallers:
-    """Of every tenant."""
+    """Looks up callers for users of all tenants."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def of(self, tenant_id: str, user_id: str) -> TenantContext:
-        """As of a key for inference that is this user's, of the default project, without restrictions. In
-        usage and limits the user's id stands where a key's would.
+        """Returns a caller as for the user's own unrestricted inference key in the default project. Usage and
+        limits have the user's id in place of a key's.
 
-        Raises UserNotFound, also for one who would not be let in with a key; DatabaseUnavailable.
+        Raises UserNotFound, also if a key of the user would be refused; DatabaseUnavailable.
         """
         async with self._database.read(tenant_id) as session:
             directory = TenantDirectory(session)

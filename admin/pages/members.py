@@ -88,7 +88,7 @@ class MembersPage:
         places: dict[str, list[str]] = defaultdict(list)
         for place, project in await self._members.memberships(tenant_id, [user.id for user in users]):
             places[place.user_id].append(project.name)
-        with_factor = await self._factors.whose(tenant_id, [user.id for user in users])
+        with_factor = await self._factors.users_with_factor(tenant_id, [user.id for user in users])
         rows = [
             MemberRow(
                 id=user.id,

@@ -72,7 +72,7 @@ class CreditNotes:
                 amount_cents=amount_cents,
                 settlement=settlement,
                 reason=reason,
-                actor=actor.described(),
+                actor=actor.audit_fields(),
             )
             repository.add_own(note)
             await session.flush()

@@ -94,7 +94,7 @@ async def record_credit(
         reason=reason,
         invoice_id=invoice_id,
         expires_at=expires_at,
-        actor=actor.described(),
+        actor=actor.audit_fields(),
     )
     accounts.add_own(entry)
     await session.flush()

@@ -1,1 +1,3 @@
-"""How users prove who they are, beyond a first password: other passwords, second factors, other providers."""
+"""Manages how users authenticate: password changes and resets, second factors, external identity
+providers.
+"""

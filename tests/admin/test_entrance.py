@@ -26,7 +26,7 @@ class Site:
             sessions=self.sessions,
             to=lambda request, path: Response(status_code=303, headers={"location": path}),
         )
-        services: Any = SimpleNamespace(accounts=SimpleNamespace(note_sign_in=self._note))
+        services: Any = SimpleNamespace(accounts=SimpleNamespace(record_sign_in=self._note))
         self.entrance = Entrance(frame, services)
 
     async def _note(self, account: Membership, by: str, *, address: str, request_id: str | None) -> None:

@@ -279,7 +279,7 @@ async def test_an_admin_takes_a_lost_one_away_but_not_an_owners(
         assert taken.status_code == 303
         hers.cookies.clear()
         assert (await sign_in(hers, "developer@acme.example")).headers["location"] == "/console/"
-    assert (await site.account.second_factors.whose(site.tenant_id, [owner.id, her.id])) == {owner.id}
+    assert (await site.account.second_factors.users_with_factor(site.tenant_id, [owner.id, her.id])) == {owner.id}
 
 
 async def test_operators_have_one_before_anything_else(
@@ -311,7 +311,7 @@ async def test_operators_have_one_before_anything_else(
         assert (await anew.get("/keys")).status_code == 200
         # Taken away meanwhile: nor in a tenant's console does anything go on without.
         (operator,) = await site.operation.accounts.list()
-        await site.account.second_factors.take_away(OPERATOR_TENANT, operator.id, OPERATOR)
+        await site.account.second_factors.remove_for_member(OPERATOR_TENANT, operator.id, OPERATOR)
         assert (await anew.get("/keys")).headers["location"] == f"/console{HERE}"
 
 
