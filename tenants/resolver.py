@@ -38,7 +38,7 @@ KEYS_CHANNEL = "rootstock:invalidate:keys"
 NOTE_AFTER = 2.0
 """Seconds for which last uses are collected before one statement writes them."""
 MOST_NOTED = 1_000
-_TOLD_ONE_BY_ONE = 1_000
+_MOST_SINGLE_INVALIDATIONS = 1_000
 """Number of changed keys above which the whole cache is invalidated instead."""
 
 

@@ -77,7 +77,7 @@ async def test_a_key_is_shown_once_and_may_what_was_asked(site: Site, visitor: h
     ("fields", "beside", "message"),
     [
         ({"name": " "}, "name", "must have 1 to 100 printable characters"),
-        ({"networks": "everywhere"}, "networks", "is no network or address"),
+        ({"networks": "everywhere"}, "networks", "is not a network or address"),
         ({"origins": "app.example"}, "origins", "is not an origin"),
         ({"models": "NO/NAME"}, "models", "is not a model name"),
         ({"expires_at": "2001-01-01"}, "expires_at", "This day is over"),
@@ -118,7 +118,7 @@ async def test_rotation_leaves_the_old_key_its_grace(site: Site, visitor: httpx.
     assert 'popovertarget="rotate"' not in page
     again = await act(visitor, here, f"{here}/rotate", grace="3600")
     assert again.status_code == 409
-    assert "rotated already" in again.text
+    assert "already rotated" in again.text
 
 
 async def test_revoking_tells_so_once(site: Site, visitor: httpx.AsyncClient) -> None:
@@ -256,7 +256,7 @@ async def test_a_keys_terms_are_changed_and_its_text_stays(site: Site, visitor: 
     ("fields", "beside", "message"),
     [
         ({"name": " "}, "name", "must have 1 to 100 printable characters"),
-        ({"networks": "everywhere"}, "networks", "is no network or address"),
+        ({"networks": "everywhere"}, "networks", "is not a network or address"),
         ({"expires_at": "2001-01-01"}, "expires_at", "This day is over"),
         ({"all_scopes": "no"}, "scopes", "Choose at least one"),
         ({"all_scopes": "no", "scope:billing.write": "on"}, "scopes", "no scope of this kind"),

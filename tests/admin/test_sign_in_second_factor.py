@@ -102,7 +102,7 @@ def test_sealed_secrets_open_for_their_own_alone() -> None:
         (Sealer(SECRET, "else"), sealed, "usr_1"),
         (Sealer("t" * 32, "second factors"), sealed, "usr_1"),
     ):
-        with pytest.raises(ValueError, match="cannot be opened"):
+        with pytest.raises(ValueError, match="cannot be decrypted"):
             one.open(other, whose)
 
 
