@@ -43,7 +43,7 @@ from tenants.errors import (
     WrongPassword,
 )
 from tenants.idempotency.records import RecordsUnavailable
-from tenants.quotas.link import LinkDown, ReplyError
+from tenants.quotas.redis_connection import RedisDown, ReplyError
 
 FACES: dict[type[Exception], ErrorResponse] = {
     InvalidApiKey: BAD_KEY,
@@ -55,7 +55,7 @@ FACES: dict[type[Exception], ErrorResponse] = {
     BalanceExhausted: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
     QuotaExhausted: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
     # The quotas' own: what they cannot ask they judge by themselves, or say that it is unavailable.
-    LinkDown: INTERNAL,
+    RedisDown: INTERNAL,
     ReplyError: INTERNAL,
     QuotaUnavailable: ErrorResponse(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1),
     RecordsUnavailable: ErrorResponse(

@@ -279,7 +279,9 @@ async def test_an_admin_takes_a_lost_one_away_but_not_an_owners(
         assert taken.status_code == 303
         hers.cookies.clear()
         assert (await sign_in(hers, "developer@acme.example")).headers["location"] == "/console/"
-    assert (await site.account.second_factors.users_with_factor(site.tenant_id, [owner.id, her.id])) == {owner.id}
+    assert (await site.account.second_factors.users_with_factor(site.tenant_id, [owner.id, her.id])) == {
+        owner.id
+    }
 
 
 async def test_operators_have_one_before_anything_else(

@@ -7,7 +7,7 @@ import logging
 from celery import Celery
 from redis.exceptions import RedisError
 
-from tenants.quotas.sweeping import ReservationSweep
+from tenants.quotas.reservation_sweep import ReservationSweep
 from worker.app import SWEEP_RESERVATIONS
 from worker.runtime import Runtime
 

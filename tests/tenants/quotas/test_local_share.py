@@ -9,7 +9,7 @@ import pytest
 
 from tenants.limits.kinds import Limit, Metric
 from tenants.quotas import Contract
-from tenants.quotas.local import MAX_PLANS_OF_TENANT, UNIT, LocalShare
+from tenants.quotas.local_share import MAX_PLANS_OF_TENANT, UNIT, LocalShare
 from tenants.quotas.plan import CompiledPlan, compile_plan
 from tenants.quotas.scripts import Scripts
 from tests.tenants.quotas.conftest import TENANT, limit

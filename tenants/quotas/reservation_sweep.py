@@ -1,4 +1,4 @@
-"""Returning what reservations hold whose process is gone, for tenants that nobody asks for just now."""
+"""Sweeps expired reservations of tenants without traffic, whose API process died."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tenants.quotas.scripts import TENANTS, Scripts, tag_of
 
 BATCH = 500
 MOST_TENANTS = 5_000
-"""Looked at by one sweep, those first whose last request is longest ago."""
+"""Most tenants that one sweep visits, starting with the longest idle."""
 FORGET_AFTER = 1_200.0
-"""Seconds without a reservation after which a tenant is not looked at any more: more than an API process has
-between two times of saying that the tenant is there.
+"""Seconds without a reservation after which a tenant is no longer swept. Longer than the interval at which
+API processes register their tenants again.
 """
 
 
 class ReservationSweep:
-    """Over a client that answers bytes."""
+    """Sweeps with a Redis client that returns bytes."""
 
     def __init__(self, redis_client: redis.asyncio.Redis, scripts: Scripts | None = None) -> None:
         self._redis = redis_client
         self._script = redis_client.register_script((scripts or Scripts()).text("sweep"))
 
     async def sweep(self) -> int:
-        """Look at every tenant with reservations; how many tenants still hold some. Raises RedisError."""
+        """Sweeps every tenant with reservations. Returns how many still hold some. Raises RedisError."""
         entries: Any = await self._redis.zrange(TENANTS, 0, MOST_TENANTS - 1, withscores=True)
         left: list[int] = []
         for first in range(0, len(entries), BATCH):

@@ -11,7 +11,7 @@ import pytest
 import redis
 import uvloop
 
-from tenants.quotas.link import Link, LinkDown
+from tenants.quotas.redis_connection import RedisConnection, RedisDown
 from tenants.quotas.scripts import command
 from tests.support.waiting import eventually
 
@@ -20,34 +20,34 @@ PATIENCE = 0.3
 
 async def test_standing_still_ourselves_is_not_its_silence(redis_url: str) -> None:
     """The answer comes after the patience, most of which this process has slept through."""
-    link = Link(redis_url, [], timeout=PATIENCE, on_up=lambda: None)
-    link.start()
+    connection = RedisConnection(redis_url, [], timeout=PATIENCE, on_connected=lambda: None)
+    connection.start()
     other = redis.Redis.from_url(redis_url)
     try:
-        await eventually(lambda: link.up)
+        await eventually(lambda: connection.is_up)
         other.execute_command("CLIENT", "PAUSE", 500)
-        asked = link.call(command(b"PING"))
+        asked = connection.call(command(b"PING"))
         await asyncio.sleep(0)  # it is sent
         time.sleep(0.45)  # noqa: ASYNC251  the loop stands still
         assert await asked == b"PONG"
     finally:
         other.close()
-        await link.close()
+        await connection.close()
 
 
 async def test_no_answer_is_noticed_in_time(redis_url: str) -> None:
-    link = Link(redis_url, [], timeout=PATIENCE, on_up=lambda: None)
-    link.start()
+    connection = RedisConnection(redis_url, [], timeout=PATIENCE, on_connected=lambda: None)
+    connection.start()
     other = redis.Redis.from_url(redis_url)
     try:
-        await eventually(lambda: link.up)
+        await eventually(lambda: connection.is_up)
         other.execute_command("CLIENT", "PAUSE", 1500)  # milliseconds; it ends by itself
-        with pytest.raises(LinkDown, match="no answer"):
-            await link.call(command(b"PING"))
-        assert not link.up
+        with pytest.raises(RedisDown, match="no answer"):
+            await connection.call(command(b"PING"))
+        assert not connection.is_up
     finally:
         other.close()
-        await link.close()
+        await connection.close()
 
 
 class Peer:
@@ -79,22 +79,22 @@ class Peer:
 
 
 async def _order_of_leaving(peer: Peer) -> None:
-    link = Link(peer.url, [], timeout=5.0, on_up=lambda: None)
-    link.start()
+    connection = RedisConnection(peer.url, [], timeout=5.0, on_connected=lambda: None)
+    connection.start()
     try:
-        await eventually(lambda: link.up)
+        await eventually(lambda: connection.is_up)
         ping = command(b"PING")
-        urgent = link.call(ping, urgent=True)
+        urgent = connection.call(ping, urgent=True)
         assert peer.wait_for(1), "before the loop turns"
-        later = [link.call(ping), link.call(ping, urgent=True)]
+        later = [connection.call(ping), connection.call(ping, urgent=True)]
         assert not peer.wait_for(2, seconds=0.1), "one packet a turn, however urgent its parts are"
         assert await asyncio.gather(urgent, *later) == [b"OK"] * 3
         assert [piece.count(b"PING") for piece in peer.pieces] == [1, 2]
-        told = link.call(ping)
+        told = connection.call(ping)
         assert not peer.wait_for(3, seconds=0.1), "nobody waits for it"
         assert await told == b"OK"
     finally:
-        await link.close()
+        await connection.close()
 
 
 def test_an_urgent_call_leaves_at_once_and_what_follows_together() -> None:

@@ -1,9 +1,8 @@
-"""A connection to Redis for calls that a request waits for: one that is urgent leaves at once, what else is
-written in that turn of the loop in one packet; answers are matched by their order.
+"""Implements a minimal pipelined Redis connection for quota calls, which requests wait for.
 
-Owns the connection, its coming back, and noticing soon that Redis is away. Knows the wire protocol as far as
-the answers it asks for need it (integers, strings, errors), no script and no key. The general client's calls
-cost a request several times as much of the API's CPU.
+An urgent call is written at once, all others of an event-loop iteration in one packet; replies are matched by
+order. Reconnects by itself and detects within the timeout that Redis is unreachable. Parses only integers,
+strings and errors. redis-py takes several times as much CPU per call.
 """
 
 from __future__ import annotations
@@ -24,64 +23,67 @@ from tenants.quotas.scripts import command
 logger = logging.getLogger(__name__)
 
 LOOKS = 5
-"""Per timeout, for an answer: a timer that comes late says nothing of Redis."""
+"""Checks for a reply per timeout. A single late timer says nothing about Redis: this process may have
+stalled.
+"""
 CONNECT_TIMEOUT = 2.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds between two attempts to connect."""
+"""Shortest and longest pause between connection attempts, in seconds."""
 
 
-class LinkDown(Exception):
-    """Redis is away, or did not answer in time. Whether the call was carried out is not known."""
+class RedisDown(Exception):
+    """Redis is unreachable or did not reply in time. Whether the call was executed is unknown."""
 
 
 class ReplyError(Exception):
-    """Redis refused a call; its words."""
+    """Redis replied with an error; carries its message."""
 
 
-class Link:
-    """One connection, made again whenever it is lost. `prologue`: commands that each connection begins with.
+class RedisConnection:
+    """A Redis connection that reconnects when it is lost. `prologue`: commands to send first on each
+    connection.
 
-    `on_up` is called at every connection made, after the prologue was answered and before other calls.
+    `on_connected` is called at every connection made, after the prologue was answered and before other calls.
     """
 
     def __init__(
-        self, url: str, prologue: Sequence[bytes], *, timeout: float, on_up: Callable[[], None]
+        self, url: str, prologue: Sequence[bytes], *, timeout: float, on_connected: Callable[[], None]
     ) -> None:
-        self._where = _Where.parse(url)
+        self._where = _RedisAddress.parse(url)
         self._prologue = [*self._where.greeting(), *prologue]
         self._timeout = timeout
-        self._on_up = on_up
-        self._connection: _Connection | None = None
+        self._on_connected = on_connected
+        self._protocol: _RedisProtocol | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
         self.lost_at = 0.0
-        """`time.monotonic()` of the last loss."""
+        """`time.monotonic()` when the connection was last lost."""
 
     @property
-    def up(self) -> bool:
-        return self._connection is not None
+    def is_up(self) -> bool:
+        return self._protocol is not None
 
     def start(self) -> None:
-        """Begin to connect; does not wait for it."""
-        self._keeper = asyncio.create_task(self._keep_connected(), name="quotas' connection to redis")
+        """Starts connecting, without waiting for it."""
+        self._keeper = asyncio.create_task(self._keep_connected(), name="quotas' protocol to redis")
 
     async def close(self) -> None:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
             self._keeper = None
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.drop("closed")
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
+            protocol.drop("closed")
 
     def call(self, packed: bytes, *, urgent: bool = False) -> asyncio.Future[Any]:
-        """Send a command as `scripts.command` packs it, with the others of this turn of the loop; an `urgent`
-        one now, unless others wait already. Raises LinkDown at once while there is no connection; the future
-        raises it when that is lost meanwhile, or ReplyError.
+        """Sends a command as packed by `scripts.command`, in one packet with the others of this event-loop
+        iteration; an `urgent` one at once, unless others wait already. Raises RedisDown at once while there
+        is no protocol; the future raises RedisDown if the connection is lost, or ReplyError.
         """
-        if self._connection is None:
-            raise LinkDown("not connected")
-        return self._connection.call(packed, urgent)
+        if self._protocol is None:
+            raise RedisDown("not connected")
+        return self._protocol.call(packed, urgent)
 
     async def _keep_connected(self) -> None:
         pause = FIRST_PAUSE
@@ -89,45 +91,45 @@ class Link:
             self._lost.clear()
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT):
-                    connection = await self._connect()
-            except (OSError, ReplyError, LinkDown, TimeoutError) as error:
+                    protocol = await self._connect()
+            except (OSError, ReplyError, RedisDown, TimeoutError) as error:
                 logger.debug("quotas cannot reach redis: %s", error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
             pause = FIRST_PAUSE
-            self._connection = connection
-            self._on_up()
+            self._protocol = protocol
+            self._on_connected()
             await self._lost.wait()
 
-    async def _connect(self) -> _Connection:
+    async def _connect(self) -> _RedisProtocol:
         loop = asyncio.get_running_loop()
 
-        def made() -> _Connection:
-            return _Connection(loop, self._timeout, self._on_lost)
+        def made() -> _RedisProtocol:
+            return _RedisProtocol(loop, self._timeout, self._on_lost)
 
         where = self._where
         if where.path is not None:
-            _, connection = await loop.create_unix_connection(made, where.path)
+            _, protocol = await loop.create_unix_connection(made, where.path)
         else:
-            _, connection = await loop.create_connection(made, where.host, where.port, ssl=where.tls)
+            _, protocol = await loop.create_connection(made, where.host, where.port, ssl=where.tls)
         try:
-            await asyncio.gather(*(connection.call(each) for each in self._prologue))
+            await asyncio.gather(*(protocol.call(each) for each in self._prologue))
         except BaseException:
-            connection.drop("not greeted")
+            protocol.drop("not greeted")
             raise
-        return connection
+        return protocol
 
-    def _on_lost(self, connection: _Connection, reason: str) -> None:
-        if connection is self._connection:
-            self._connection = None
+    def _on_lost(self, protocol: _RedisProtocol, reason: str) -> None:
+        if protocol is self._protocol:
+            self._protocol = None
             self.lost_at = time.monotonic()
-            logger.warning("quotas lost redis: %s", reason)
+            logger.warning("quotas lost the connection to redis: %s", reason)
             self._lost.set()
 
 
-class _Where:
-    """A Redis URL's meaning, as redis-py reads it."""
+class _RedisAddress:
+    """Address and credentials from a Redis URL, parsed as redis-py does."""
 
     def __init__(self, arguments: dict[str, Any], over_tls: bool) -> None:
         self.path: str | None = arguments.get("path")
@@ -146,7 +148,7 @@ class _Where:
         self._password: str | None = arguments.get("password")
 
     @classmethod
-    def parse(cls, url: str) -> _Where:
+    def parse(cls, url: str) -> _RedisAddress:
         pool = redis.asyncio.ConnectionPool.from_url(url)
         kind = pool.connection_class
         arguments = dict(pool.connection_kwargs)
@@ -164,12 +166,12 @@ class _Where:
         return commands
 
 
-class _Connection(asyncio.Protocol):
+class _RedisProtocol(asyncio.Protocol):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         timeout: float,
-        on_lost: Callable[[_Connection, str], None],
+        on_lost: Callable[[_RedisProtocol, str], None],
     ) -> None:
         self._loop = loop
         self._timeout = timeout
@@ -177,7 +179,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
         self._is_gathering = False
-        """Something was sent in this turn of the loop, or is to be at its end."""
+        """Whether a flush is scheduled at the end of this event-loop iteration."""
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._incoming = b""
         self._answers_seen = 0
@@ -191,7 +193,7 @@ class _Connection(asyncio.Protocol):
 
     def call(self, packed: bytes, urgent: bool = False) -> asyncio.Future[Any]:
         if self._transport is None:
-            raise LinkDown("not connected")
+            raise RedisDown("not connected")
         future = self._loop.create_future()
         if urgent and not self._is_gathering:
             self._transport.write(packed)
@@ -206,7 +208,7 @@ class _Connection(asyncio.Protocol):
         return future
 
     def drop(self, reason: str) -> None:
-        """Give the connection up: whoever waits is told so."""
+        """Closes the connection; pending calls raise RedisDown."""
         transport, self._transport = self._transport, None
         if transport is None:
             return
@@ -218,7 +220,7 @@ class _Connection(asyncio.Protocol):
         self._outgoing.clear()
         for future in waiting:
             if not future.done():
-                future.set_exception(LinkDown(reason))
+                future.set_exception(RedisDown(reason))
         self._on_lost(self, reason)
 
     def _flush(self) -> None:
@@ -231,8 +233,9 @@ class _Connection(asyncio.Protocol):
         self._watch = self._loop.call_later(self._timeout / LOOKS, self._look, self._answers_seen, num_silent)
 
     def _look(self, answers_seen: int, num_silent: int) -> None:
-        """Several times per `timeout` while somebody waits: something must have been answered by the last.
-        Time in which this process itself stood still counts as one look.
+        """Checks several times per `timeout`, while calls are pending, whether any reply has come, and drops
+        the connection after a whole timeout without one. Time in which this process stalled counts as one
+        check.
         """
         self._watch = None
         if not self._waiting:
@@ -271,7 +274,7 @@ class _Connection(asyncio.Protocol):
                 elif kind == 45:  # -, an error
                     answer = ReplyError(line.decode("utf-8", "replace"))
                 else:
-                    self.drop(f"an answer of a kind that was not asked for: {data[:20]!r}")
+                    self.drop(f"an unexpected kind of reply: {data[:20]!r}")
                     return
             self._answer(answer)
             if self._transport is None:
@@ -280,11 +283,11 @@ class _Connection(asyncio.Protocol):
 
     def _answer(self, answer: Any) -> None:
         if not self._waiting:
-            self.drop("an answer that nobody waits for")
+            self.drop("a reply without a pending call")
             return
         self._answers_seen += 1
         future = self._waiting.popleft()
-        if future.done():  # its caller has gone
+        if future.done():  # the caller was cancelled
             return
         if isinstance(answer, ReplyError):
             future.set_exception(answer)

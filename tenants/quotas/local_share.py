@@ -1,8 +1,8 @@
-"""Rate limits while Redis is away: each process grants its share of every limit and counts by itself.
+"""Enforces rate limits while Redis is unreachable: each process grants its share of every limit.
 
-A share begins with what the limit's bucket held when Redis last answered. Where other processes share the
-limit, they may have used all of it since, so the share begins full and only what drains is granted. Levels
-raised here are reported to Redis before its next grant. Budgets are refused while Redis is away.
+A share starts with the bucket's level when Redis last replied. If other processes share the limit, they may
+have used all of it since, so the share starts full and grants only what drains. Levels raised here are
+reported to Redis before its next grant. Requests that count towards budgets are refused meanwhile.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from tenants.quotas.plan import CONTRACT, KINDS, Bucket, CompiledPlan
 
 UNIT = 60_000
-"""Levels are counted in Redis in sixty-thousandths of a unit."""
+"""Redis counts levels in sixty-thousandths of a unit."""
 MAX_BUCKETS = 50_000
 MAX_TENANTS = 20_000
 MAX_PLANS_OF_TENANT = 200
-"""Plans of a tenant whose last answer from Redis is kept."""
+"""Plans per tenant whose last reply from Redis is kept."""
 HELD_WAIT = 1.0
-"""Seconds after which to ask again for one of the places that others hold: nobody knows when they end."""
+"""Seconds after which to retry for a concurrency slot: when a running request ends is unknown."""
 
 Likely = tuple[int, int, int, int]
 """Requests, input tokens, output tokens, tokens."""
@@ -34,16 +34,16 @@ class _Level:
     level: float
     at: float
     outage: int = 0
-    """The outage for which it was last brought up to what Redis had granted."""
+    """Number of the outage for which it was last initialized from Redis's level."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaisedLevel:
-    """A rate's bucket that this process took from while Redis was away."""
+    """A rate limit's bucket that this process granted from while Redis was unreachable."""
 
     bucket: Bucket
     level: int
-    """In sixty-thousandths of a unit, of the whole limit."""
+    """Level of the whole limit, in sixty-thousandths of a unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class LocalShare:
         self._rates: OrderedDict[tuple[bytes, str], _Level] = OrderedDict()
         self._held: dict[tuple[bytes, str], int] = {}
         self._answers: OrderedDict[bytes, OrderedDict[CompiledPlan, tuple[bytes, float]]] = OrderedDict()
-        """By tenant and plan, the levels in the last answer from Redis, packed, and when it came."""
+        """By tenant and plan, the packed levels of the last reply from Redis, and its time."""
         self._outage = 0
         self._is_away = False
         self._away_since = 0.0
@@ -70,12 +70,12 @@ class LocalShare:
 
     @property
     def has_unreported(self) -> bool:
-        """Whether Redis does not know yet of something that was granted here."""
+        """Whether Redis has not yet received everything that was granted here."""
         return bool(self._unreported)
 
     def redis_answered(self, plan: CompiledPlan, levels: bytes) -> None:
-        """Redis judged a request: `levels` are those of the plan's rates and contracts, in the plan's order,
-        as packed doubles.
+        """Keeps the `levels` of a reply from Redis: those of the plan's rates and contracts, in the plan's
+        order, as packed doubles.
         """
         self._is_away = False
         of_tenant = self._answers.get(plan.tag)
@@ -88,8 +88,8 @@ class LocalShare:
             of_tenant.popitem(last=False)
 
     def take_unreported(self) -> dict[bytes, list[RaisedLevel]]:
-        """By tenant, the levels that Redis is to be told. Those of a shared limit count the shares of the
-        other processes as used: they report the same when they reach Redis.
+        """Returns, by tenant, the levels to report to Redis. Those of a shared limit count the other
+        processes' shares as used: they report the same when they reach Redis.
         """
         now = self._clock()
         raised: dict[bytes, list[RaisedLevel]] = {}
@@ -103,15 +103,15 @@ class LocalShare:
         return raised
 
     def report_again(self, tag: bytes, raised: Iterable[RaisedLevel]) -> None:
-        """Redis did not take the report."""
+        """Queues a report again that Redis did not receive."""
         self._unreported |= {(tag, one.bucket.name): one.bucket for one in raised}
 
     def reserve(
         self, plan: CompiledPlan, likely: Likely, held_in_redis: Callable[[str], int] = lambda name: 0
     ) -> LocalRefusal | None:
-        """Take a request's amounts of every bucket, or of none: then why not. A contract refuses nothing, and
-        is taken of by `within_contract`. `held_in_redis`: the places that this process holds there, by the
-        name of their bucket.
+        """Takes a request's amounts from every bucket, or from none and returns the refusal. Contracts refuse
+        nothing; `within_contract` takes from them. `held_in_redis` returns the concurrency slots that this
+        process holds in Redis, by bucket name.
         """
         now = self._clock()
         if not self._is_away:
@@ -134,8 +134,8 @@ class LocalShare:
         return None
 
     def within_contract(self, plan: CompiledPlan, likely: Likely) -> bool:
-        """Whether a request that was let through is within this process's share of the plan's contract, which
-        it is taken of then.
+        """Returns whether an admitted request is within this process's share of the plan's contract, and if
+        so takes it from the contract.
         """
         now = self._clock()
         for bucket in plan.buckets:
@@ -150,7 +150,9 @@ class LocalShare:
         return True
 
     def settle(self, plan: CompiledPlan, likely: Likely, used: Likely, began: float, within: bool) -> None:
-        """Return what was not used of a reservation made at `began` by `now`; `within`: its contract, too."""
+        """Returns the unused part of a reservation made at `began` to its buckets; with `within`, to the
+        contract too.
+        """
         now = self._clock()
         for bucket in plan.buckets:
             key = (plan.tag, bucket.name)
@@ -178,7 +180,7 @@ class LocalShare:
         now: float,
         held_in_redis: Callable[[str], int],
     ) -> float:
-        """Seconds until the bucket has room; infinite when it never has."""
+        """Returns the seconds until the bucket has room; infinite if it never will."""
         if bucket.kind == CONTRACT:
             return 0.0
         if bucket.kind == KINDS["held"]:
@@ -190,13 +192,13 @@ class LocalShare:
         if need > bucket.amount:
             return math.inf
         level = self._drained(plan.tag, bucket, now).level
-        # What is within the limit but not within the share passes alone, and the share waits for it.
+        # A request within the limit but above the share passes when the share is empty, and then fills it.
         share = self._share(bucket)
         over = level + min(need, share) - share
         return over * 60 / share if over > 1e-9 else 0.0
 
     def _share(self, bucket: Bucket) -> int:
-        """At least one: a limit below the number of processes shuts nobody out."""
+        """Returns this process's share: at least one, so that small limits still admit requests."""
         return max(1, bucket.amount // self.processes)
 
     def _drained(self, tag: bytes, bucket: Bucket, now: float) -> _Level:
@@ -219,14 +221,14 @@ class LocalShare:
         rate.at = now
 
     def _level_at_first(self, tag: bytes, bucket: Bucket, now: float) -> float:
-        """What the share has to count as used already when an outage first touches it."""
+        """Returns the level that a share starts an outage with."""
         known = self._level_in_redis(tag, bucket, now) / self.processes
         if self.processes == 1:
             return known
         return max(known, self._share(bucket) * (1 - (now - self._away_since) / 60))
 
     def _level_in_redis(self, tag: bytes, bucket: Bucket, now: float) -> float:
-        """The bucket's level by the latest answer that named it, less what has drained since."""
+        """Returns the bucket's level in the latest reply that contains it, less what has drained since."""
         level, at = 0.0, -math.inf
         for plan, (levels, when) in self._answers.get(tag, {}).items():
             if when > at and bucket.name in plan.rate_names:

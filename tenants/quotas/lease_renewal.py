@@ -1,7 +1,6 @@
-"""Keeping this process's reservations alive, and telling that the process itself is.
+"""Renews the leases of this process's open reservations, and registers the process as alive.
 
-Owns what is open here. A process that dies stops renewing, and its reservations expire; a reservation that
-Redis lost is made again.
+The reservations of a process that dies expire. A reservation that Redis has lost is made again.
 """
 
 from __future__ import annotations
@@ -19,32 +18,37 @@ import msgspec
 from db.errors import DatabaseUnavailable
 from tenants.errors import QuotaUnavailable
 from tenants.quotas import scripts as lua
-from tenants.quotas.ending import TakeAgain
-from tenants.quotas.link import Link, LinkDown, ReplyError
-from tenants.quotas.local import LocalShare
+from tenants.quotas.local_share import LocalShare
 from tenants.quotas.plan import CompiledPlan
+from tenants.quotas.redis_connection import RedisConnection, RedisDown, ReplyError
 from tenants.quotas.reservation import Reservation
 from tenants.quotas.scripts import Scripts, command
+from tenants.quotas.settlement import ReserveAgain
 
 logger = logging.getLogger(__name__)
 
 BATCH = 500
-"""Reservations renewed, or expired, by one call of a script."""
+"""Reservations that one script call renews or expires."""
 ENLIST_EVERY = 600.0
-"""Seconds after which a tenant is told again to be one whose reservations are to be looked after."""
+"""Seconds after which a tenant is registered again for the workers' sweep of expired reservations."""
 PROCESS_GONE_AFTER = 4
-"""Renewals that a process may miss before it no longer counts as one that shares the limits."""
+"""Missed renewals after which a process no longer counts as sharing the limits."""
 
 
-class Renewal:
+class LeaseRenewal:
     def __init__(
-        self, link: Link, scripts: Scripts, name: str, local: LocalShare, take_again: TakeAgain
+        self,
+        connection: RedisConnection,
+        scripts: Scripts,
+        name: str,
+        local: LocalShare,
+        reserve_again: ReserveAgain,
     ) -> None:
-        self._link = link
+        self._connection = connection
         self._scripts = scripts
         self._name = name.encode()
         self._local = local
-        self._take_again = take_again
+        self._reserve_again = reserve_again
         self._open: dict[bytes, dict[bytes, Reservation]] = {}
         self._enlisted: dict[bytes, float] = {}
         self._to_sweep: set[bytes] = set()
@@ -56,7 +60,7 @@ class Renewal:
         return sum(map(len, self._open.values()))
 
     def num_holding(self, tag: bytes, bucket_name: str) -> int:
-        """The tenant's open reservations that hold one of the bucket's places."""
+        """Returns the number of the tenant's open reservations that hold a concurrency slot of the bucket."""
         held = Counter(reservation.plan for reservation in self._open.get(tag, {}).values())
         return sum(
             number
@@ -68,14 +72,14 @@ class Renewal:
         self._loop = asyncio.create_task(self._keep_renewing(), name="renewal of reservations")
 
     async def close(self) -> None:
-        """Share the limits with the others no longer."""
+        """Stops renewing and unregisters the process."""
         tasks = [task for task in (self._loop, *self._repairs) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        with contextlib.suppress(LinkDown, ReplyError):
-            await self._link.call(command(b"ZREM", lua.PROCESSES.encode(), self._name))
+        with contextlib.suppress(RedisDown, ReplyError):
+            await self._connection.call(command(b"ZREM", lua.PROCESSES.encode(), self._name))
 
     def add(self, reservation: Reservation, plan: CompiledPlan) -> None:
         of_tenant = self._open.get(plan.tag)
@@ -92,13 +96,15 @@ class Renewal:
                 del self._open[plan.tag]
 
     def sweep_soon(self, tag: bytes) -> None:
-        """Some of the tenant's reservations are overdue, and one call returned as many as it may."""
+        """Sweeps a tenant's expired reservations in further calls, because one call's bound was reached."""
         if tag not in self._to_sweep:
             self._to_sweep.add(tag)
             self._sweep(tag)
 
     def renew_all(self) -> None:
-        """One call per tenant and batch, without waiting: the answers name what has to be made again."""
+        """Renews all open reservations, one call per tenant and batch, without waiting. The replies name
+        those that Redis has lost.
+        """
         now = time.time()
         gone_after = PROCESS_GONE_AFTER * self._scripts.timing.renew_every
         processes = lua.PROCESSES.encode()
@@ -121,8 +127,8 @@ class Renewal:
             self._enlisted = {tag: at for tag, at in self._enlisted.items() if at > stale}
 
     def _enlist(self, plan: CompiledPlan) -> None:
-        """Have the workers' sweep look after the tenant: of a process that is killed before its first
-        renewal too.
+        """Registers the tenant for the workers' sweep at once, in case this process is killed before its
+        first renewal.
         """
         if plan.tag not in self._enlisted:
             self._enlisted[plan.tag] = time.monotonic()
@@ -149,15 +155,15 @@ class Renewal:
 
     async def _make_again(self, reservation: Reservation) -> None:
         try:
-            await self._take_again(reservation)
-        except (LinkDown, ReplyError, QuotaUnavailable, DatabaseUnavailable) as error:
-            logger.warning("%s is not reserved at the moment: %s", reservation.request_id, error)
+            await self._reserve_again(reservation)
+        except (RedisDown, ReplyError, QuotaUnavailable, DatabaseUnavailable) as error:
+            logger.warning("the lost reservation of %s was not made again: %s", reservation.request_id, error)
 
     def _call(self, packed: bytes, answered: Any = None) -> None:
-        """A call that nobody waits for: what it does not do now, the next renewal does."""
+        """Sends a call without waiting for it. If it fails, the next renewal repeats it."""
         try:
-            answer = self._link.call(packed)
-        except LinkDown:
+            answer = self._connection.call(packed)
+        except RedisDown:
             return
 
         def done(answer: asyncio.Future[Any]) -> None:
