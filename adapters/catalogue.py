@@ -15,7 +15,7 @@ from adapters.models import Adapter, AdapterEvent, AdapterVersion
 from adapters.names import ADAPTER_ID, PART, ModelName, checked_part
 from adapters.repository import AdapterRepository
 from db.session import Database
-from tenants.naming import Named, NameRepository
+from tenants.object_names import NamedObject, NameRepository
 
 MAX_VERSION = 10**9 - 1
 
@@ -115,7 +115,7 @@ class AdapterCatalogue:
 
     async def names(
         self, tenant_id: str, adapter_ids: Collection[str], others: Collection[str] = ()
-    ) -> tuple[Mapping[str, tuple[str, bool]], Mapping[str, Named]]:
+    ) -> tuple[Mapping[str, tuple[str, bool]], Mapping[str, NamedObject]]:
         """By id, what adapters on any base are or were called, and whether they are deleted; and what
         `others` are, of keys, people and projects, as the ledger has them beside adapters.
         """

@@ -28,7 +28,7 @@ from admin.oidc.provider import Provider
 from admin.posted import read_posted
 from admin.services import ConsoleServices
 from admin.sessions import Opened
-from tenants.errors import IdentityTaken, InviteInvalid, InviteNotTheirs, NameTaken
+from tenants.errors import IdentityTaken, InviteAddressMismatch, InviteInvalid, NameTaken
 from tenants.external_identity import ExternalIdentity
 
 log = structlog.get_logger(__name__)
@@ -149,7 +149,7 @@ class OidcRoutes:
             )
         except InviteInvalid:
             return self._told(request, "Not valid", _INVITE_INVALID, 422)
-        except InviteNotTheirs:
+        except InviteAddressMismatch:
             return self._told(request, "Not yours", _NOT_THEIRS.format(provider.title), 403)
         except NameTaken:
             return self._told(request, "Somebody is here already", _TAKEN.format(provider.title), 409)

@@ -19,7 +19,7 @@ from admin.frame import ENROL, Frame, Person
 from admin.lockout import Lockout, waiting_words
 from admin.pages import account as page
 from admin.services import ConsoleServices
-from tenants.errors import NoSecondFactor, SecondFactorKept, WrongCode
+from tenants.errors import NoSecondFactor, SecondFactorConflict, WrongCode
 
 _WRONG = "This code is not right. Look whether the device's clock is, and type the one it shows now."
 
@@ -71,7 +71,7 @@ class SecondFactorRoutes:
         try:
             await self._confirming.ask(request, person, form)
             await self._factors.remove(person.account, person.acting(request))
-        except SecondFactorKept as error:
+        except SecondFactorConflict as error:
             return await self._about(request, person, problems.Problems(form=f"{error}."), 409)
         except self._refusals as error:
             status, beside = problems.explain(error, ("confirm",), self._explanations)

@@ -38,7 +38,7 @@ from engine.protocol import PriorityClass
 from sla.service import SlaReports
 from tenants.accounts import UserAccounts
 from tenants.context import KeyKind
-from tenants.naming import NameService
+from tenants.object_names import NameService
 from tenants.quotas import Quotas
 from tenants.service import AccountServices
 

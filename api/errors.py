@@ -35,7 +35,7 @@ from billing.errors import InvalidReportQuery
 from db.errors import DatabaseUnavailable, UnknownCursor, UnstorableText
 from engine.client import EngineGone, ReaderStalled, RequestRejected
 from engine.protocol import RejectCode
-from tenants.errors import LimitReached, NotHeld
+from tenants.errors import LimitReached, RightsNotHeld
 
 
 class ApiError(Exception):
@@ -242,7 +242,12 @@ def _param_of(error: BaseException) -> str | None:
         error.field
         if isinstance(
             error,
-            InvalidReportQuery | InspectionRefused | InvalidAdapter | FileError | NotHeld | UnknownCursor,
+            InvalidReportQuery
+            | InspectionRefused
+            | InvalidAdapter
+            | FileError
+            | RightsNotHeld
+            | UnknownCursor,
         )
         else None
     )

@@ -17,11 +17,11 @@ from api.services import Services
 from billing.rates import Rate
 from engine.protocol import PriorityClass
 from tenants.errors import AccountSuspended
-from tenants.user_callers import UserCallers
+from tenants.user_contexts import UserContexts
 
 
 class Playground:
-    def __init__(self, services: Services, callers: UserCallers) -> None:
+    def __init__(self, services: Services, callers: UserContexts) -> None:
         self._services = services
         self._callers = callers
 

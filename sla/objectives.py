@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sla.measures import Counts
-from tenants.terms import MILLION, Terms
+from tenants.tier_terms import MILLION, Terms
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 
 from engine.protocol import PriorityClass
 from sla.measures import first_token_bucket, output_rate_bucket
-from tenants.terms import Terms
+from tenants.tier_terms import Terms
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from engine.protocol import PriorityClass
 from sla.objectives import BURN_ALERTS, WINDOWS, BurnAlert
 from telemetry.disk import MIN_FREE_BYTES
-from tenants.terms import DEFAULTS, MILLION
+from tenants.tier_terms import DEFAULTS, MILLION
 
 BAD = {
     "failure": ("rootstock_requests_total", "failed"),

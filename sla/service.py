@@ -26,7 +26,7 @@ from sla.objectives import (
 )
 from sla.repository import SlaRepository
 from tenants.errors import TenantNotFound
-from tenants.terms import MILLION, Terms, read
+from tenants.tier_terms import MILLION, Terms, read
 
 _MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
 

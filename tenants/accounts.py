@@ -14,11 +14,11 @@ from tenants import passwords
 from tenants.actors import OPERATOR, Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken, TenantNotFound
-from tenants.fields import checked_email, is_email
 from tenants.members.account import Membership, account_of, new_user
 from tenants.members.repository import MemberRepository
 from tenants.repository import TenantDirectory
 from tenants.roles import ROLES, Role
+from tenants.validation import checked_email, is_email
 from tenants.views import STANDARD, plan_view
 
 __all__ = ["Membership", "UserAccounts"]

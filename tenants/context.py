@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from engine.protocol import PriorityClass
+from tenants.ip_networks import Network
 from tenants.limits.kinds import Limit
-from tenants.networks import Network
 from tenants.views import STANDARD, PlanView
 
 KeyKind = Literal["inference", "admin"]

@@ -39,7 +39,7 @@ class AccountSuspended(TenantError):
         )
 
 
-class NotHeld(TenantError):
+class RightsNotHeld(TenantError):
     """The actor tried to grant rights that it does not hold."""
 
     def __init__(self, field: str, rights: Iterable[str]) -> None:
@@ -64,7 +64,7 @@ class InviteInvalid(TenantError):
         super().__init__("the invitation is invalid, expired or already used: ask for a new one")
 
 
-class InviteNotTheirs(TenantError):
+class InviteAddressMismatch(TenantError):
     """The identity provider's email address is unverified, or differs from the invited address."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class NoSecondFactor(TenantError):
         super().__init__("there is no second factor")
 
 
-class SecondFactorKept(TenantError):
+class SecondFactorConflict(TenantError):
     """The second factor cannot be added or removed now; the message says why."""
 
 
@@ -126,7 +126,7 @@ class IdentityTaken(TenantError):
         self.issuer = issuer
 
 
-class LastWayIn(TenantError):
+class LastSignInMethod(TenantError):
     """A user without a password cannot remove their only identity."""
 
     def __init__(self) -> None:

@@ -21,14 +21,13 @@ from tenants.context import KEY_KINDS, KeyKind
 from tenants.errors import (
     KeyNotActive,
     KeyNotFound,
-    NotHeld,
     ProjectArchived,
     ProjectNotFound,
+    RightsNotHeld,
     ServiceAccountNotFound,
     TenantNotFound,
     UserNotFound,
 )
-from tenants.fields import checked_name
 from tenants.key_terms import KEEP, Keep, KeyChanges, KeyTerms, changed_columns, columns_of, require_held
 from tenants.limits.repository import LimitRepository
 from tenants.members.repository import MemberRepository
@@ -36,6 +35,7 @@ from tenants.models import ApiKey, Project
 from tenants.projects.repository import ProjectRepository
 from tenants.repository import KeyRepository, ShownKey, TenantDirectory
 from tenants.resolver import publish_key_change
+from tenants.validation import checked_name
 
 __all__ = ["KEEP", "CreatedKey", "Keep", "KeyChanges", "KeyService", "KeyTerms", "ShownKey"]
 
@@ -323,7 +323,7 @@ async def _require_own(session: WriteSession, row: ApiKey, actor: Actor) -> None
         return
     person = await MemberRepository(session, row.tenant_id).find(actor.user_id)
     if person is None or person.role != "owner":
-        raise NotHeld("user_id", {"a key of another user"})
+        raise RightsNotHeld("user_id", {"a key of another user"})
 
 
 def _require_active(row: ApiKey, now: datetime) -> None:

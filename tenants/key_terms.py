@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 
 from tenants.actors import Actor
 from tenants.context import KeyKind
-from tenants.errors import KeyNotActive, NotHeld
-from tenants.fields import checked_name
+from tenants.errors import KeyNotActive, RightsNotHeld
+from tenants.ip_networks import parse_networks
 from tenants.models import ApiKey
-from tenants.networks import parse_networks
-from tenants.origins import parse_origins
+from tenants.validation import checked_name
+from tenants.web_origins import parse_origins
 
 MAX_MODELS = 256
 _SCOPE = re.compile(r"[a-z0-9_.:-]{1,64}")
@@ -103,7 +103,7 @@ def require_held(field_name: str, scopes: frozenset[str], actor: Actor) -> None:
         return
     more = scopes - actor.scopes if scopes else {"everything"}
     if more:
-        raise NotHeld(field_name, more)
+        raise RightsNotHeld(field_name, more)
 
 
 def checked_models(models: Iterable[str]) -> list[str]:

@@ -52,7 +52,7 @@ class Plan(Base):
     gate: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
     """Calibration thresholds that differ from the defaults."""
     terms: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
-    """By service tier, the terms that differ from the defaults: see `tenants.terms`."""
+    """By service tier, the terms that differ from the defaults: see `tenants.tier_terms`."""
     limits: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=text("'{}'"))
     """Limits of every tenant on the plan: amounts by metric."""
     monthly_fee: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))

@@ -25,7 +25,7 @@ from tenants.limits.kinds import Metric, check_amount
 from tenants.models import STANDARD_PLAN, Plan
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import publish_key_change, publish_key_changes
-from tenants.terms import merged
+from tenants.tier_terms import merged
 from tenants.views import STANDARD, PlanView, plan_view
 
 __all__ = [
@@ -60,7 +60,7 @@ class PlanChanges:
     gate: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Calibration thresholds to set, by name."""
     terms: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))
-    """Terms to set, by service tier and name: see `tenants.terms.Terms`."""
+    """Terms to set, by service tier and name: see `tenants.tier_terms.Terms`."""
     limits: Mapping[str, int | None] = field(default_factory=lambda: MappingProxyType({}))
     """Limits to set, by metric; None removes one."""
     monthly_fee: int | None = None

@@ -25,10 +25,10 @@ from db.session import EVERY_TENANT, Database, WriteSession
 from engine.protocol import PriorityClass
 from tenants.context import TenantContext
 from tenants.errors import AddressNotAllowed, InvalidApiKey
+from tenants.ip_networks import is_inside
 from tenants.keys import KeyHasher, well_formed
 from tenants.limits.repository import compiled
 from tenants.models import ApiKey, Plan, Project, Tenant
-from tenants.networks import is_inside
 from tenants.repository import LAST_USED_PRECISION, KeyRepository, TenantDirectory
 from tenants.views import PlanView, plan_view
 
@@ -107,7 +107,7 @@ class KeyResolver:
         now = datetime.now(UTC)
         known = {}
         for key, tenant, plan, project, limits in rows:
-            if not is_let_in(key, tenant, project, now):
+            if not is_key_valid(key, tenant, project, now):
                 continue
             if key.last_used_at is None or key.last_used_at < now - LAST_USED_PRECISION:
                 self._note_used(key.id)
@@ -136,7 +136,7 @@ class KeyResolver:
             self._noting = None
 
 
-def is_let_in(key: ApiKey, tenant: Tenant, project: Project | None, now: datetime) -> bool:
+def is_key_valid(key: ApiKey, tenant: Tenant, project: Project | None, now: datetime) -> bool:
     return (
         key.revoked_at is None
         and (key.expires_at is None or key.expires_at > now)

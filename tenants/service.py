@@ -17,7 +17,6 @@ from tenants.accounts import Membership, UserAccounts
 from tenants.actors import OPERATOR, SYSTEM, Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken, TenantNotFound
-from tenants.fields import checked_name
 from tenants.identities.credentials import Credentials
 from tenants.identities.second_factors import SecondFactors
 from tenants.identities.service import Identities
@@ -31,6 +30,7 @@ from tenants.projects.service_accounts import ServiceAccountService
 from tenants.quotas.service import LimitService
 from tenants.repository import KeyRepository, TenantDirectory
 from tenants.resolver import KeyResolver, publish_key_changes
+from tenants.validation import checked_name
 
 __all__ = [
     "OPERATOR",

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from engine.protocol import PriorityClass
 from tenants.models import STANDARD_PLAN, Plan
-from tenants.terms import DEFAULTS, Terms, read
+from tenants.tier_terms import DEFAULTS, Terms, read
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,12 @@ from billing.notifications.models import Delivery, Notification
 from billing.spend.alerts import SpendAlertService, Threshold
 from billing.spend.models import SpendAlert
 from tenants.errors import QuotaUnavailable
-from tenants.fields import is_email
 from tenants.limits.kinds import Limit, Metric
-from tenants.naming import NameService
+from tenants.object_names import NameService
 from tenants.projects.service import ProjectService
 from tenants.quotas import Quotas
 from tenants.quotas.service import LimitService
+from tenants.validation import is_email
 
 FIELDS = ("project", "kind", "threshold_amount", "threshold_percent", "recipients", "subject_prefix")
 MAX_RECIPIENTS = 20

@@ -26,7 +26,7 @@ from billing.payments.models import ProviderInvoice
 from billing.payments.service import LEAST_TOP_UP, MOST_TOP_UP, PaymentService
 from billing.rates import MICRO_USD_PER_CENT
 from billing.statements import Statements
-from tenants.terms import MILLION, Terms
+from tenants.tier_terms import MILLION, Terms
 from tenants.views import PlanView
 
 PAGE = 50

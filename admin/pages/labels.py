@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from adapters.catalogue import AdapterCatalogue
-from tenants.naming import Named
+from tenants.object_names import NamedObject
 from tenants.roles import Right
 
 TIERS = {"priority": "Priority", "default": "Default", "flex": "Flex"}
@@ -45,7 +45,7 @@ class Labels:
     """Of the ids that were asked for."""
 
     def __init__(
-        self, names: Mapping[str, Named], adapters: Mapping[str, tuple[str, bool]], may: May
+        self, names: Mapping[str, NamedObject], adapters: Mapping[str, tuple[str, bool]], may: May
     ) -> None:
         self._names = names
         self._adapters = adapters
@@ -73,7 +73,7 @@ class Labels:
             return Label(name, "deleted")
         return Label(name, "", f"/adapters/{id}" if self._may("adapters.read") else "")
 
-    def _named(self, dimension: str, id: str, named: Named) -> Label:
+    def _named(self, dimension: str, id: str, named: NamedObject) -> Label:
         if named.kind == "key":
             path = f"/keys/{id}" if self._may("keys.read") else ""
             return Label(named.name, "revoked" if named.is_gone else "", path)

@@ -23,7 +23,7 @@ from admin.problems import Refused
 from tenants.errors import QuotaUnavailable
 from tenants.key_service import KeyService
 from tenants.limits.kinds import MAX_AMOUNT, MAX_RATE, Limit, Metric, Scope
-from tenants.naming import Named, NameService
+from tenants.object_names import NamedObject, NameService
 from tenants.projects.service import ProjectService
 from tenants.quotas import Quotas
 from tenants.quotas.reservation import LimitState
@@ -270,7 +270,7 @@ def _row(
     limit: Limit,
     states: Mapping[tuple[str, ...], LimitState] | None,
     stored: Mapping[Metric, int],
-    named: Named | None,
+    named: NamedObject | None,
     is_of_plan: bool,
 ) -> LimitRow:
     state = None if states is None else states.get(_named(limit))

@@ -14,8 +14,8 @@ from api.playground import Playground
 from api.services import Services
 from db.session import Database
 from engine.client import EngineGone
-from tenants.naming import NameService
-from tenants.user_callers import UserCallers
+from tenants.object_names import NameService
+from tenants.user_contexts import UserContexts
 
 EXPLANATIONS = Explanations(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
 
@@ -50,7 +50,7 @@ def console_over(
             uploads=services.uploads,
             adapters=onboarding,
             models=services.models,
-            playground=Playground(services, UserCallers(database)),
+            playground=Playground(services, UserContexts(database)),
             sla=services.sla_reports,
             billing=billing,
             operation=operation,

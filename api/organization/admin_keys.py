@@ -14,14 +14,14 @@ from api.organization.objects import DeletedObject, deleted
 from api.organization.requests import AdminCaller, asking, in_seconds, naming_fields, read_body
 from api.organization.scopes import check_scopes
 from api.pages import Page, Paged, page
-from tenants.errors import KeyNotActive, KeyNotFound, NotHeld
+from tenants.errors import KeyNotActive, KeyNotFound, RightsNotHeld
 from tenants.key_terms import KeyTerms
 
 router = Router(prefix="/v1/organization/admin_api_keys", tags=["Keys"])
 
 
 @router.post("", operation_id="createAdminKey", openapi_extra=json_body("CreateAdminKeyRequest"))
-@fails_with(NotHeld("scopes", ["organization.billing.write"]))
+@fails_with(RightsNotHeld("scopes", ["organization.billing.write"]))
 async def create_admin_key(request: Request) -> CreatedAdminKeyObject:
     """Creates an API key that manages the organization. It can do no more than the key that creates it. The
     response is the only one that has the key's `value`.
@@ -65,7 +65,9 @@ async def retrieve_admin_key(request: Request, key_id: str) -> AdminKeyObject:
 
 @router.post("/{key_id}", operation_id="updateAdminKey", openapi_extra=json_body("UpdateAdminKeyRequest"))
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]), KeyNotFound("key_1"), KeyNotActive("key_1", "revoked")
+    RightsNotHeld("scopes", ["organization.billing.write"]),
+    KeyNotFound("key_1"),
+    KeyNotActive("key_1", "revoked"),
 )
 async def update_admin_key(request: Request, key_id: str) -> AdminKeyObject:
     """Updates an admin key. Changes take effect within a second."""
@@ -80,7 +82,9 @@ async def update_admin_key(request: Request, key_id: str) -> AdminKeyObject:
 
 @router.post("/{key_id}/rotate", operation_id="rotateAdminKey", openapi_extra=json_body("RotateKeyRequest"))
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]), KeyNotFound("key_1"), KeyNotActive("key_1", "revoked")
+    RightsNotHeld("scopes", ["organization.billing.write"]),
+    KeyNotFound("key_1"),
+    KeyNotActive("key_1", "revoked"),
 )
 async def rotate_admin_key(request: Request, key_id: str) -> CreatedAdminKeyObject:
     """Creates a key that replaces this one. The old key works until `grace_seconds` have passed."""

@@ -29,10 +29,10 @@ from tenants.errors import (
     InviteInvalid,
     InviteNotFound,
     NameTaken,
-    NotHeld,
     OwnersOnly,
     ProjectArchived,
     ProjectNotFound,
+    RightsNotHeld,
 )
 from tenants.roles import ProjectRole
 
@@ -43,7 +43,7 @@ open_router = Router(prefix=router.prefix, tags=["Users"])
 
 @router.post("", operation_id="createInvite", openapi_extra=json_body("CreateInviteRequest"))
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]),
+    RightsNotHeld("scopes", ["organization.billing.write"]),
     OwnersOnly(),
     ProjectNotFound("proj_1"),
     ProjectArchived("proj_1"),

@@ -21,7 +21,14 @@ from api.organization.objects import DeletedObject, deleted
 from api.organization.requests import AdminCaller, asking, in_seconds, naming_fields, read_body
 from api.organization.scopes import check_scopes
 from api.pages import Page, Paged, page
-from tenants.errors import KeyNotActive, KeyNotFound, NotHeld, ProjectArchived, ProjectNotFound, UserNotFound
+from tenants.errors import (
+    KeyNotActive,
+    KeyNotFound,
+    ProjectArchived,
+    ProjectNotFound,
+    RightsNotHeld,
+    UserNotFound,
+)
 from tenants.key_service import ShownKey
 from tenants.key_terms import KeyTerms
 
@@ -30,7 +37,7 @@ router = Router(prefix="/v1/organization/projects/{project_id}/api_keys", tags=[
 
 @router.post("", operation_id="createProjectKey", openapi_extra=json_body("CreateProjectKeyRequest"))
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]),
+    RightsNotHeld("scopes", ["organization.billing.write"]),
     ProjectNotFound("proj_1"),
     UserNotFound("user_1"),
     ProjectArchived("proj_1"),
@@ -97,7 +104,9 @@ async def retrieve_project_key(request: Request, project_id: str, api_key_id: st
     "/{api_key_id}", operation_id="updateProjectKey", openapi_extra=json_body("UpdateProjectKeyRequest")
 )
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]), KeyNotFound("key_1"), KeyNotActive("key_1", "revoked")
+    RightsNotHeld("scopes", ["organization.billing.write"]),
+    KeyNotFound("key_1"),
+    KeyNotActive("key_1", "revoked"),
 )
 async def update_project_key(request: Request, project_id: str, api_key_id: str) -> ProjectKeyObject:
     """Updates a key of the project. Changes take effect within a second."""
@@ -115,7 +124,9 @@ async def update_project_key(request: Request, project_id: str, api_key_id: str)
     "/{api_key_id}/rotate", operation_id="rotateProjectKey", openapi_extra=json_body("RotateKeyRequest")
 )
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]), KeyNotFound("key_1"), KeyNotActive("key_1", "revoked")
+    RightsNotHeld("scopes", ["organization.billing.write"]),
+    KeyNotFound("key_1"),
+    KeyNotActive("key_1", "revoked"),
 )
 async def rotate_project_key(request: Request, project_id: str, api_key_id: str) -> CreatedProjectKeyObject:
     """Creates a key that replaces this one. The old key works until `grace_seconds` have passed."""

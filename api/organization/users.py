@@ -20,7 +20,7 @@ from api.organization.roles import (
     role_of_id,
 )
 from api.pages import Page, Paged, page
-from tenants.errors import LastOwner, NotHeld, OwnAccount, OwnersOnly, UserNotFound
+from tenants.errors import LastOwner, OwnAccount, OwnersOnly, RightsNotHeld, UserNotFound
 from tenants.roles import Role
 
 router = Router(prefix="/v1/organization/users", tags=["Users"])
@@ -60,7 +60,7 @@ async def retrieve_user(request: Request, user_id: str) -> UserObject:
 
 @router.post("/{user_id}", operation_id="updateUser", openapi_extra=json_body("UpdateUserRequest"))
 @fails_with(
-    NotHeld("scopes", ["organization.billing.write"]),
+    RightsNotHeld("scopes", ["organization.billing.write"]),
     OwnersOnly(),
     UserNotFound("user_1"),
     LastOwner("user_1"),

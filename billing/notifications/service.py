@@ -28,7 +28,7 @@ from db.base import new_id
 from db.session import Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.fields import checked_name
+from tenants.validation import checked_name
 
 MAX_ENDPOINTS = 20
 TEST = "test"

@@ -19,7 +19,7 @@ from billing.previews.repository import PricedSums
 from billing.pricing import AMOUNTS, PriceVersion
 from db.session import EVERY_TENANT, Database
 from engine.protocol import Usage
-from tenants.terms import read
+from tenants.tier_terms import read
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from db.session import EVERY_TENANT, Database
 from sla.incidents.repository import ServedToAll
 from sla.objectives import BURN_ALERTS, WINDOWS, burn_rate
-from tenants.terms import DEFAULTS
+from tenants.tier_terms import DEFAULTS
 
 KEPT_S = 10.0
 

@@ -15,13 +15,13 @@ from tenants import keys, passwords
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import ResetInvalid, UserNotFound, WrongPassword
-from tenants.fields import is_email
 from tenants.identities.repository import IdentityRepository
 from tenants.members.account import Membership
 from tenants.members.repository import MemberRepository
 from tenants.members.service import require_may_appoint
 from tenants.models import PasswordReset, User
 from tenants.repository import TenantDirectory
+from tenants.validation import is_email
 
 RESET_LIFE = timedelta(hours=1)
 """Lifetime of a reset token that is mailed."""

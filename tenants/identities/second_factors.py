@@ -14,7 +14,7 @@ from db.session import Database, WriteSession
 from tenants import keys
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.errors import NoSecondFactor, SecondFactorKept, SecondFactorMissing, UserNotFound, WrongCode
+from tenants.errors import NoSecondFactor, SecondFactorConflict, SecondFactorMissing, UserNotFound, WrongCode
 from tenants.identities import codes
 from tenants.identities.repository import IdentityRepository
 from tenants.identities.sealing import Sealer
@@ -73,7 +73,7 @@ class SecondFactors:
             factors = IdentityRepository(session, account.tenant_id)
             row = await factors.factor(account.user_id)
             if row is not None and row.confirmed_at is not None:
-                raise SecondFactorKept(
+                raise SecondFactorConflict(
                     "you already have a second factor: remove it before you set up another"
                 )
             if row is None:
@@ -138,9 +138,9 @@ class SecondFactors:
                 return
             if row.confirmed_at is not None:
                 if account.is_operator and account.needs_second_factor:
-                    raise SecondFactorKept("every operator needs a second factor")
+                    raise SecondFactorConflict("every operator needs a second factor")
                 if tenant is not None and tenant.second_factor_required:
-                    raise SecondFactorKept("your organization requires a second factor of every member")
+                    raise SecondFactorConflict("your organization requires a second factor of every member")
                 await _record(session, account, actor, "second_factor.removed")
             await factors.drop_factor(account.user_id)
 

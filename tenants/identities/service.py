@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from db.session import EVERY_TENANT, Database
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.errors import IdentityNotFound, IdentityTaken, LastWayIn, UserNotFound
+from tenants.errors import IdentityNotFound, IdentityTaken, LastSignInMethod, UserNotFound
 from tenants.external_identity import ExternalIdentity
 from tenants.identities.repository import IdentityRepository
 from tenants.members.account import Membership, account_of, new_identity
@@ -73,7 +73,7 @@ class Identities:
             if user is None or row is None:
                 raise IdentityNotFound(identity_id)
             if user.password_hash is None and len(await identities.identities(account.user_id)) == 1:
-                raise LastWayIn
+                raise LastSignInMethod
             await identities.drop_identity(row.id)
             details = {"issuer": row.issuer, "email": row.email}
             await AuditLog.record(

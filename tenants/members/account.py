@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from db.base import new_id
 from tenants.actors import Actor
 from tenants.external_identity import ExternalIdentity
-from tenants.fields import MAX_NAME_LEN
 from tenants.models import OPERATOR_TENANT, Identity, Tenant, User
 from tenants.roles import Right, Role, admin_scopes, may
+from tenants.validation import MAX_NAME_LEN
 from tenants.views import STANDARD, PlanView
 
 

@@ -20,21 +20,21 @@ from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import (
     InviteAccepted,
+    InviteAddressMismatch,
     InviteInvalid,
     InviteNotFound,
-    InviteNotTheirs,
     NameTaken,
     ProjectNotFound,
     TenantNotFound,
 )
 from tenants.external_identity import ExternalIdentity
-from tenants.fields import MAX_NAME_LEN, checked_email
 from tenants.members.account import Membership, account_of, new_identity, new_user
 from tenants.members.repository import MemberRepository
 from tenants.members.service import new_member, require_may_appoint
 from tenants.models import Invite, Tenant, User
 from tenants.repository import TenantDirectory
 from tenants.roles import ProjectRole, Role, checked_project_role, checked_role
+from tenants.validation import MAX_NAME_LEN, checked_email
 
 DEFAULT_LIFE = timedelta(days=7)
 MAX_LIFE = timedelta(days=90)
@@ -237,7 +237,7 @@ class InviteService:
             ):
                 raise InviteInvalid
             if vouched is not None and not (vouched.email_verified and vouched.email.lower() == invite.email):
-                raise InviteNotTheirs
+                raise InviteAddressMismatch
             invite.accepted_at = now
             user: User = new_user(tenant_id, invite.email, password_hash, invite.role, name)
             members.add_own(user)

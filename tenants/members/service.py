@@ -13,8 +13,7 @@ import redis.asyncio
 from db.session import Database, WriteSession
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
-from tenants.errors import LastOwner, NotHeld, OwnAccount, OwnersOnly, ProjectNotFound, UserNotFound
-from tenants.fields import checked_name
+from tenants.errors import LastOwner, OwnAccount, OwnersOnly, ProjectNotFound, RightsNotHeld, UserNotFound
 from tenants.members.repository import Member, MemberRepository, Membership
 from tenants.models import ApiKey, ProjectMember, User
 from tenants.projects.repository import ProjectRepository
@@ -29,6 +28,7 @@ from tenants.roles import (
     checked_project_role,
     checked_role,
 )
+from tenants.validation import checked_name
 
 __all__ = ["Member", "MemberService", "Membership"]
 
@@ -295,7 +295,7 @@ async def require_may_appoint(members: MemberRepository, actor: Actor, *roles: s
             scopes = admin_scopes(role)  # type: ignore[arg-type]
             more = scopes - actor.scopes if scopes else {"everything"}
             if more:
-                raise NotHeld("role", more)
+                raise RightsNotHeld("role", more)
     if "owner" not in roles or actor.user_id is None:
         return
     person = await members.find(actor.user_id)

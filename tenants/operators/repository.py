@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from tenants.models import OPERATOR_TENANT, ApiKey, Plan, Tenant, User
 
-Standing = Literal["active", "grace", "suspended", "disabled"]
+TenantStatus = Literal["active", "grace", "suspended", "disabled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class TenantFilter:
     search: str = ""
     """Part of the name or of a member's email address, or an id."""
     plan: str = ""
-    standing: Standing | Literal[""] = ""
+    standing: TenantStatus | Literal[""] = ""
 
     def conditions(self) -> list[ColumnElement[bool]]:
         found: list[ColumnElement[bool]] = [Tenant.id != OPERATOR_TENANT]
@@ -66,7 +66,7 @@ _KEYS = (
 )
 
 
-class EveryTenant:
+class CrossTenantQueries:
     """Lists and counts tenants, and counts a tenant's keys."""
 
     def __init__(self, session: AsyncSession) -> None:

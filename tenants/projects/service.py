@@ -19,12 +19,12 @@ from engine.protocol import PriorityClass
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import DefaultProjectKept, NameTaken, ProjectArchived, ProjectNotFound
-from tenants.fields import checked_name
 from tenants.key_terms import KEEP, Keep, checked_models
 from tenants.models import ApiKey, Project
 from tenants.projects.repository import ProjectRepository
 from tenants.repository import KeyRepository
 from tenants.resolver import publish_key_changes, revoke_keys
+from tenants.validation import checked_name
 
 DEFAULT_NAME = "Default"
 

@@ -16,12 +16,12 @@ from db.session import Database
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import ProjectNotFound, ServiceAccountNotFound
-from tenants.fields import checked_name
 from tenants.models import ApiKey, ServiceAccount
 from tenants.projects.repository import ProjectRepository
 from tenants.projects.service import live_project
 from tenants.resolver import revoke_keys
 from tenants.roles import ProjectRole, checked_project_role
+from tenants.validation import checked_name
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,12 +99,12 @@ async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.
         ({"amount": "1e3"}, "amount", "Write a whole number"),
         ({"amount": str(10**15)}, "amount", "at most 100,000,000,000"),
         ({"metric": "prepaid_balance"}, "metric", "Choose what is limited"),
-        ({"model": "NO/NAME"}, "model", "names no model"),
+        ({"model": "NO/NAME"}, "model", "is not a model name"),
         ({"for": "key:key_none"}, "for", "key_none"),
         (
             {"for": f"key:{key.id}", "metric": "adapters", "model": ""},
             "metric",
-            "organization as a whole alone",
+            "only be limited for the organization as a whole",
         ),
     ):
         wrong = await act(visitor, "/limits/new", "/limits", **form | wrong_fields)

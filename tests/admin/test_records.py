@@ -15,7 +15,7 @@ from engine.protocol import PriorityClass
 from sla.folding import SlaFolding
 from sla.recorder import SlaRecorder
 from tenants.actors import OPERATOR
-from tenants.terms import DEFAULTS
+from tenants.tier_terms import DEFAULTS
 from tests.admin.conftest import EMAIL, Site, sign_in
 from tests.admin.test_keys import XSS, as_role
 

@@ -45,7 +45,6 @@ PENDING: frozenset[str] = frozenset(
         "migrations",
         "sla",
         "telemetry",
-        "tenants",
         "tokenization",
         "worker",
     }

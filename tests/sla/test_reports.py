@@ -16,7 +16,7 @@ from sla.service import LATEST_MINUTES, SlaReports
 from tenants.errors import TenantNotFound
 from tenants.plans import PlanChanges, PlanService
 from tenants.service import TenantService
-from tenants.terms import read
+from tenants.tier_terms import read
 
 NOW = datetime(2026, 5, 17, 12, 0, 30, tzinfo=UTC)
 BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)

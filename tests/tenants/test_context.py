@@ -6,9 +6,9 @@ import pytest
 
 from tenants.actors import OPERATOR, Actor
 from tenants.context import TenantContext
-from tenants.networks import is_inside, parse_networks
-from tenants.origins import parse_origins
+from tenants.ip_networks import is_inside, parse_networks
 from tenants.roles import RIGHTS, RIGHTS_OF, ROLES, admin_scopes, may
+from tenants.web_origins import parse_origins
 
 
 def holder(*models: str) -> TenantContext:

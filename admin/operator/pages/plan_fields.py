@@ -1,7 +1,7 @@
 """What a plan has, as fields of a form: how each is written, read and told, and what two plans differ in.
 
 Owns the words, units and order of the fields. What values are possible is the plan's owner's to say
-(`tenants.plans`, `tenants.terms`); it is told here beside the field, in the field's own unit.
+(`tenants.plans`, `tenants.tier_terms`); it is told here beside the field, in the field's own unit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from billing.previews.service import PlanCosts
 from engine.protocol import PriorityClass
 from tenants.limits.kinds import MAX_AMOUNT, MAX_RATE, Metric
 from tenants.plans import MOST, SETTABLE, PlanChanges
-from tenants.terms import BOUNDS, FIXED, MILLION, OPTIONAL, read
+from tenants.tier_terms import BOUNDS, FIXED, MILLION, OPTIONAL, read
 from tenants.views import PlanView
 
 Part = Literal["plan", "limits", "gate"] | PriorityClass

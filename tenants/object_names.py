@@ -16,12 +16,12 @@ from db.repository import TenantRepository, select_owned
 from db.session import Database
 from tenants.models import ApiKey, Project, ServiceAccount, User
 
-ThingKind = Literal["key", "user", "service_account", "project"]
+ObjectKind = Literal["key", "user", "service_account", "project"]
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    kind: ThingKind
+class NamedObject:
+    kind: ObjectKind
     name: str
     """A user's email address; otherwise the name."""
     is_gone: bool = False
@@ -34,7 +34,7 @@ class NameService:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def of(self, tenant_id: str, ids: Collection[str]) -> Mapping[str, Named]:
+    async def of(self, tenant_id: str, ids: Collection[str]) -> Mapping[str, NamedObject]:
         """Returns names by id, for ids of any kind; ids without a row are left out. Raises
         DatabaseUnavailable.
         """
@@ -45,10 +45,10 @@ class NameService:
 
 
 class NameRepository(TenantRepository):
-    async def of(self, ids: Collection[str]) -> Mapping[str, Named]:
+    async def of(self, ids: Collection[str]) -> Mapping[str, NamedObject]:
         """Looks for each id among all kinds: requests of signed-in users are recorded under the user's id."""
         rows = (await self.execute_own(_named(), ids=list(ids))).all()
-        return {id_: Named(kind, name, is_gone) for kind, id_, name, is_gone in rows}
+        return {id_: NamedObject(kind, name, is_gone) for kind, id_, name, is_gone in rows}
 
 
 @cache
@@ -56,7 +56,7 @@ def _named() -> CompoundSelect[Any]:
     """Builds the query with the ids as one array parameter, so that any number of them is the same
     statement.
     """
-    kinds: tuple[tuple[ThingKind, Any, Any, Any], ...] = (
+    kinds: tuple[tuple[ObjectKind, Any, Any, Any], ...] = (
         ("key", ApiKey, ApiKey.name, ApiKey.revoked_at),
         ("user", User, User.email, User.removed_at),
         ("service_account", ServiceAccount, ServiceAccount.name, ServiceAccount.deleted_at),

@@ -12,7 +12,7 @@ from tenants.errors import UserNotFound
 from tenants.limits.kinds import Limit, Metric
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
-from tenants.user_callers import UserCallers
+from tenants.user_contexts import UserContexts
 
 SECRET = "a secret of at least thirty-two characters"
 
@@ -37,7 +37,7 @@ async def test_the_same_limits_and_rules_as_with_a_key(
     )
     key = await account.keys.create(tenant.id, "hers", OPERATOR, user_id=user.user_id)
 
-    person = await UserCallers(database).of(tenant.id, user.user_id)
+    person = await UserContexts(database).of(tenant.id, user.user_id)
     holder = await KeyResolver(database, redis_client, SECRET).resolve(key.plaintext)
 
     assert person.key_id == user.user_id
@@ -50,7 +50,7 @@ async def test_the_same_limits_and_rules_as_with_a_key(
 
 
 async def test_who_is_gone_asks_nothing(database: Database, account: AccountServices) -> None:
-    callers = UserCallers(database)
+    callers = UserContexts(database)
     tenant, other = [await account.tenants.create_tenant(name) for name in ("acme", "birch")]
     await account.users.create(tenant.id, "ada@acme.example", "correct horse battery")
     user = await account.users.create(tenant.id, "grace@acme.example", "correct horse battery", role="admin")

@@ -16,10 +16,10 @@ from tenants.members.repository import MemberRepository
 from tenants.models import ApiKey
 from tenants.projects.repository import ProjectRepository
 from tenants.repository import TenantDirectory
-from tenants.resolver import context_of, is_let_in
+from tenants.resolver import context_of, is_key_valid
 
 
-class UserCallers:
+class UserContexts:
     """Looks up callers for users of all tenants."""
 
     def __init__(self, database: Database) -> None:
@@ -51,6 +51,6 @@ class UserCallers:
             origins=[],
         )
         now = datetime.now(UTC)
-        if user is None or user.disabled_at is not None or not is_let_in(stands_for, tenant, project, now):
+        if user is None or user.disabled_at is not None or not is_key_valid(stands_for, tenant, project, now):
             raise UserNotFound(user_id)
         return context_of(stands_for, tenant, plan, project, limits)

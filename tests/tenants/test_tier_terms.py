@@ -9,7 +9,7 @@ from db.session import Database
 from engine.protocol import PriorityClass
 from tenants.errors import PlanNotFound
 from tenants.plans import PlanChanges, PlanService
-from tenants.terms import DEFAULTS, merged, read
+from tenants.tier_terms import DEFAULTS, merged, read
 
 PRIORITY, DEFAULT, FLEX = PriorityClass.PRIORITY, PriorityClass.DEFAULT, PriorityClass.FLEX
 
@@ -42,7 +42,7 @@ def test_a_plan_says_only_what_differs() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"scale": {"allowed": True}}, "no class 'scale'"),
+        ({"scale": {"allowed": True}}, "'scale' is not a service tier"),
         ({"flex": {"colour": 1}}, "flex.colour is not a term"),
         ({"flex": {"allowed": 1}}, "flex.allowed must be true or false"),
         ({"flex": {"price_percent": -1}}, "flex.price_percent must be from 0"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from db.session import Database
 from tenants.actors import OPERATOR
 from tenants.models import Tenant
-from tenants.naming import Named, NameService
+from tenants.object_names import NamedObject, NameService
 from tenants.service import AccountServices
 
 PASSWORD = "correct horse battery"
@@ -24,9 +24,9 @@ async def test_whatever_had_an_id_is_named(
     names = NameService(database)
     ids = [project.id, user.user_id, key.id, robot.id, theirs.id, "key_never", ""]
     assert await names.of(tenant.id, ids) == {
-        project.id: Named("project", "Support"),
-        user.user_id: Named("user", "ada@acme.example"),
-        key.id: Named("key", "laptop", is_gone=True),
-        robot.id: Named("service_account", "robot"),
+        project.id: NamedObject("project", "Support"),
+        user.user_id: NamedObject("user", "ada@acme.example"),
+        key.id: NamedObject("key", "laptop", is_gone=True),
+        robot.id: NamedObject("service_account", "robot"),
     }
     assert await names.of(tenant.id, []) == {}

@@ -9,7 +9,7 @@ import pytest
 
 from engine.protocol import PriorityClass
 from tenants.models import ApiKey, Plan, Project, Tenant
-from tenants.resolver import _plan_of, is_let_in
+from tenants.resolver import _plan_of, is_key_valid
 from tenants.views import plan_view
 
 NOW = datetime(2026, 11, 30, tzinfo=UTC)
@@ -33,7 +33,7 @@ def test_a_key_lets_in(
     key: dict[str, Any], tenant: dict[str, Any], project: dict[str, Any] | None, let_in: bool
 ) -> None:
     rows = ApiKey(**key), Tenant(**tenant), None if project is None else Project(**project)
-    assert is_let_in(*rows, NOW) is let_in
+    assert is_key_valid(*rows, NOW) is let_in
 
 
 def test_a_project_closes_classes_of_service_and_never_the_default() -> None:
