@@ -1,6 +1,6 @@
-"""The HTTP application: routes, error handling and the edge, put together over given services.
+"""Builds the HTTP application from its services: routes, error handlers and middleware.
 
-Owns nothing but the composition. `create_app(services)` is all that a process main, or a test, calls.
+Process mains and tests call `create_app(services)`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _PARSING = {
     "bool_parsing": "must be true or false",
     "missing": "is required",
 }
-"""What the framework finds wrong with a parameter, in the words of the other errors."""
+"""Messages for the framework's validation errors, in the wording of the API's other errors."""
 BODIES = (ChatCompletionRequest, CompletionRequest)
 OPEN = (health.router, stripe_webhooks.router, invite_routes.open_router)
 PROTECTED = (
@@ -91,10 +91,10 @@ log = structlog.get_logger(__name__)
 
 
 def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
-    """The ASGI application over `services`, which the caller has started and will close.
+    """Returns the ASGI application over `services`, which the caller has started and will close.
 
     Args:
-        console: an ASGI application for every path under /console; none when None.
+        console: an ASGI application for every path under /console, or None.
     """
     app = FastAPI(
         title="Rootstock",
@@ -109,7 +109,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     for router in OPEN:
         app.include_router(router)
     for router in PROTECTED:
-        # Ahead of everything that a route reads: without a valid key nothing else of a request is judged.
+        # Before anything that a route reads: a request without a valid key is refused for that alone.
         app.include_router(router, dependencies=[Depends(identify), Depends(known_query)])
     if console is not None:
         app.mount("/console", console)
@@ -139,9 +139,9 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         EngineCollector(lambda: services.engine.stats, lambda: services.engine.ready)
     )
     services.metrics.registry.register(QuotaCollector(services.quotas))
-    for asked in (services.payments_waiting, services.books, services.restarts):
-        if asked is not None:
-            services.metrics.registry.register(asked)
+    for collector in (services.payments_waiting, services.books, services.restarts):
+        if collector is not None:
+            services.metrics.registry.register(collector)
     direct = Direct(
         app,
         {
@@ -157,7 +157,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
 
 
 def _body_limits(limits: RequestLimits) -> BodyLimits:
-    """Large bodies are taken by the routes that hand them on as they come, or that put them on disk."""
+    """Returns the body limits. Only routes that stream bodies or store them on disk accept large ones."""
     timeout, rate = limits.body_timeout, limits.min_file_rate
     part = MAX_PART_BYTES + file_routes.FORM_OVERHEAD
     return BodyLimits(
@@ -172,26 +172,26 @@ def _body_limits(limits: RequestLimits) -> BodyLimits:
 
 
 async def _to_console() -> Response:
-    """The console's pages hang below `/console/`."""
+    """Redirects to `/console/`, below which the console's pages are."""
     return Response(status_code=308, headers={"location": "/console/"})
 
 
 async def _show(request: Request, error: Exception) -> Response:
-    """The envelope of any error."""
+    """Returns the error envelope for any error."""
     face = face_of(error)
     request.app.state.services.metrics.failed(face.code)
     return Response(body_of(error), status_code=face.status, headers=headers_of(error))
 
 
 async def _show_unstorable(request: Request, error: Exception) -> Response:
-    """A NUL character in the path, the query or the body."""
+    """Returns the error for a NUL character in the path, the query or the body."""
     given = {**request.path_params, **request.query_params}
     name = next((name for name, value in given.items() if "\x00" in str(value)), None)
     return await _show(request, InvalidValue(f"Invalid value: {error}.", name))
 
 
 async def _show_http(request: Request, error: Exception) -> Response:
-    """The framework's own refusals: no such route, no such verb on it."""
+    """Returns the error for an unknown route or a method that it does not allow."""
     assert isinstance(error, HTTPException)
     shown: ApiError
     if error.status_code == 405:
@@ -207,7 +207,7 @@ async def _show_http(request: Request, error: Exception) -> Response:
 
 
 async def _show_validation(request: Request, error: Exception) -> Response:
-    """A query or path parameter of the wrong form."""
+    """Returns the error for an invalid query or path parameter."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     name = ".".join(str(step) for step in first["loc"][1:]) or None

@@ -1,7 +1,8 @@
-"""A short way to the endpoints that answer most requests, past the framework's routing and its dependencies.
+"""Routes the most frequent requests straight to their endpoints, bypassing FastAPI's routing and
+dependencies.
 
-Owns nothing but the shortcut: the endpoints are the very functions that the routes have, and errors look the
-same either way. The routes stay where they are, for the OpenAPI document and for other verbs on their paths.
+The endpoints are the same functions as the routes', and errors look the same either way. The routes remain
+for the OpenAPI document and for other methods on their paths.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _KNOWN = tuple(FACES)
 
 @dataclass(frozen=True, slots=True)
 class DirectRoute:
-    """What the edge counts requests under."""
+    """A route on the fast path; the edge labels metrics with its `path`."""
 
     path: str
     endpoint: Endpoint
@@ -33,9 +34,9 @@ class Direct:
     """Wraps the framework's application.
 
     Args:
-        app: takes everything else, and is `request.app` of all requests.
-        endpoints: by path, for POST.
-        show: what becomes of an error.
+        app: handles all other requests, and is `request.app` of all.
+        endpoints: endpoints of POST requests, by path.
+        show: returns the response to an error.
     """
 
     def __init__(self, app: AsgiApp, endpoints: Mapping[str, Endpoint], show: Show) -> None:
@@ -45,7 +46,7 @@ class Direct:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._routes.get(scope["path"]) if scope["type"] == "http" else None
-        # What comes with a query string is the framework's: it has a dependency that refuses it.
+        # Requests with a query string go to the framework, where a dependency refuses it.
         if route is None or scope["method"] != "POST" or scope["query_string"]:
             await self._app(scope, receive, send)
             return
@@ -54,6 +55,6 @@ class Direct:
         request = Request(scope, receive, send)
         try:
             response = await route.endpoint(request)
-        except _KNOWN as error:  # any other is the edge's
+        except _KNOWN as error:  # the edge handles all others
             response = await self._show(request, error)
         await response(scope, receive, send)

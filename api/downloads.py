@@ -1,4 +1,6 @@
-"""Answers that are files: what browsers are told of them, and bodies whose first piece precedes the 200."""
+"""Builds file responses: download headers, and streams whose first chunk is read before the status is
+sent.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import AsyncIterator
 
 
 def attachment(filename: str) -> dict[str, str]:
-    """Headers of a tenant's document: saved under that name, a plain one, and kept by nobody between."""
+    """Returns the headers of a download, saved as `filename` (plain ASCII) and never cached."""
     return {
         "content-disposition": f'attachment; filename="{filename}"',
         "x-content-type-options": "nosniff",
@@ -15,7 +17,7 @@ def attachment(filename: str) -> dict[str, str]:
 
 
 async def beginning_with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """`first`, which was waited for so that what is wrong is told in time, and what follows it."""
+    """Yields `first`, which the caller has read so that an error still has its status, then the rest."""
     yield first
-    async for piece in rest:
-        yield piece
+    async for chunk in rest:
+        yield chunk

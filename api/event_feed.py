@@ -1,7 +1,6 @@
-"""Objects as they come about, as server-sent events, until nothing more will.
+"""Streams objects as server-sent events, as they are created, until the source ends.
 
-Owns the form of the stream: one event per object, comments while nothing comes, `[DONE]` or an error as the
-last. Refuses to know what the objects tell of.
+One event per object, comments during silence, and `[DONE]` or an error at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ log = structlog.get_logger(__name__)
 
 
 def event_feed(source: AsyncIterator[Sequence[Mapping[str, Any]]], ping_interval: float) -> StreamingResponse:
-    """A response of what `source` yields. It must yield now and then, if only nothing."""
+    """Returns a response that streams what `source` yields. The source must yield regularly, if only an empty
+    batch.
+    """
     return StreamingResponse(
         _events(source, ping_interval),
         media_type="text/event-stream",
@@ -35,7 +36,7 @@ async def _events(
 ) -> AsyncIterator[bytes]:
     sent = time.monotonic()
     try:
-        async with aclosing(source) as objects:  # type: ignore[type-var]  # generators, all of them
+        async with aclosing(source) as objects:  # type: ignore[type-var]  # all of them are generators
             async for batch in objects:
                 if batch:
                     yield b"".join(b"data: " + msgspec.json.encode(one) + b"\n\n" for one in batch)
@@ -45,7 +46,7 @@ async def _events(
                     yield PING
                 sent = time.monotonic()
     except tuple(FACES) as error:
-        log.warning("event feed broke off", error=type(error).__name__)
+        log.warning("event stream failed", error=type(error).__name__)
         yield b"data: " + body_of(error) + b"\n\n"
     else:
         yield DONE

@@ -1,8 +1,7 @@
-"""Reading multipart/form-data as it arrives: small fields into memory, the one file to whoever takes it.
+"""Parses multipart/form-data as it arrives: small fields into memory, the file as a stream to a callback.
 
-Owns the form of the body and its faults, each named by the field. A file is never held here: its bytes are
-handed on piece by piece, and the next are not read before those are taken. Refuses to know what files are
-for.
+Errors name the field. A file is never held in memory: the next bytes are read only once the callback has
+taken the previous ones.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ _MAX_PARTS = 16
 class Form(Generic[T]):
     fields: dict[str, str]
     filename: str | None
-    """None: the file's part came without one."""
+    """None if the file's part has no filename."""
     file: T
-    """What the taker of the file made of it."""
+    """What the callback returned for the file."""
 
 
 @dataclass(slots=True)
 class _Part:
-    """The beginning of a part, as its headers say."""
+    """Start of a part, with the name and filename from its headers."""
 
     name: str
     filename: str | None
@@ -45,7 +44,7 @@ class _Part:
 
 @dataclass(slots=True)
 class _Headers:
-    """Of the part whose headers are being read."""
+    """Headers of the current part, while they are parsed."""
 
     values: dict[bytes, bytes] = field(default_factory=dict)
     name: bytes = b""
@@ -53,9 +52,9 @@ class _Headers:
 
 
 _END = object()
-"""Of a part."""
+"""Marks the end of a part."""
 _LAST = object()
-"""Of the form."""
+"""Marks the end of the form."""
 
 
 async def read_form(
@@ -65,16 +64,16 @@ async def read_form(
     take: Callable[[dict[str, str], str | None, AsyncIterator[bytes]], Awaitable[T]],
     discard: Callable[[T], Awaitable[None]],
 ) -> Form[T]:
-    """The form, whose field `file_field` is a file.
+    """Returns the form, whose field `file_field` is a file.
 
     Args:
-        known: names of the other fields that may come, before the file or after it.
-        take: is given the fields that came before the file, its name, and its bytes to the end.
-        discard: undoes `take` when what follows the file is wrong.
+        known: names of the other fields that are allowed, before or after the file.
+        take: receives the fields before the file, the filename, and the file's bytes.
+        discard: undoes `take` if what follows the file is invalid.
 
     Raises:
         UnsupportedMediaType, InvalidValue, UnsupportedParameter: naming the field.
-        ClientGone: the body broke off.
+        ClientGone: the client disconnected before the end of the body.
     """
     body = _Body(request, file_field)
     fields: dict[str, str] = {}
@@ -102,7 +101,7 @@ async def read_form(
 
 
 class _Body:
-    """The parser, fed as its events are used up."""
+    """Reads the body and parses it as its events are consumed."""
 
     def __init__(self, request: Request, file_field: str) -> None:
         kind, options = parse_options_header(request.headers.get("content-type"))
@@ -144,15 +143,15 @@ class _Body:
         raise InvalidValue(f"The form has more than {_MAX_PARTS} parts.", self._file_field)
 
     async def data(self) -> AsyncIterator[bytes]:
-        """Of the part that was begun last."""
+        """Yields the data of the current part."""
         while (event := await self._next()) is not _END:
             assert isinstance(event, bytes)
             yield event
 
     async def text(self, name: str) -> str:
         value = b""
-        async for piece in self.data():
-            value += piece
+        async for chunk in self.data():
+            value += chunk
             if len(value) > MAX_FIELD_BYTES:
                 raise InvalidValue(f"'{name}' is longer than {MAX_FIELD_BYTES} bytes.", name)
         try:

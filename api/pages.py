@@ -1,4 +1,6 @@
-"""Lists in pages, as OpenAI has them: `after`, `limit`, `order`; `first_id`, `last_id`, `has_more`."""
+"""Implements OpenAI's pagination: parameters `after`, `limit`, `order`; fields `first_id`, `last_id`,
+`has_more`.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,10 @@ class Page(TypedDict, Generic[ObjectT]):
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """Which page is asked for."""
+    """The requested page."""
 
     after: str | None
-    """The last id of the page before."""
+    """Id of the last object of the previous page."""
     limit: int
     newest_first: bool
 
@@ -47,9 +49,7 @@ Cursor = Annotated[
         json_schema_extra={"minLength": 1},
     ),
 ]
-"""The id of an object in the list. Which ones those are the list knows: it refuses all others alike, those of
-the wrong form too.
-"""
+"""The id of an object in the list. The list refuses all other ids alike, malformed ones included."""
 
 
 Month = Annotated[
@@ -73,11 +73,11 @@ def _query(
 
 
 Paged = Annotated[PageQuery, Depends(_query)]
-"""A route's parameter: the three of the query string."""
+"""Type of a route's parameter with `after`, `limit` and `order`."""
 
 
 def position(ids: Sequence[str], after: str | None, field: str = "after") -> int | None:
-    """Where `after` stands in the whole list of ids; None without one. Raises UnknownCursor."""
+    """Returns the index of `after` in the whole list of ids; None without one. Raises UnknownCursor."""
     if after is None:
         return None
     try:
@@ -87,7 +87,9 @@ def position(ids: Sequence[str], after: str | None, field: str = "after") -> int
 
 
 def page(objects: Sequence[ObjectT], limit: int, has_more: bool | None = None) -> Page[ObjectT]:
-    """A page of at most `limit`. Unless `has_more` is given, one object more says that there are more."""
+    """Returns a page of at most `limit` objects. Unless `has_more` is given, `objects` has one more if there
+    are more.
+    """
     shown = list(objects[:limit])
     return {
         "object": "list",
@@ -99,8 +101,9 @@ def page(objects: Sequence[ObjectT], limit: int, has_more: bool | None = None) -
 
 
 async def known_query(request: Request) -> None:
-    """A dependency of every route with a key: raises UnsupportedParameter for a parameter of the query string
-    that the route does not declare. Of a repeated one, the brackets of the stock client may be left out.
+    """Checks the query string, as a dependency of every route with a key: raises UnsupportedParameter for
+    parameters that the route does not declare. Repeated parameters can omit the brackets that OpenAI's client
+    adds.
     """
     if not request.scope["query_string"]:
         return
@@ -117,7 +120,7 @@ def _declared(dependant: Dependant) -> Iterator[str]:
 
 
 def refuse_unknown(given: Sequence[str], known: frozenset[str]) -> None:
-    """Raises UnsupportedParameter for a parameter of the query string that nobody would look at."""
+    """Raises UnsupportedParameter for a query parameter that is not in `known`."""
     for name in given:
         if name not in known:
             raise UnsupportedParameter(f"Unsupported parameter: '{name[:200]}'.", name[:200])

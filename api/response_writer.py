@@ -1,8 +1,7 @@
-"""How an answer that is made bit by bit leaves: pieces handed over at once, word of when to wait, and of a
-client that has gone.
+"""Writes chunks of a streamed response without waiting, with backpressure and notice of a disconnect.
 
-Owns the interface, and its form over plain ASGI, which any server offers. Our own connections offer a shorter
-way (`api.connections`): no task is woken for a piece. Refuses to know what is sent.
+Defines the interface, and its implementation over plain ASGI for any server. Our own connections have a
+faster one (`api.connections`), which wakes no task per chunk.
 """
 
 from __future__ import annotations
@@ -14,47 +13,47 @@ from typing import Protocol
 from starlette.types import Message, Receive, Scope, Send
 
 EXTENSION = "rootstock.outlet"
-"""Where in a scope's extensions a server puts its own."""
+"""Key of a server's own writer in a scope's extensions."""
 
 
 Hear = Callable[[], None]
 
 
 class ResponseWriter(Protocol):
-    """Of one response, between its head and its last piece, which go the ordinary way."""
+    """Writes a response's chunks between its head and its last chunk, which are sent through ASGI."""
 
     def write(self, body: bytes) -> bool:
-        """Send a piece; never waits. False: the client has to catch up first. What is handed over before it
-        has is kept all the same.
+        """Writes a chunk without waiting. Returns False if the client has to catch up first; chunks written
+        meanwhile are buffered.
         """
         ...
 
     @property
     def paused(self) -> bool:
-        """Whether the client has to catch up."""
+        """Whether the client has to catch up first."""
         ...
 
     async def flushed(self) -> None:
-        """Until nothing that was handed over stands in the way of the last piece."""
+        """Waits until all chunks are sent, so that the last one can follow."""
         ...
 
     def watch(self, gone: Hear, resumed: Hear) -> None:
-        """From now on call `gone` when the client hangs up, or has, and `resumed` when it has caught up. The
+        """Calls `gone` when the client disconnects, or has already, and `resumed` when it has caught up. The
         request's body must have been read.
         """
         ...
 
     def unwatch(self) -> None:
-        """Call them no more."""
+        """Stops these calls."""
         ...
 
 
 def nothing() -> None:
-    """For who need not be told."""
+    """Does nothing; the default callback."""
 
 
 class AsgiResponseWriter:
-    """Over `send` and `receive`: one piece at a time is under way."""
+    """Writes through ASGI's `send`, one message at a time."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -105,6 +104,6 @@ class AsgiResponseWriter:
 
 
 def response_writer_for(scope: Scope, receive: Receive, send: Send) -> ResponseWriter:
-    """The server's own where it offers one."""
+    """Returns the server's own writer if it offers one, else one over ASGI."""
     offered: ResponseWriter | None = scope.get("extensions", {}).get(EXTENSION)
     return AsgiResponseWriter(receive, send) if offered is None else offered

@@ -1,4 +1,4 @@
-"""Creates, lists, changes, rotates and revokes API keys.
+"""Manages API keys: creates, lists, changes, rotates and revokes them.
 
 Every method is one transaction. Resolver caches are invalidated after the commit, within a second.
 """

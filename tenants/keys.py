@@ -1,4 +1,4 @@
-"""Generates, recognizes and hashes API keys, invitation tokens and password reset tokens.
+"""Generates and hashes API keys, invitation tokens and password reset tokens.
 
 A token is `rs_inference_`, `rs_admin_`, `rs_invite_` or `rs_reset_`, then 43 base-62 characters (256 random
 bits), then a checksum of 6. The checksum lets us reject mistyped tokens without a query, and secret scanners

@@ -116,7 +116,7 @@ class TenantDirectory:
         return (await self.session.execute(query)).scalar_one_or_none() if is_id(plan_id) else None
 
     async def tenants_by_plan(self) -> dict[str, int]:
-        """How many are on each, by its id; without those that nobody is on."""
+        """Returns the number of tenants by plan id; plans without tenants are left out."""
         query = select(Tenant.plan_id, func.count()).where(Tenant.id != OPERATOR_TENANT)
         return {row[0]: row[1] for row in await self.session.execute(query.group_by(Tenant.plan_id))}
 

@@ -1,4 +1,4 @@
-"""Creates, finds and disables tenants, and constructs all account services.
+"""Manages tenants, and constructs all account services.
 
 Every method is one transaction. Resolver caches are invalidated after the commit, within a second.
 """

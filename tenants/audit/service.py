@@ -1,4 +1,4 @@
-"""Records, lists and verifies audit log entries: who changed what, when and from where.
+"""Writes and reads the audit log: who changed what, when and from where. Verifies its hash chain.
 
 An entry is written in the transaction of the change itself, so that neither exists without the other.
 """

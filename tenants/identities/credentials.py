@@ -1,4 +1,4 @@
-"""Checks, changes and resets passwords of console users.
+"""Manages passwords of console users: checks, changes and resets them.
 
 Every method is one transaction. Changing a password ends the user's earlier sessions (`User.sessions_from`).
 Reset tokens are returned to the caller, which mails them or shows them.

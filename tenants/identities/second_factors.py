@@ -1,4 +1,4 @@
-"""Enrols, verifies and removes second factors of console users.
+"""Manages second factors of console users: enrols, verifies and removes them.
 
 Every method is one transaction. Each code is accepted once. Counting failed attempts is in the console.
 """

@@ -1,4 +1,4 @@
-"""Links identities of external providers (OpenID Connect) to users, and finds users by them.
+"""Connects identities of external providers (OpenID Connect) to users, and finds users by them.
 
 Every method is one transaction. An identity belongs to one user, who links it while signed in; a matching
 email address alone never links it. Verifying the provider's claims is in the console.

@@ -64,8 +64,8 @@ class MemberRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def hold_owners(self) -> set[str]:
-        """Locks all owners until the transaction ends; returns the ids of those who are not disabled. Call it
-        before locking any other user, or two transactions can deadlock.
+        """Locks all owners until the transaction ends; returns the ids of the owners that are not disabled.
+        Call it before locking any other user, or two transactions can deadlock.
         """
         query = self.select_own(User, User.id, User.disabled_at)
         query = query.where(User.removed_at.is_(None), User.role == "owner")

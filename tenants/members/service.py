@@ -1,4 +1,4 @@
-"""Lists, changes, disables and removes a tenant's users, and manages their roles in projects.
+"""Manages a tenant's users and their roles in projects: lists, changes, disables and removes them.
 
 Every method is one transaction. Resolver caches are invalidated after the commit, within a second.
 """

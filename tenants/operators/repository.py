@@ -1,4 +1,4 @@
-"""Queries across all tenants, for operators. The sessions' tenant scope is `EVERY_TENANT`."""
+"""Searches and counts across all tenants, for operators. The sessions' tenant scope is `EVERY_TENANT`."""
 
 from __future__ import annotations
 

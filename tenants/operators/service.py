@@ -1,4 +1,4 @@
-"""Adds, lists and removes operators, the service's own users who can see every tenant.
+"""Manages operators, the service's own users who can see every tenant: adds, lists and removes them.
 
 Operators are users of the tenant `OPERATOR_TENANT`, so they have passwords, second factors and sessions like
 all users. Changes to operators are recorded in the service's own audit chain.

@@ -1,4 +1,4 @@
-"""Creates, changes and archives a tenant's projects.
+"""Manages a tenant's projects: creates, changes and archives them.
 
 Every method is one transaction. Resolver caches are invalidated after the commit, within a second.
 """

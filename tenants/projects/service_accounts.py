@@ -1,4 +1,4 @@
-"""Creates, changes and deletes service accounts of projects.
+"""Manages service accounts of projects: creates, changes and deletes them.
 
 Every method is one transaction. Resolver caches are invalidated after the commit, within a second.
 """

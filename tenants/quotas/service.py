@@ -1,4 +1,4 @@
-"""Sets, lists and deletes limits of tenants, projects and keys.
+"""Manages limits of tenants, projects and keys: sets, lists and deletes them.
 
 Every method is one transaction, and changes reach every process within a second. `Quotas` enforces the
 limits; a plan's limits are set in `tenants.plans`.

@@ -1,4 +1,4 @@
-"""Counts costs without an API request, such as a day's storage, towards spend budgets.
+"""Adds costs without an API request, such as a day's storage, to the counts of spend budgets.
 
 A cost is reserved regardless of room before it is written to the ledger, and settled afterwards, so that a
 budget count that starts in between includes it once.
