@@ -16,18 +16,18 @@ from adapters.files.uploads import MAX_PART_BYTES
 from api import health
 from api.authentication import identify
 from api.cors import Preflights
-from api.direct import Direct
 from api.edge import AsgiApp, BodyLimit, BodyLimits, Edge
 from api.errors import (
-    FACES,
+    ERROR_RESPONSES,
     ApiError,
     InvalidValue,
     MethodNotAllowed,
     RouteNotFound,
     body_of,
-    face_of,
     headers_of,
+    response_for,
 )
+from api.fast_path import FastPath
 from api.idempotency import Idempotency
 from api.methods import Methods
 from api.metrics.engine import EngineCollector
@@ -36,10 +36,10 @@ from api.openai import models as model_routes
 from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
 from api.openapi.document import install
-from api.organization import bodies as organization_bodies
 from api.organization import invites as invite_routes
+from api.organization import request_bodies as organization_bodies
 from api.organization import routes as organization_routes
-from api.pages import known_query
+from api.pagination import known_query
 from api.services import RequestLimits, Services
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
 from api.v1 import adapters as adapter_routes
@@ -129,7 +129,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         for operation_id, contract in router.contracts.items()
     }
     install(app, known, contracts)
-    for error_class in FACES:
+    for error_class in ERROR_RESPONSES:
         app.add_exception_handler(error_class, _show)
     app.add_exception_handler(UnstorableText, _show_unstorable)
     app.add_exception_handler(HTTPException, _show_http)
@@ -142,7 +142,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     for collector in (services.payments_waiting, services.books, services.restarts):
         if collector is not None:
             services.metrics.registry.register(collector)
-    direct = Direct(
+    direct = FastPath(
         app,
         {
             "/v1/chat/completions": openai_routes.create_chat_completion,
@@ -178,9 +178,9 @@ async def _to_console() -> Response:
 
 async def _show(request: Request, error: Exception) -> Response:
     """Returns the error envelope for any error."""
-    face = face_of(error)
-    request.app.state.services.metrics.failed(face.code)
-    return Response(body_of(error), status_code=face.status, headers=headers_of(error))
+    shown = response_for(error)
+    request.app.state.services.metrics.failed(shown.code)
+    return Response(body_of(error), status_code=shown.status, headers=headers_of(error))
 
 
 async def _show_unstorable(request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from api.request_reader import HEAD_TIMEOUT, RequestReader
-from api.response_writer import EXTENSION, Hear, nothing
+from api.response_writer import EXTENSION, Callback, do_nothing
 
 MAX_UNSENT = 16 * 1024
 """Unsent bytes in this process above which writing pauses."""
@@ -76,8 +76,8 @@ class DirectResponseWriter:
         self._transport = transport
         self._flow = flow
         self._is_lost = False
-        self._gone: Hear = nothing
-        self._resumed: Hear = nothing
+        self._gone: Callback = do_nothing
+        self._resumed: Callback = do_nothing
 
     def write(self, body: bytes) -> bool:
         if self._is_lost:
@@ -92,13 +92,13 @@ class DirectResponseWriter:
     async def flushed(self) -> None:
         """Returns at once: the socket keeps the order."""
 
-    def watch(self, gone: Hear, resumed: Hear) -> None:
+    def watch(self, gone: Callback, resumed: Callback) -> None:
         self._gone, self._resumed = gone, resumed
         if self._is_lost:
             gone()
 
     def unwatch(self) -> None:
-        self._gone = self._resumed = nothing
+        self._gone = self._resumed = do_nothing
 
     def lose(self) -> None:
         """Marks the connection as lost and notifies the reader."""
@@ -116,14 +116,14 @@ class Connection(RequestReader):
     patience = 60.0
     """Seconds that writing can be paused before the connection is aborted."""
     _cut: asyncio.TimerHandle | None = None
-    _outlet: DirectResponseWriter
+    _writer: DirectResponseWriter
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.set_write_buffer_limits(high=MAX_UNSENT)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BUFFER)
         super().connection_made(cast("asyncio.Transport", HeadFirst(transport, self.loop)))
-        self._outlet = DirectResponseWriter(self.transport, self.flow)
-        self._extensions = {EXTENSION: self._outlet}
+        self._writer = DirectResponseWriter(self.transport, self.flow)
+        self._extensions = {EXTENSION: self._writer}
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -132,7 +132,7 @@ class Connection(RequestReader):
     def connection_lost(self, exc: Exception | None) -> None:
         self._keep()
         super().connection_lost(exc)
-        self._outlet.lose()
+        self._writer.lose()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -142,7 +142,7 @@ class Connection(RequestReader):
     def resume_writing(self) -> None:
         self._keep()
         super().resume_writing()
-        self._outlet.resume()
+        self._writer.resume()
 
     def timeout_keep_alive_handler(self) -> None:
         """Closes an idle connection; aborts it if the client has left data unread."""

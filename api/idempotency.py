@@ -20,7 +20,7 @@ from starlette.responses import Response
 from api.authentication import bearer_of, identify
 from api.edge import AsgiApp, Message, Receive, Scope, Send
 from api.errors import (
-    FACES,
+    ERROR_RESPONSES,
     IdempotencyInProgress,
     IdempotencyKeyReused,
     IdempotencyNotReplayable,
@@ -38,7 +38,7 @@ MAX_KEPT = 1024 * 1024
 _KEY = re.compile(rb"[!-~]{1,255}")
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,70})', re.IGNORECASE)
 _NOT_KEPT = (b"content-length", b"x-ratelimit-", b"x-rootstock-quota")
-_KNOWN = tuple(FACES)
+_KNOWN = tuple(ERROR_RESPONSES)
 
 Show = Callable[[Request, Exception], Awaitable[Response]]
 log = structlog.get_logger(__name__)

@@ -39,11 +39,11 @@ async def read_json(request: Request) -> bytes:
     if message["type"] == "http.request" and not message.get("more_body", False):
         body: bytes = message.get("body", b"")
         return body
-    pieces: list[bytes] = []
+    parts: list[bytes] = []
     while message["type"] == "http.request":
-        pieces.append(message.get("body", b""))
+        parts.append(message.get("body", b""))
         if not message.get("more_body", False):
-            return b"".join(pieces)
+            return b"".join(parts)
         message = await request.receive()
     raise ClientGone("The client hung up while sending the request.")
 

@@ -13,7 +13,15 @@ import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from api.errors import ApiError, HeadersTooLarge, MalformedRequest, SlowHeaders, body_of, face_of, headers_of
+from api.errors import (
+    ApiError,
+    HeadersTooLarge,
+    MalformedRequest,
+    SlowHeaders,
+    body_of,
+    headers_of,
+    response_for,
+)
 from api.request_ids import new_request_id
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -132,7 +140,7 @@ class RequestReader(HttpToolsProtocol):
     def _answer(self, error: ApiError) -> None:
         if self.transport.is_closing():
             return
-        face, body, request_id = face_of(error), body_of(error), new_request_id()
+        response, body, request_id = response_for(error), body_of(error), new_request_id()
         headers = [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
         headers += [
             (b"content-length", b"%d" % len(body)),
@@ -140,13 +148,13 @@ class RequestReader(HttpToolsProtocol):
             (b"connection", b"close"),
         ]
         lines = [b"%b: %b\r\n" % header for header in [*self.server_state.default_headers, *headers]]
-        self.transport.write(b"".join([STATUS_LINE[face.status], *lines, b"\r\n", body]))
+        self.transport.write(b"".join([STATUS_LINE[response.status], *lines, b"\r\n", body]))
         self.transport.write_eof()
         self._deadline = self.loop.call_later(LINGER, self.transport.abort)
         log.info(
             "request refused",
             request_id=request_id.decode(),
-            status=face.status,
+            status=response.status,
             reason=str(error),
             client=self.client and self.client[0],
         )

@@ -12,11 +12,11 @@ from typing import Protocol
 
 from starlette.types import Message, Receive, Scope, Send
 
-EXTENSION = "rootstock.outlet"
+EXTENSION = "rootstock.response_writer"
 """Key of a server's own writer in a scope's extensions."""
 
 
-Hear = Callable[[], None]
+Callback = Callable[[], None]
 
 
 class ResponseWriter(Protocol):
@@ -37,7 +37,7 @@ class ResponseWriter(Protocol):
         """Waits until all chunks are sent, so that the last one can follow."""
         ...
 
-    def watch(self, gone: Hear, resumed: Hear) -> None:
+    def watch(self, gone: Callback, resumed: Callback) -> None:
         """Calls `gone` when the client disconnects, or has already, and `resumed` when it has caught up. The
         request's body must have been read.
         """
@@ -48,7 +48,7 @@ class ResponseWriter(Protocol):
         ...
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Does nothing; the default callback."""
 
 
@@ -58,7 +58,7 @@ class AsgiResponseWriter:
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
-        self._resumed: Hear = nothing
+        self._resumed: Callback = do_nothing
         self._waiting = b""
         self._sending: asyncio.Task[None] | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -77,12 +77,12 @@ class AsgiResponseWriter:
         if self._sending is not None:
             await self._sending
 
-    def watch(self, gone: Hear, resumed: Hear) -> None:
+    def watch(self, gone: Callback, resumed: Callback) -> None:
         self._resumed = resumed
         self._listening = asyncio.create_task(self._listen(gone))
 
     def unwatch(self) -> None:
-        self._resumed = nothing
+        self._resumed = do_nothing
         if self._listening is not None:
             self._listening.cancel()
 
@@ -96,7 +96,7 @@ class AsgiResponseWriter:
         if not self.paused:
             self._resumed()
 
-    async def _listen(self, gone: Hear) -> None:
+    async def _listen(self, gone: Callback) -> None:
         message: Message = {"type": "http.request"}
         while message["type"] != "http.disconnect":
             message = await self._receive()

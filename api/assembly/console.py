@@ -8,7 +8,7 @@ from admin.app import BillingServices, ConsoleServices, Explanations, create_con
 from admin.operator.services import OperatorServices
 from admin.sign_in_services import SignInServices
 from api.edge import AsgiApp
-from api.errors import FACES, envelope, face_of
+from api.errors import ERROR_RESPONSES, envelope, response_for
 from api.organization.scopes import SCOPES
 from api.playground import Playground
 from api.services import Services
@@ -17,7 +17,9 @@ from engine.client import EngineGone
 from tenants.object_names import NameService
 from tenants.user_contexts import UserContexts
 
-EXPLANATIONS = Explanations(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
+EXPLANATIONS = Explanations(
+    tuple(ERROR_RESPONSES), lambda error: (response_for(error).status, envelope(error))
+)
 
 
 def console_over(

@@ -1,4 +1,4 @@
-"""The services behind the operator's pages. Owns that they are put together."""
+"""Constructs the services behind the operator's pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tenants.operators.service import OperatorAccounts
 def operator_services(
     database: Database, cache: redis.asyncio.Redis, outbox: Outbox, engines: Engines
 ) -> OperatorServices:
-    """On one database."""
+    """Returns the services on one database."""
     return OperatorServices(
         accounts=OperatorAccounts(database, cache),
         impersonations=Impersonations(database),

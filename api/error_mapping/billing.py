@@ -1,4 +1,4 @@
-"""Faces of what goes wrong with bills, payments and what tells of them."""
+"""Maps errors of billing, payments and notifications to HTTP responses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from billing.payments.errors import (
 )
 from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 
-FACES: dict[type[Exception], ErrorResponse] = {
+ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     InvalidReportQuery: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     GenerationNotFound: NOT_FOUND,
     BooksBusy: ErrorResponse(409, "conflict_error", "books_busy", retry=False),
@@ -65,9 +65,9 @@ FACES: dict[type[Exception], ErrorResponse] = {
         message="The payment provider refused this. Please contact us.",
     ),
     BadSignature: ErrorResponse(400, INVALID, "invalid_signature", retry=False),
-    # The operator's: it never crosses HTTP.
+    # Raised by the operator's commands only, never by an HTTP request.
     ManualEntryNotFound: INTERNAL,
-    # The worker's, and the operator's: they never cross HTTP.
+    # Raised by workers and the operator's commands only, never by an HTTP request.
     MalformedEvent: INTERNAL,
     PriceTaken: INTERNAL,
     NothingToReverse: INTERNAL,

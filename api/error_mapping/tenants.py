@@ -1,4 +1,4 @@
-"""Faces of what goes wrong with accounts, keys, limits and service levels."""
+"""Maps errors of accounts, keys, limits and service levels to HTTP responses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tenants.errors import (
 from tenants.idempotency.records import RecordsUnavailable
 from tenants.quotas.redis_connection import RedisDown, ReplyError
 
-FACES: dict[type[Exception], ErrorResponse] = {
+ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     InvalidApiKey: BAD_KEY,
     TenantNotFound: NOT_FOUND,
     PlanNotFound: NOT_FOUND,
@@ -54,7 +54,7 @@ FACES: dict[type[Exception], ErrorResponse] = {
     RateLimited: ErrorResponse(429, "rate_limit_error", "rate_limit_exceeded", retry=True, retry_after=1),
     BalanceExhausted: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
     QuotaExhausted: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
-    # The quotas' own: what they cannot ask they judge by themselves, or say that it is unavailable.
+    # Internal to the quotas, which fall back to local limits or raise QuotaUnavailable.
     RedisDown: INTERNAL,
     ReplyError: INTERNAL,
     QuotaUnavailable: ErrorResponse(503, UNAVAILABLE, "server_is_overloaded", retry=True, retry_after=1),

@@ -9,7 +9,13 @@ from fastapi import Request
 
 from api.authentication import READ_KEYS, WRITE_KEYS
 from api.openapi.routing import Router, fails_with, json_body
-from api.organization.bodies import CreateProjectKeyRequest, RotateKeyRequest, UpdateProjectKeyRequest
+from api.organization.admin_requests import (
+    AdminCaller,
+    authenticated_admin,
+    in_seconds,
+    naming_fields,
+    read_body,
+)
 from api.organization.keys import (
     CreatedProjectKeyObject,
     ProjectKeyObject,
@@ -17,10 +23,10 @@ from api.organization.keys import (
     owners,
     project_key_object,
 )
-from api.organization.objects import DeletedObject, deleted
-from api.organization.requests import AdminCaller, asking, in_seconds, naming_fields, read_body
+from api.organization.request_bodies import CreateProjectKeyRequest, RotateKeyRequest, UpdateProjectKeyRequest
+from api.organization.response_objects import DeletedObject, deleted
 from api.organization.scopes import check_scopes
-from api.pages import Page, Paged, page
+from api.pagination import Page, Paged, page
 from tenants.errors import (
     KeyNotActive,
     KeyNotFound,
@@ -46,7 +52,7 @@ async def create_project_key(request: Request, project_id: str) -> CreatedProjec
     """Creates an API key that makes requests for the project. The response is the only one that has the key's
     `value`.
     """
-    who = await asking(request, WRITE_KEYS)
+    who = await authenticated_admin(request, WRITE_KEYS)
     body = await read_body(request, CreateProjectKeyRequest)
     check_scopes("inference", body.scopes)
     if body.user_id is not None:
@@ -76,7 +82,7 @@ async def list_project_keys(
     """Lists the project's keys that are not revoked. With `owner_project_access` a page can be shorter than
     `limit`.
     """
-    who = await asking(request, READ_KEYS)
+    who = await authenticated_admin(request, READ_KEYS)
     await who.accounts.projects.get(who.tenant_id, project_id)
     found = await who.accounts.keys.list(
         who.tenant_id,
@@ -97,7 +103,7 @@ async def list_project_keys(
 @fails_with(KeyNotFound("key_1"))
 async def retrieve_project_key(request: Request, project_id: str, api_key_id: str) -> ProjectKeyObject:
     """Retrieves a key of the project."""
-    return await _shown(await asking(request, READ_KEYS), project_id, api_key_id)
+    return await _shown(await authenticated_admin(request, READ_KEYS), project_id, api_key_id)
 
 
 @router.post(
@@ -110,7 +116,7 @@ async def retrieve_project_key(request: Request, project_id: str, api_key_id: st
 )
 async def update_project_key(request: Request, project_id: str, api_key_id: str) -> ProjectKeyObject:
     """Updates a key of the project. Changes take effect within a second."""
-    who = await asking(request, WRITE_KEYS)
+    who = await authenticated_admin(request, WRITE_KEYS)
     changes = changes_of(await read_body(request, UpdateProjectKeyRequest))
     check_scopes("inference", changes.scopes or ())
     with naming_fields():
@@ -130,7 +136,7 @@ async def update_project_key(request: Request, project_id: str, api_key_id: str)
 )
 async def rotate_project_key(request: Request, project_id: str, api_key_id: str) -> CreatedProjectKeyObject:
     """Creates a key that replaces this one. The old key works until `grace_seconds` have passed."""
-    who = await asking(request, WRITE_KEYS)
+    who = await authenticated_admin(request, WRITE_KEYS)
     body = await read_body(request, RotateKeyRequest)
     made = await who.accounts.keys.rotate(
         who.tenant_id,
@@ -147,7 +153,7 @@ async def rotate_project_key(request: Request, project_id: str, api_key_id: str)
 @fails_with(KeyNotFound("key_1"))
 async def delete_project_key(request: Request, project_id: str, api_key_id: str) -> DeletedObject:
     """Revokes a key of the project. It is refused within a second."""
-    who = await asking(request, WRITE_KEYS)
+    who = await authenticated_admin(request, WRITE_KEYS)
     await who.accounts.keys.revoke(
         who.tenant_id, api_key_id, who.actor, kind="inference", project_id=project_id
     )

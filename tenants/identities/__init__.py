@@ -1,3 +1,1 @@
-"""Manages how users authenticate: password changes and resets, second factors, external identity
-providers.
-"""
+"""Manages how users authenticate: passwords, second factors, external identity providers."""

@@ -34,7 +34,6 @@ PENDING: frozenset[str] = frozenset(
     {
         "adapters",
         "admin",
-        "api",
         "benchmarks",
         "billing",
         "cli",

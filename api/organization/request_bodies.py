@@ -1,7 +1,6 @@
-"""What the routes of an organisation take, as JSON.
+"""Defines the JSON request bodies of `/v1/organization`: the fields of OpenAI's client, and ours.
 
-Owns field names and their limits: those of the stock client, and ours beside them. Refuses to know what is
-done with them. A field left out of a change stays as it is.
+A field that is left out of an update keeps its value.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from tenants.roles import ROLES
 
 
 def _scope_of(kind: KeyKind) -> Meta:
-    """A scope of a key of this kind: the document has them all, services check them in their own words."""
+    """Returns the type of a key's scopes: the OpenAPI document lists them, and services validate them."""
     return Meta(pattern=r"^[a-z0-9_.:-]{1,64}$", extra_json_schema={"enum": sorted(SCOPES[kind])})
 
 
@@ -41,7 +40,7 @@ Models = Annotated[list[_Model], Meta(max_length=256)]
 Networks = Annotated[list[_Network], Meta(max_length=64)]
 Origins = Annotated[list[_Origin], Meta(max_length=32)]
 Amount = Annotated[int, Meta(ge=0, le=2**62)]
-# What services check is said in the document here: their own words for it stand in errors.
+# Constraints for the OpenAPI document only: services check them with error messages of their own.
 _ROLE = Meta(extra_json_schema={"enum": [*ROLES, "reader"]})
 _ROLE_ID = Meta(extra_json_schema={"enum": [f"role-{role}" for role in ROLES]})
 ProjectRole = Literal["owner", "member"]
@@ -66,7 +65,7 @@ class CreateProjectKeyRequest(Body, frozen=True, kw_only=True):
     networks: Networks = field(default_factory=list)
     origins: Origins = field(default_factory=list)
     user_id: Id | None = None
-    """Whose key it is: a member of the project."""
+    """The member of the project that the key belongs to."""
 
 
 class CreateServiceAccountKeyRequest(Body, frozen=True, kw_only=True):
@@ -81,7 +80,7 @@ class CreateServiceAccountKeyRequest(Body, frozen=True, kw_only=True):
 class UpdateAdminKeyRequest(Body, frozen=True, kw_only=True):
     name: Name | UnsetType = UNSET
     expires_in_seconds: Seconds | UnsetType | None = UNSET
-    """From now; null: it does not expire."""
+    """Seconds from now; null for no expiry."""
     scopes: AdminScopes | UnsetType = UNSET
     networks: Networks | UnsetType = UNSET
     origins: Origins | UnsetType = UNSET
@@ -94,10 +93,10 @@ class UpdateProjectKeyRequest(UpdateAdminKeyRequest, frozen=True, kw_only=True):
 
 class RotateKeyRequest(Body, frozen=True, kw_only=True):
     grace_seconds: Annotated[int, Meta(ge=0, le=30 * 86_400)] = 86_400
-    """For how long the old key works on."""
+    """Seconds that the old key keeps working."""
 
 
-# People ---------------------------------------------------------------------------------------------------
+# Users ----------------------------------------------------------------------------------------------------
 
 
 class InviteProject(Body, frozen=True, kw_only=True):
@@ -125,7 +124,9 @@ class UpdateUserRequest(Body, frozen=True, kw_only=True):
     role_id: Annotated[str, _ROLE_ID] | None = None
     """The same, by its id."""
     enabled: bool | None = None
-    """Whether they are let in, as `user.enabled` of the object has it. Alone."""
+    """Whether the user can sign in and use their keys, as `user.enabled` of the object. Must be the only
+    field.
+    """
 
 
 # Projects -------------------------------------------------------------------------------------------------
@@ -153,7 +154,7 @@ class CreateServiceAccountRequest(Body, frozen=True, kw_only=True):
     name: Name
     create_service_account_only: bool | None = None
     expires_in_seconds: Seconds | None = None
-    """Of its first key."""
+    """Seconds until its first key expires."""
 
 
 class UpdateServiceAccountRequest(Body, frozen=True, kw_only=True):
@@ -181,7 +182,7 @@ class RateLimitRequest(Body, frozen=True, kw_only=True):
 
 
 class SetLimitRequest(Body, frozen=True, kw_only=True):
-    """Of the project or the key that is named, or else of the organisation as a whole."""
+    """A limit of the given project or key, else of the organization as a whole."""
 
     metric: Annotated[str, Meta(extra_json_schema={"enum": [*Metric]})]
     amount: Amount

@@ -1,6 +1,5 @@
-"""What the routes of an organisation share: who asks, on whose behalf, and what they are given to ask.
-
-Refuses to know what is asked.
+"""Authenticates callers with admin keys and reads their request bodies, for all routes of
+`/v1/organization`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fastapi import Request
 from api.authentication import Permission, actor_of, authenticate
 from api.errors import InvalidValue
 from api.json_bodies import BodyDecoders, read_json
-from api.organization.bodies import BODIES
+from api.organization.request_bodies import BODIES
 from api.services import served, services_of
 from tenants.actors import Actor
 from tenants.context import TenantContext
@@ -32,7 +31,7 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class AdminCaller:
-    """Whoever holds an admin key, and the services of accounts."""
+    """The caller of a route for admin keys, and the account services."""
 
     caller: TenantContext
     actor: Actor
@@ -44,24 +43,24 @@ class AdminCaller:
 
 
 def accounts_of(request: Request) -> AccountServices:
-    """Raises NotServing where there are none."""
+    """Returns the account services. Raises NotServing if this process has none."""
     return served(services_of(request).accounts, "Accounts")
 
 
-async def asking(request: Request, needed: Permission) -> AdminCaller:
-    """Raises what `authenticate` does."""
+async def authenticated_admin(request: Request, needed: Permission) -> AdminCaller:
+    """Returns the caller if the key has the permission. Raises what `authenticate` does."""
     caller = await authenticate(request, needed)
     return AdminCaller(caller, actor_of(request, caller), accounts_of(request))
 
 
 async def read_body(request: Request, kind: type[BodyT]) -> BodyT:
-    """Raises InvalidValue, UnsupportedParameter."""
+    """Returns the decoded body. Raises InvalidValue, UnsupportedParameter."""
     return _bodies.decode(kind, await read_json(request))
 
 
 @contextmanager
 def naming_fields() -> Iterator[None]:
-    """Services refuse a value with a ValueError that begins with the field's name: say so to the caller."""
+    """Turns a service's ValueError, which begins with the field's name, into InvalidValue for that field."""
     try:
         yield
     except ValueError as error:
@@ -70,5 +69,5 @@ def naming_fields() -> Iterator[None]:
 
 
 def in_seconds(seconds: int | None) -> datetime | None:
-    """The moment that many seconds from now."""
+    """Returns the time that many seconds from now."""
     return None if seconds is None else datetime.now(UTC) + timedelta(seconds=seconds)

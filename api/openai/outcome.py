@@ -1,36 +1,37 @@
-"""How a generation request was served, as its tenant sees it: told once, when it is over.
+"""Records once per generation request whether it was served, for service-level reports and metrics.
 
-Owns what counts: an answer, or a failure that is the service's. What the caller did wrong, or was refused for
-its limits, counts as nothing; nor does a caller that left before its first token. Refuses to know promises.
+Answers and server errors count. Client errors, rate limits and clients that disconnect before the first token
+do not.
 """
 
 from __future__ import annotations
 
-from api.errors import face_of
+from api.errors import response_for
 from engine.protocol import PriorityClass
 from sla.recorder import SlaRecorder
 from telemetry.metrics import ServingMetrics
 from tenants.context import TenantContext
 
 FEWEST_RATED = 16
-"""Tokens of a choice from which on its output rate says something."""
+"""Fewest tokens of a choice for which an output rate is recorded."""
 
 
-class Observation:
-    """Of one request. `tier` is the class it asks for, then the one that serves it. As a context it tells of
-    what is raised within the block; of an answer that goes on after it, its sender tells.
+class OutcomeRecorder:
+    """Records the outcome of one request. `tier`: the requested service tier, later the one that serves it.
+    As a context manager it records errors raised within the block; the sender records an answer that outlives
+    it.
     """
 
-    __slots__ = ("_caller", "_metrics", "_recorder", "_told", "tier")
+    __slots__ = ("_caller", "_is_recorded", "_metrics", "_recorder", "tier")
 
     def __init__(self, caller: TenantContext, recorder: SlaRecorder, metrics: ServingMetrics) -> None:
         self.tier = PriorityClass.DEFAULT
         self._caller = caller
         self._recorder = recorder
         self._metrics = metrics
-        self._told = False
+        self._is_recorded = False
 
-    def __enter__(self) -> Observation:
+    def __enter__(self) -> OutcomeRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -38,10 +39,10 @@ class Observation:
             self.failed(error)
 
     def answered(self, first_token_seconds: float | None, tokens_per_second: float | None = None) -> None:
-        """As far as the client wanted to read. None: there was nothing to measure."""
-        if self._told:
+        """Records an answer, up to where the client read it. None: nothing was measured."""
+        if self._is_recorded:
             return
-        self._told = True
+        self._is_recorded = True
         terms = self._caller.plan.terms[self.tier]
         self._recorder.answered(
             self._caller.tenant_id, self.tier, terms, first_token_seconds, tokens_per_second
@@ -53,10 +54,10 @@ class Observation:
         )
 
     def failed(self, error: BaseException) -> None:
-        """It ended with `error`, which counts where it is the service's fault."""
-        if self._told:
+        """Records a failure, which counts if it is a server error."""
+        if self._is_recorded:
             return
-        self._told = True
-        if face_of(error).status >= 500:
+        self._is_recorded = True
+        if response_for(error).status >= 500:
             self._recorder.failed(self._caller.tenant_id, self.tier)
             self._metrics.unserved(self.tier)

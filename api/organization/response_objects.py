@@ -1,7 +1,4 @@
-"""What the routes of an organisation show, in the shapes of the stock client.
-
-Owns field names and their order. What the stock client has no word for stands beside its fields.
-"""
+"""Builds the response objects of `/v1/organization`: the fields of OpenAI's client, and ours after them."""
 
 from __future__ import annotations
 
@@ -111,7 +108,7 @@ def service_account_object(account: ServiceAccount) -> ServiceAccountObject:
     }
 
 
-# People ---------------------------------------------------------------------------------------------------
+# Users ----------------------------------------------------------------------------------------------------
 
 
 class UserAccount(TypedDict):
@@ -208,7 +205,7 @@ class AcceptedUserObject(TypedDict):
 
 
 def user_object(user: User, places: Sequence[Membership] | None = None) -> UserObject:
-    """`places`: the user's in projects, where they are shown."""
+    """Returns a user's object. `places`: the user's project memberships, if they are to be shown."""
     enabled = user.disabled_at is None
     shown: UserObject = {
         "id": user.id,

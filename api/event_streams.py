@@ -14,13 +14,15 @@ import msgspec
 import structlog
 from starlette.responses import StreamingResponse
 
-from api.errors import FACES, body_of
+from api.errors import ERROR_RESPONSES, body_of
 from api.openai.stream import DONE, PING
 
 log = structlog.get_logger(__name__)
 
 
-def event_feed(source: AsyncIterator[Sequence[Mapping[str, Any]]], ping_interval: float) -> StreamingResponse:
+def event_stream(
+    source: AsyncIterator[Sequence[Mapping[str, Any]]], ping_interval: float
+) -> StreamingResponse:
     """Returns a response that streams what `source` yields. The source must yield regularly, if only an empty
     batch.
     """
@@ -45,7 +47,7 @@ async def _events(
                 else:
                     yield PING
                 sent = time.monotonic()
-    except tuple(FACES) as error:
+    except tuple(ERROR_RESPONSES) as error:
         log.warning("event stream failed", error=type(error).__name__)
         yield b"data: " + body_of(error) + b"\n\n"
     else:

@@ -1,8 +1,7 @@
-"""Answers as OpenAI's JSON: whole ones, and the chunks of a stream.
+"""Encodes answers as OpenAI's JSON: whole responses, and the chunks of a stream.
 
-Owns field names and their order. A stream's chunks share everything but the text, so their beginning and end
-are encoded once per choice: what is left per wakeup is one string. Refuses to know where text comes from and
-goes.
+Chunks of a stream differ only in their text, so the JSON before and after it is encoded once per choice, and
+each chunk encodes one string.
 """
 
 from __future__ import annotations
@@ -32,25 +31,25 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 async def whole(answer: Answer, chat: bool) -> bytes:
-    """Read the answer to its end and encode it as one object. Raises what `Answer.read` does."""
+    """Reads the answer to its end and returns it as one JSON object. Raises what `Answer.read` does."""
     submission = answer.submission
     num_choices = submission.n * len(submission.submits)
     texts: list[list[str]] = [[] for _ in range(num_choices)]
     logprobs: list[dict[str, Any] | None] = [None] * num_choices
     reasons: list[str | None] = [None] * num_choices
 
-    def take(pieces: list[AnswerDelta]) -> bool:
-        for piece in pieces:
-            texts[piece.choice].append(piece.text)
-            if piece.logprobs is not None:
-                logprobs[piece.choice] = joined(logprobs[piece.choice], piece.logprobs)
-            reasons[piece.choice] = piece.finish_reason
+    def take(deltas: list[AnswerDelta]) -> bool:
+        for delta in deltas:
+            texts[delta.choice].append(delta.text)
+            if delta.logprobs is not None:
+                logprobs[delta.choice] = joined(logprobs[delta.choice], delta.logprobs)
+            reasons[delta.choice] = delta.finish_reason
         return True
 
     await answer.read(take)
     choices: list[dict[str, Any]] = []
-    for number, pieces_of_text in enumerate(texts):
-        text = "".join(pieces_of_text)
+    for number, parts in enumerate(texts):
+        text = "".join(parts)
         if chat:
             content: dict[str, Any] = {
                 "message": {"role": "assistant", "content": text, "refusal": None, "annotations": []}
@@ -84,8 +83,8 @@ async def whole(answer: Answer, chat: bool) -> bytes:
 
 
 class JsonAnswer(Response):
-    """A whole answer, and what is said of the caller's limits. Its head is this alone: the framework's own
-    making of one, for which there may be anything, takes as long as sending it.
+    """A response with a whole answer and the rate limit headers. Sets its headers directly, because the
+    framework's generic construction takes as long as sending.
     """
 
     def __init__(self, body: bytes, headers: Mapping[str, str]) -> None:
@@ -103,11 +102,11 @@ class ChunkFormat:
     """Encodes one stream's server-sent events.
 
     Args:
-        submission: what every chunk is headed with.
-        chat: the chat form, else the older completions form.
-        include_usage: the client asked for a last chunk with the usage; every other then says `"usage":null`.
-        echo: per prompt, what the first chunk of each of its choices begins with.
-        usage_so_far: returns the usage that every chunk is to show; None: chunks show none.
+        submission: has the fields that every chunk starts with.
+        chat: the chat format, else the older completions format.
+        include_usage: whether a last chunk has the usage; all others then have `"usage":null`.
+        echo: per prompt, the text that the first chunk of each of its choices starts with.
+        usage_so_far: returns the usage to show in every chunk; None: chunks show none.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class ChunkFormat:
         self._usage_so_far = usage_so_far
         self._echo = echo
         self._n = submission.n
-        self._begun = [False] * (submission.n * len(submission.submits))
+        self._started = [False] * (submission.n * len(submission.submits))
         if chat:
             self._first, self._next, self._after = (
                 b',"delta":{"role":"assistant","content":',
@@ -142,38 +141,40 @@ class ChunkFormat:
             self._first = self._next = b',"text":'
             self._after = b""
 
-    def chunk(self, piece: AnswerDelta) -> bytes:
-        """One event for what a choice gained; empty when there is nothing to tell yet."""
-        text, number = piece.text, piece.choice
-        begun = self._begun[number]
-        if not text and begun and piece.finish_reason is None and piece.logprobs is None:
+    def chunk(self, delta: AnswerDelta) -> bytes:
+        """Returns one event for a delta; empty if there is nothing to send yet."""
+        text, number = delta.text, delta.choice
+        started = self._started[number]
+        if not text and started and delta.finish_reason is None and delta.logprobs is None:
             return b""
-        if not begun:
-            self._begun[number] = True
+        if not started:
+            self._started[number] = True
             if self._echo is not None:
                 text = self._echo[number // self._n] + text
         return b"".join(
             (
                 self._head,
                 b'{"index":%d' % number,
-                self._next if begun else self._first,
+                self._next if started else self._first,
                 _encode(text),
                 self._after,
                 b',"logprobs":',
-                _encode(piece.logprobs) if piece.logprobs is not None else b"null",
+                _encode(delta.logprobs) if delta.logprobs is not None else b"null",
                 b',"finish_reason":',
-                b'"%s"' % piece.finish_reason.encode() if piece.finish_reason is not None else b"null",
+                b'"%s"' % delta.finish_reason.encode() if delta.finish_reason is not None else b"null",
                 self._tail if self._usage_so_far is None else _running_tail(self._usage_so_far()),
             )
         )
 
     def usage(self, usage: Usage) -> bytes:
-        """The event after the last choice's last."""
+        """Returns the event with the usage, which follows the last delta."""
         return self._head + b'],"usage":' + _encode(usage_object(usage)) + b"}\n\n"
 
 
 def _running_tail(usage: Usage) -> bytes:
-    """The end of a chunk with the usage so far: counts alone, since what was cached is known at the end."""
+    """Returns the end of a chunk with the usage so far; cached tokens are left out, because they are known
+    only at the end.
+    """
     prompt, completion = usage.prompt_tokens, usage.completion_tokens
     counts = b'"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d' % (
         prompt,

@@ -14,23 +14,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.edge import AsgiApp, Receive, Scope, Send
-from api.errors import FACES
+from api.errors import ERROR_RESPONSES
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Show = Callable[[Request, Exception], Awaitable[Response]]
 
-_KNOWN = tuple(FACES)
+_KNOWN = tuple(ERROR_RESPONSES)
 
 
 @dataclass(frozen=True, slots=True)
-class DirectRoute:
+class FastRoute:
     """A route on the fast path; the edge labels metrics with its `path`."""
 
     path: str
     endpoint: Endpoint
 
 
-class Direct:
+class FastPath:
     """Wraps the framework's application.
 
     Args:
@@ -41,7 +41,7 @@ class Direct:
 
     def __init__(self, app: AsgiApp, endpoints: Mapping[str, Endpoint], show: Show) -> None:
         self._app = app
-        self._routes = {path: DirectRoute(path, endpoint) for path, endpoint in endpoints.items()}
+        self._routes = {path: FastRoute(path, endpoint) for path, endpoint in endpoints.items()}
         self._show = show
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
