@@ -20,14 +20,29 @@ def _not_both(first: str, second: str) -> dict[str, Any]:
     return {"not": {"allOf": [_given(first), _given(second)]}}
 
 
-def _needs(field: str, flag: str) -> dict[str, Any]:
-    return {"if": _given(field), "then": {"required": [flag], "properties": {flag: {"const": True}}}}
+def _when(field: str, value: dict[str, Any], **needed: dict[str, Any]) -> dict[str, Any]:
+    """Where `field` fits the schema `value`, the fields of `needed` are there and fit theirs."""
+    return {
+        "if": {"required": [field], "properties": {field: value}},
+        "then": {"required": [*needed], "properties": needed},
+    }
 
 
-_STREAM_OPTIONS = _needs("stream_options", "stream")
+_STREAM_OPTIONS = _when("stream_options", {"type": "object"}, stream={"const": True})
 RULES: dict[str, list[dict[str, Any]]] = {
-    "ChatCompletionRequest": [_STREAM_OPTIONS, _not_both("max_tokens", "max_completion_tokens")],
-    "CompletionRequest": [_STREAM_OPTIONS],
+    "ChatCompletionRequest": [
+        _STREAM_OPTIONS,
+        _not_both("max_tokens", "max_completion_tokens"),
+        _when("top_logprobs", {"type": "integer", "minimum": 1}, logprobs={"const": True}),
+    ],
+    "CompletionRequest": [
+        _STREAM_OPTIONS,
+        _when("max_tokens", {"const": 0}, echo={"const": True}, logprobs={"type": "integer"}),
+    ],
+    "CreateUploadRequest": [
+        _when("purpose", {"const": "adapter"}, filename={"pattern": r"\.(safetensors|json)$"}),
+        _when("purpose", {"const": "calibration"}, filename={"pattern": r"\.jsonl$"}),
+    ],
     "CreateAdapterRequest": [_one_of("file_ids", "upload_ids")],
     "CreateVersionRequest": [_one_of("file_ids", "upload_ids")],
     "SpendAlertRequest": [_one_of("threshold_amount", "threshold_micro_usd", "threshold_percent")],

@@ -51,11 +51,9 @@ BEYOND_A_SCHEMA = {
     "base_model": "must be the one that is served",
     "version": "is compared with the one in the model's name",
     "best_of": "is compared with n",
-    "max_tokens": "is 0 only with echo and logprobs, and else at least 1",
-    "top_logprobs": "is above 0 only with logprobs",
     "logit_bias": "takes tokens of the vocabulary",
     "file": "has its name outside of the form's schema",
-    "filename": "has one of two endings, which has to be so for the purpose in the order of checks",
+    "filename": "is no path and has no invisible characters, which patterns cannot name portably",
     "expires_after[seconds]": "is digits in a form, where a schema's integer may be 3600.0",
     "amount": "is bounded by the metric",
 }
