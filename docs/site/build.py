@@ -82,10 +82,25 @@ def write_sources(folder: Path) -> None:
         target.write_text(rewrite_links(text, source))
         waiting += sorted(linked - seen)
         seen |= linked
+    (folder / "adr" / "index.md").write_text(decisions())
     (folder / "assets").mkdir(exist_ok=True)
     shutil.copy2(MARK, folder / "assets" / "mark.svg")
     colours = colour_roles(CONSOLE_STYLES.read_text())
     (folder / "assets" / "theme.css").write_text(colours + (HERE / "theme.css").read_text())
+
+
+def decisions() -> str:
+    """Returns a page that lists the decisions by number; on GitHub the folder itself is that list."""
+    lines = [
+        "# Decisions",
+        "",
+        "Each is half a page: the context, the options, what was chosen, and what follows.",
+        "",
+    ]
+    for path in sorted((ROOT / "docs" / "adr").glob("[0-9]*.md")):
+        title = path.read_text().split("\n", 1)[0].lstrip("# ")
+        lines.append(f"- [{title.replace('. ', ' ', 1)}]({path.name})")
+    return "\n".join(lines) + "\n"
 
 
 def place_of(source: str) -> str:
