@@ -3,8 +3,8 @@
     make demo                                # in another terminal
     python docs/site/screenshot.py           # with the data of make demo
 
-Signs in as the demo's owner, opens one page, and writes docs/console.png. It needs the development environment
-and a Chromium (`make browser`).
+Signs in as the demo's owner, opens one page, and writes docs/console.png. It needs the development
+environment and a Chromium (`make browser`).
 """
 
 from __future__ import annotations
