@@ -13,6 +13,7 @@ from api.site.reference import Reference
 
 HERE = Path(__file__).parent
 _CODE = re.compile(r"`([^`]+)`")
+_STRONG = re.compile(r"\*\*([^*]+)\*\*")
 
 _templates = Environment(
     loader=FileSystemLoader(HERE / "templates"),
@@ -36,16 +37,16 @@ def render_reference(document: dict[str, Any], base_url: str, model: str) -> str
         sections=reference.sections(),
         errors=reference.errors(),
         version=document["info"]["version"],
+        introduction=document["info"].get("description", ""),
         base_url=base_url.rstrip("/"),
     )
 
 
 def prose(text: str) -> Markup:
-    """Returns a docstring's text as HTML: paragraphs, and what stands in backticks as code."""
-    paragraphs = [
-        _CODE.sub(r"<code>\1</code>", str(escape(part))) for part in text.split("\n\n") if part.strip()
-    ]
-    return Markup("").join(Markup(f"<p>{part}</p>") for part in paragraphs)
+    """Returns a description as HTML: paragraphs, with **bold** text and code in backticks."""
+    html = [str(escape(part)) for part in text.split("\n\n") if part.strip()]
+    html = [_STRONG.sub(r"<strong>\1</strong>", _CODE.sub(r"<code>\1</code>", part)) for part in html]
+    return Markup("").join(Markup(f"<p>{part}</p>") for part in html)
 
 
 _templates.filters["prose"] = prose

@@ -41,8 +41,6 @@ _SAMPLES = {
 """Values for examples, by the field's name."""
 _TYPICAL = ("user", "reader", "adapter")
 """Of an enumeration, the values that an example should show."""
-_SECTIONS = ("Chat", "Completions", "Models", "Files", "Uploads", "Adapters", "Calibration", "Usage")
-"""Those that come first, in this order; the others follow by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +104,7 @@ class Section:
     """The operations with one tag."""
 
     name: str
+    description: str
     operations: tuple[Operation, ...]
 
     @property
@@ -123,15 +122,15 @@ class Reference:
         self._model = model
 
     def sections(self) -> list[Section]:
-        """Returns every operation, by its first tag."""
+        """Returns every operation by its first tag, in the order in which the document lists its tags."""
         by_tag: dict[str, list[Operation]] = {}
         for path, methods in self._document["paths"].items():
             for method, operation in methods.items():
                 tag = (operation.get("tags") or ["Other"])[0]
                 by_tag.setdefault(tag, []).append(self._operation(path, method, operation))
-        first = {name: place for place, name in enumerate(_SECTIONS)}
-        names = sorted(by_tag, key=lambda name: (first.get(name, len(first)), name))
-        return [Section(name, tuple(by_tag[name])) for name in names]
+        described = {tag["name"]: tag.get("description", "") for tag in self._document.get("tags", ())}
+        ordered = [*(name for name in described if name in by_tag), *sorted(by_tag.keys() - described.keys())]
+        return [Section(name, described.get(name, ""), tuple(by_tag[name])) for name in ordered]
 
     def errors(self) -> list[tuple[str, str]]:
         """Returns each status of an error with its meaning, as most operations give it."""
@@ -163,7 +162,7 @@ class Reference:
             id=operation["operationId"],
             method=method.upper(),
             path=path,
-            title=_title(operation),
+            title=operation["summary"],
             description=operation.get("description", ""),
             needs_key=bool(operation.get("security")),
             parameters={place: tuple(fields) for place, fields in parameters.items()},
@@ -284,14 +283,6 @@ class Reference:
         return {**numeric, "boolean": True, "object": {}}.get(
             resolved.get("type", ""), _SAMPLES.get(name, name.upper() or "text")
         )
-
-
-def _title(operation: Schema) -> str:
-    """Returns the operation's summary as a sentence has it: only its first letter is a capital."""
-    words = operation.get("summary") or re.sub(r"(?<=[a-z])(?=[A-Z])", " ", operation["operationId"])
-    shouting = {"Pdf": "PDF", "Sla": "SLA"}
-    first, *rest = [shouting.get(word, word) for word in words.split()]
-    return " ".join([first[0].upper() + first[1:], *(w if w.isupper() else w.lower() for w in rest)])
 
 
 def _alternatives(schema: Schema) -> list[Schema]:

@@ -213,6 +213,7 @@ def test_fields_of_the_reference_are_those_of_the_schema() -> None:
     }
     operation = {
         "operationId": "createNode",
+        "summary": "Create a node",
         "tags": ["Nodes"],
         "requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Node"}}}},
         "responses": {"200": {"description": "Made."}},
@@ -228,6 +229,6 @@ def test_fields_of_the_reference_are_those_of_the_schema() -> None:
     assert (name.type, name.is_required, name.limits) == ("string", True, "at most 64 characters")
     assert (kind.values, kind.default, kind.is_required) == (("a", "b"), '"a"', False)
     assert (children.type, children.fields) == ("array of object", ())  # it holds itself
-    assert made.title == "Create node"
+    assert made.title == "Create a node"
     assert made.example.startswith('curl -X PUT "https://x/nodes/$NODE_ID"')
     assert '{"name": "NAME"}' in made.example
