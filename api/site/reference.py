@@ -139,12 +139,13 @@ class Reference:
             for operation in methods.values():
                 for status, response in operation["responses"].items():
                     if status[0] in "45":
-                        meanings.setdefault(status, response.get("description", ""))
+                        meanings.setdefault(status, self._resolve(response).get("description", ""))
         return sorted(meanings.items())
 
     def _operation(self, path: str, method: str, operation: Schema) -> Operation:
         parameters: dict[str, list[Field]] = {}
-        for parameter in operation.get("parameters", ()):
+        for given in operation.get("parameters", ()):
+            parameter = self._resolve(given)
             field = self._field(
                 parameter["name"],
                 parameter.get("schema", {}),
@@ -156,7 +157,8 @@ class Reference:
         contents = operation.get("requestBody", {}).get("content", {})
         replies = [
             Reply(status, response.get("description", ""), tuple(self._bodies(response)))
-            for status, response in sorted(operation["responses"].items())
+            for status, given in sorted(operation["responses"].items())
+            for response in [self._resolve(given)]
         ]
         return Operation(
             id=operation["operationId"],
@@ -233,7 +235,9 @@ class Reference:
 
     def _resolve(self, schema: Schema) -> Schema:
         if "$ref" in schema:
-            target: Schema = self._document["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]]
+            target: Schema = self._document
+            for step in schema["$ref"].removeprefix("#/").split("/"):
+                target = target[step]
             return target
         if len(schema.get("allOf", ())) == 1:
             return self._resolve(schema["allOf"][0]) | {k: v for k, v in schema.items() if k != "allOf"}
@@ -242,7 +246,9 @@ class Reference:
     def _example(self, path: str, method: str, operation: Schema, contents: Schema) -> str:
         url = self._base_url + re.sub(r"\{(.+?)\}", lambda name: f"${name[1].upper()}", path)
         needed = [
-            one for one in operation.get("parameters", ()) if one["in"] == "query" and one.get("required")
+            one
+            for one in map(self._resolve, operation.get("parameters", ()))
+            if one["in"] == "query" and one.get("required")
         ]
         query = "&".join(f"{one['name']}={self._sample(one['name'], one['schema'])}" for one in needed)
         lines = [f'curl "{url}{"?" + query if query else ""}"']

@@ -182,6 +182,9 @@ async def test_the_reference_has_every_operation_of_the_document(client: httpx.A
             assert f'<article id="{operation["operationId"]}">' in page.text
         assert f"<code>{path}</code>" in page.text
     assert "http://test/v1/chat/completions" in page.text
+    meanings = re.findall(r'<th scope="row">\w+</th><td>(.*?)</td>', page.text)
+    assert len(meanings) > 5
+    assert all(meanings)
     assert "rootstock.invalid" not in page.text
     packed = await client.get("/docs/reference", headers={"host": "other.example"})
     assert packed.headers["content-encoding"] == "gzip"
