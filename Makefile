@@ -75,7 +75,7 @@ lint: .venv/.installed
 	$(BIN)/hadolint deploy/Dockerfile
 
 types: .venv/.installed
-	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/mypy $(PACKAGES) docs/site
 
 contracts: .venv/.installed
 	$(BIN)/lint-imports

@@ -18,7 +18,7 @@ from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "console.png"
-SIZE = {"width": 1200, "height": 760}
+WIDTH, HEIGHT = 1200, 760
 MAX_BYTES = 200_000
 
 
@@ -33,7 +33,7 @@ def main() -> int:
     facts = json.loads((options.data / "demo.json").read_text())
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=options.browser, args=["--no-sandbox"])
-        page = browser.new_page(viewport=SIZE, color_scheme="light")
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
         console = facts["base_url"].removesuffix("/v1") + "/console"
         page.goto(f"{console}/sign-in")
         page.fill("#email", facts["email"])
