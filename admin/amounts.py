@@ -1,13 +1,13 @@
 """Amounts of money as people write them.
 
-Owns what is taken and what is said of the rest. How amounts are shown is `admin.words`'.
+Owns what is taken and what is said of the rest. How amounts are shown is `admin.formatting`'.
 """
 
 from __future__ import annotations
 
 import re
 
-from admin.problems import Refused
+from admin.web.form_errors import Refused
 
 _DOLLARS = re.compile(r"([0-9]{1,10})(?:\.([0-9]{1,6}))?")
 

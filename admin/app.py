@@ -12,29 +12,29 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
-from admin import security
-from admin.account_routes import AccountRoutes
-from admin.adapter_routes import AdapterRoutes
-from admin.billing_routes import BillingRoutes
-from admin.frame import HERE, Frame
-from admin.join_routes import JoinRoutes
-from admin.key_routes import KeyRoutes
-from admin.limit_routes import LimitRoutes
-from admin.member_routes import MemberRoutes
-from admin.oidc_routes import OidcRoutes
+from admin.account.routes import AccountRoutes
+from admin.account.second_factor_routes import SecondFactorRoutes
+from admin.adapters.routes import AdapterRoutes
+from admin.adapters.upload_routes import UploadRoutes
+from admin.audit.routes import RecordRoutes
+from admin.billing.routes import BillingRoutes
+from admin.keys.routes import KeyRoutes
+from admin.limits.routes import LimitRoutes
+from admin.members.routes import MemberRoutes
 from admin.operator.routes import operator_routes
-from admin.overview_routes import OverviewRoutes
-from admin.playground_routes import PlaygroundRoutes
-from admin.project_routes import ProjectRoutes
-from admin.record_routes import RecordRoutes
-from admin.recovery_routes import RecoveryRoutes
-from admin.second_factor_routes import SecondFactorRoutes
-from admin.service_account_routes import ServiceAccountRoutes
+from admin.overview.routes import OverviewRoutes
+from admin.playground.routes import PlaygroundRoutes
+from admin.projects.routes import ProjectRoutes
+from admin.projects.service_account_routes import ServiceAccountRoutes
 from admin.services import AdapterServices, BillingServices, ConsoleServices, Explanations
-from admin.sign_in_routes import SignInRoutes
-from admin.upload_routes import UploadRoutes
-from admin.usage_routes import UsageRoutes
-from admin.webhook_routes import WebhookRoutes
+from admin.sign_in.join_routes import JoinRoutes
+from admin.sign_in.oidc.routes import OidcRoutes
+from admin.sign_in.password_reset_routes import RecoveryRoutes
+from admin.sign_in.routes import SignInRoutes
+from admin.usage.routes import UsageRoutes
+from admin.web import security
+from admin.web.console import HERE, Frame
+from admin.webhooks.routes import WebhookRoutes
 
 __all__ = ["AdapterServices", "BillingServices", "ConsoleServices", "Explanations", "create_console"]
 

@@ -23,7 +23,7 @@ from adapters.resolver import ModelResolver
 from adapters.service import AdapterService
 from adapters.submission import AdapterSubmission
 from admin.operator.services import OperatorServices
-from admin.sign_in_services import SignInServices
+from admin.sign_in.services import SignInServices
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService

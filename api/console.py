@@ -11,7 +11,7 @@ from adapters.files.service import FileService, UploadService
 from adapters.resolver import ModelResolver
 from admin.app import BillingServices, ConsoleServices, Explanations, create_console
 from admin.operator.services import OperatorServices
-from admin.sign_in_services import SignInServices
+from admin.sign_in.services import SignInServices
 from api.edge import AsgiApp
 from api.errors import FACES, envelope, face_of
 from api.onboarding import Onboarding

@@ -6,8 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from admin.frame import OPERATOR_HOME, Frame, Operator
 from admin.navigation import OPERATOR_SECTIONS
+from admin.web.console import OPERATOR_HOME, Frame, Operator
 
 
 class HomeRoutes:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from starlette.routing import Route
 
-from admin.frame import Frame
-from admin.operator.audit_routes import AuditRoutes
-from admin.operator.book_routes import BookRoutes
-from admin.operator.engine_routes import EngineRoutes
+from admin.operator.audit.routes import AuditRoutes
+from admin.operator.engines.routes import EngineRoutes
 from admin.operator.home_routes import HomeRoutes
-from admin.operator.impersonation_routes import ImpersonationRoutes
-from admin.operator.incident_routes import IncidentRoutes
-from admin.operator.job_routes import JobRoutes
-from admin.operator.margin_routes import MarginRoutes
-from admin.operator.plan_routes import PlanRoutes
-from admin.operator.price_routes import PriceRoutes
-from admin.operator.tenant_routes import TenantRoutes
+from admin.operator.incidents.routes import IncidentRoutes
+from admin.operator.jobs.routes import JobRoutes
+from admin.operator.margin.routes import MarginRoutes
+from admin.operator.plans.routes import PlanRoutes
+from admin.operator.prices.routes import PriceRoutes
+from admin.operator.reconciliation.routes import BookRoutes
+from admin.operator.tenants.impersonation_routes import ImpersonationRoutes
+from admin.operator.tenants.routes import TenantRoutes
 from admin.services import ConsoleServices
+from admin.web.console import Frame
 
 
 def operator_routes(frame: Frame, services: ConsoleServices) -> list[Route]:

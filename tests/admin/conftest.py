@@ -19,7 +19,7 @@ from starlette.routing import Mount
 from adapters.service import AdapterService, ModelResolver
 from admin.app import BillingServices, ConsoleServices, create_console
 from admin.operator.services import OperatorServices
-from admin.sign_in_services import SignInServices
+from admin.sign_in.services import SignInServices
 from api.console import EXPLANATIONS
 from api.deps import Services
 from api.edge import BodyLimit, BodyLimits, Edge

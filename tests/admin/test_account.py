@@ -10,9 +10,9 @@ import time
 import httpx
 import pytest
 
-from admin import lockout
-from admin.pages.account import agent_words
-from admin.sessions import Impersonation, SessionStore
+from admin.account.page import agent_words
+from admin.sign_in import lockout
+from admin.web.sessions import Impersonation, SessionStore
 from tenants.models import OPERATOR_TENANT
 from tests.admin.conftest import EMAIL, PASSWORD, Site, csrf_token, sign_in
 from tests.admin.test_keys import XSS, act

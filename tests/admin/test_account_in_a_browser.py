@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser
 
-from admin.oidc.provider import Provider
 from admin.settings import ProviderSettings
-from admin.sign_in_services import SignInServices
+from admin.sign_in.oidc.provider import Provider
+from admin.sign_in.services import SignInServices
 from tenants.actors import OPERATOR
 from tests.admin.browsing import Visit, visit
 from tests.admin.conftest import EMAIL, PASSWORD, Site

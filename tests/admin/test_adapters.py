@@ -78,7 +78,7 @@ def row_of(page: str, name: str) -> str:
 async def test_the_list_has_pages(
     site: Site, visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("admin.pages.adapters.PAGE", 2)
+    monkeypatch.setattr("admin.adapters.page.PAGE", 2)
     await sign_in(visitor)
     for name in ("a", "b", "c"):
         await site.place.create(name)
@@ -372,7 +372,7 @@ async def test_the_words_of_a_failure_are_shown_once(site: Site, visitor: httpx.
 async def test_events_have_pages(
     site: Site, visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("admin.pages.adapters.EVENTS", 2)
+    monkeypatch.setattr("admin.adapters.page.EVENTS", 2)
     await sign_in(visitor)
     made = await site.place.create("pirate")
     first = (await visitor.get(f"/adapters/{made.adapter.id}")).text
@@ -387,7 +387,7 @@ async def test_a_refusal_too_hands_over_the_rotated_session(
     visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await sign_in(visitor)
-    monkeypatch.setattr("admin.sessions.ROTATE_S", 0)
+    monkeypatch.setattr("admin.web.sessions.ROTATE_S", 0)
     before = dict(visitor.cookies)
     assert (await visitor.get("/adapters/nobody")).status_code == 404
     assert dict(visitor.cookies) != before

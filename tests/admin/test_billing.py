@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
-from admin.pages.billing import rest_of_month
+from admin.billing.page import rest_of_month
 from billing.invoices.documents import invoice_object
 from billing.invoices.models import Invoice
 from billing.invoices.service import record_payment
@@ -181,8 +181,8 @@ async def test_an_invoice_is_checked_from_the_rows(
 async def test_lists_have_pages(
     site: Site, visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("admin.pages.invoices.PAGE", 1)
-    monkeypatch.setattr("admin.pages.billing.PAGE", 1)
+    monkeypatch.setattr("admin.invoices.page.PAGE", 1)
+    monkeypatch.setattr("admin.billing.page.PAGE", 1)
     await sign_in(visitor)
     before = month_of(begin(LAST_MONTH) - timedelta(days=1))
     for month in (before, LAST_MONTH):

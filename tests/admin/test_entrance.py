@@ -11,8 +11,8 @@ import redis.asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from admin.entrance import Entrance
-from admin.sessions import Opened, SessionStore
+from admin.sign_in.completion import Entrance
+from admin.web.sessions import Opened, SessionStore
 from tenants.accounts import Account
 
 PROVED_AT = time.time() - 60

@@ -139,7 +139,7 @@ async def test_revoking_tells_so_once(site: Site, visitor: httpx.AsyncClient) ->
 async def test_the_list_has_pages(
     site: Site, visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("admin.pages.keys.PAGE", 2)
+    monkeypatch.setattr("admin.keys.page.PAGE", 2)
     await sign_in(visitor)
     for name in ("first", "second", "third"):
         await site.keys.create(site.tenant_id, name, OPERATOR)

@@ -9,8 +9,8 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from admin.pages.limits import amount_written, read_amount
-from admin.problems import Refused
+from admin.limits.page import amount_written, read_amount
+from admin.web.form_errors import Refused
 from billing.notifications.delivering import Deliveries
 from billing.notifications.models import Delivery, Notification
 from billing.spend.alerts import Threshold

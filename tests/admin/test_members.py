@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from admin.sessions import GRACE_S
+from admin.web.sessions import GRACE_S
 from tenants.actors import OPERATOR
 from tests.admin.conftest import EMAIL, PASSWORD, Site, csrf_token, sign_in
 from tests.admin.test_keys import XSS, act, as_role

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import msgspec
 
-from admin.operator import engine_pictures as pictures
-from admin.operator import strips
-from admin.operator.engines import EngineReport
+from admin.charts import live
+from admin.operator.engines import charts as pictures
+from admin.operator.engines.report import EngineReport
 from engine.gauges import EngineStats, EngineView, Share, SlotView, StepSecond
 from engine.protocol import EngineInfo
 from tests.admin.conftest import Site, sign_in
@@ -259,15 +259,15 @@ def test_a_slot_is_filled_as_high_as_its_adapter_is_large() -> None:
 
 
 def test_a_strip_is_drawn_in_steps_and_broken_where_nothing_is_known() -> None:
-    layer = strips.Layer("one", "input", [None, 50.0, 50.0, None, 100.0, 0.0])
-    (line,) = strips.lines("Lines", [layer], str, 1.0).layers
+    layer = live.Layer("one", "input", [None, 50.0, 50.0, None, 100.0, 0.0])
+    (line,) = live.lines("Lines", [layer], str, 1.0).layers
     assert line.path == "M1 50H3M4 0H5V100H6"
-    low, high = strips.Layer("low", "input", [1.0, 1.0]), strips.Layer("high", "output", [0.0, 3.0])
-    strip = strips.stacked("Stacked", [low, high], str)
+    low, high = live.Layer("low", "input", [1.0, 1.0]), live.Layer("high", "output", [0.0, 3.0])
+    strip = live.stacked("Stacked", [low, high], str)
     assert [one.path for one in strip.legend] == ["M0 100H0V75H2V100z", "M0 100H0V75H1V0H2V100z"]
     assert [one.name for one in strip.layers] == ["high", "low"], "the lower one is painted over the other"
     assert strip.ticks == [(0, "4.0"), (50, "2.0"), (100, "0.0")]
-    assert [strips.round_up(value) for value in (0.003, 1, 1.1, 30, 41, 512)] == [0.004, 1, 2, 40, 50, 1000]
+    assert [live.round_up(value) for value in (0.003, 1, 1.1, 30, 41, 512)] == [0.004, 1, 2, 40, 50, 1000]
 
 
 def test_times_are_told_with_the_digits_that_count() -> None:

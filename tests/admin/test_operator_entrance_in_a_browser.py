@@ -10,7 +10,7 @@ import pytest
 from playwright.async_api import expect
 
 from admin.mail import ConsoleMail
-from admin.sign_in_services import SignInServices
+from admin.sign_in.services import SignInServices
 from billing.notifications.mailing import Mailer
 from tenants.operators.service import OperatorAccounts
 from tests.admin.browsing import Visit, chromium, visit

@@ -7,7 +7,7 @@ import html
 import httpx
 import pytest
 
-from admin import frame
+from admin.web import console
 from tenants.actors import OPERATOR
 from tenants.audit.service import OPERATOR_CHAIN
 from tenants.operators.service import OperatorAccounts
@@ -92,8 +92,8 @@ async def test_it_ends_by_itself(
     await operate(site, visitor)
     await enter(site, visitor, minutes="1")
     token = csrf_token(await visitor.get("/members"))
-    really = frame.time.time
-    monkeypatch.setattr(frame.time, "time", lambda: really() + 61)
+    really = console.time.time
+    monkeypatch.setattr(console.time, "time", lambda: really() + 61)
     assert (await visitor.post("/members/usr_x/remove", data={"csrf_token": token})).status_code == 403
     over = await visitor.get("/members")
     assert over.headers["location"] == f"/console/operator/tenants/{site.tenant_id}"

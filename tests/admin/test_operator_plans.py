@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from admin.operator.pages import plan_fields
+from admin.operator.plans import fields
 from billing.months import begin, month_of
 from billing.rates import Rate
 from engine.protocol import PriorityClass, Usage
@@ -77,12 +77,12 @@ async def confirm(visitor: httpx.AsyncClient, path: str, looked_at: httpx.Respon
 
 
 def test_the_fields_hold_every_value_of_a_plan() -> None:
-    written = plan_fields.written(STANDARD)
-    values, problems = plan_fields.read_values(written)
+    written = fields.written(STANDARD)
+    values, problems = fields.read_values(written)
     assert not problems
-    assert plan_fields.differing(STANDARD, values) == []
-    assert plan_fields.changes(STANDARD, values) == PlanChanges()
-    assert len(written) + 3 < plan_fields.MAX_FIELDS
+    assert fields.differing(STANDARD, values) == []
+    assert fields.changes(STANDARD, values) == PlanChanges()
+    assert len(written) + 3 < fields.MAX_FIELDS
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_the_fields_hold_every_value_of_a_plan() -> None:
     ],
 )
 def test_what_is_wrong_is_told_beside_its_field(field: str, written: str, told: str) -> None:
-    _, problems = plan_fields.read_values(plan_fields.written(STANDARD) | {field: written})
+    _, problems = fields.read_values(fields.written(STANDARD) | {field: written})
     assert list(problems) == [field]
     assert told in problems[field]
 

@@ -69,7 +69,7 @@ async def test_the_filter_finds_and_says_what_is_wrong(site: Site, visitor: http
 async def test_the_log_has_pages_within_a_filter(
     site: Site, visitor: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("admin.pages.audit.PAGE", 2)
+    monkeypatch.setattr("admin.audit.page.PAGE", 2)
     await sign_in(visitor)
     made = [await site.keys.create(site.tenant_id, name, OPERATOR) for name in "abc"]
     first = await visitor.get("/audit?type=api_key.created")

@@ -7,8 +7,8 @@ import time
 import pytest
 import redis.asyncio
 
-from admin import sessions
-from admin.sessions import HalfWay, Impersonation, Opened, SessionStore, handle_of
+from admin.web import sessions
+from admin.web.sessions import HalfWay, Impersonation, Opened, SessionStore, handle_of
 
 USER, TENANT = "usr_1", "tnt_1"
 

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from admin import lockout, sessions
-from admin.sessions import SessionStore
+from admin.sign_in import lockout
+from admin.web import sessions
+from admin.web.sessions import SessionStore
 from tests.admin.conftest import EMAIL, PASSWORD, Site, csrf_token, sign_in
 
 COOKIE = "rootstock_console"

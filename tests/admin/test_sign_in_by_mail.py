@@ -10,9 +10,9 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from admin import lockout
 from admin.mail import ConsoleMail
-from admin.sign_in_services import SignInServices
+from admin.sign_in import lockout
+from admin.sign_in.services import SignInServices
 from billing.notifications.mailing import Mailer
 from tenants.actors import OPERATOR
 from tenants.audit.service import OPERATOR_CHAIN, AuditFilter

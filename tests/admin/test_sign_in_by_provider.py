@@ -15,10 +15,10 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from admin.oidc import provider as providers
-from admin.oidc.provider import Provider
 from admin.settings import ConsoleSettings, ProviderSettings
-from admin.sign_in_services import SignInServices
+from admin.sign_in.oidc import provider as providers
+from admin.sign_in.oidc.provider import Provider
+from admin.sign_in.services import SignInServices
 from tenants.actors import OPERATOR
 from tenants.vouched import Vouched
 from tests.admin.conftest import EMAIL, PASSWORD, Site, sign_in

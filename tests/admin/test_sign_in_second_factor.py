@@ -12,9 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from admin import lockout
 from admin.settings import ConsoleSettings
-from admin.sign_in_services import SignInServices
+from admin.sign_in import lockout
+from admin.sign_in.services import SignInServices
 from api.sign_in import open_sign_in
 from billing.notifications.settings import NotificationSettings
 from cli.datadir import DataDir

@@ -12,7 +12,7 @@ import pytest
 
 from adapters.files.uploads import MAX_PART_BYTES
 from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
-from admin import upload_routes
+from admin.adapters import upload_routes
 from api.app import _body_limits
 from api.deps import Limits
 from tests.admin.conftest import PASSWORD, Site, csrf_token, sign_in

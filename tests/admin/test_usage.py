@@ -15,7 +15,7 @@ import httpx
 import pyarrow.parquet
 import pytest
 
-from admin.pages.usage_query import BY_ID
+from admin.usage.query import BY_ID
 from billing.reports.costs import CostReports
 from billing.service import UsageReports
 from engine.protocol import Usage

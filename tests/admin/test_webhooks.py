@@ -109,7 +109,7 @@ async def test_deliveries_are_shown_and_sent_again(
     assert " data-pending" not in page
     first, second = hooks.heard
     assert first.headers["webhook-id"] == second.headers["webhook-id"]
-    monkeypatch.setattr("admin.pages.webhooks.PAGE", 1)
+    monkeypatch.setattr("admin.webhooks.page.PAGE", 1)
     await happen(site, "second")
     newest = (await visitor.get(path)).text
     assert "answered 200" not in newest

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from admin import words
-from admin.slots import slot_of
+from admin import formatting
+from admin.adapters.upload_fields import slot_of
 from telemetry.svg import Axis, Series, line_chart, without_style
 
 
@@ -26,7 +26,7 @@ from telemetry.svg import Axis, Series, line_chart, without_style
     ],
 )
 def test_sizes(num_bytes: int | None, text: str) -> None:
-    assert words.size(num_bytes) == text
+    assert formatting.size(num_bytes) == text
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,15 @@ def test_sizes(num_bytes: int | None, text: str) -> None:
     ],
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert words.duration(seconds) == text
+    assert formatting.duration(seconds) == text
 
 
 def test_what_is_no_number_is_a_dash() -> None:
     for value in (None, math.nan, math.inf):
-        assert words.figure(value) == words.short(value) == words.percent(value) == "–"
-    assert words.figure(-0.5, 2) == "−0.50"
-    assert words.short(1234.5) == "1.23e+03"
-    assert words.percent(0.9788) == "97.88%"
+        assert formatting.figure(value) == formatting.short(value) == formatting.percent(value) == "–"
+    assert formatting.figure(-0.5, 2) == "−0.50"
+    assert formatting.short(1234.5) == "1.23e+03"
+    assert formatting.percent(0.9788) == "97.88%"
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_chart_inside_a_page_brings_neither_style_nor_ground() -> None:
     ],
 )
 def test_compact_numbers(value: float | None, text: str) -> None:
-    assert words.compact(value) == text
+    assert formatting.compact(value) == text
 
 
 @pytest.mark.parametrize(
@@ -114,5 +114,5 @@ def test_compact_numbers(value: float | None, text: str) -> None:
     ],
 )
 def test_money(micro_usd: int | None, exact: str, rough: str) -> None:
-    assert words.usd(micro_usd) == exact
-    assert words.usd_roughly(micro_usd) == rough
+    assert formatting.usd(micro_usd) == exact
+    assert formatting.usd_roughly(micro_usd) == rough

@@ -1,0 +1,203 @@
+"""API keys over HTTP: listing, making, rotating and revoking them.
+
+Owns the paths, and that a key's text is shown once, on the answer to the form that made it: it is kept
+nowhere, so that no later page could show it. What keys are is `tenants`'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from admin import snippets
+from admin.keys import page
+from admin.keys.page import KeysPage
+from admin.projects.page import limit_rows
+from admin.services import ConsoleServices
+from admin.web import form_errors
+from admin.web.console import Frame, Visitor, origin_of
+from admin.web.request_info import after_of
+from tenants.context import KeyKind
+from tenants.key_service import CreatedKey
+from tenants.limits.kinds import Limit
+
+_KEY_ID = re.compile(r"key_[0-9a-zA-Z]{1,40}")
+
+
+class KeyRoutes:
+    """Below `/keys`. Paths with a word where others have an id come first."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        self._keys = services.account.keys
+        self._limits = services.account.limits
+        self._pages = KeysPage(services.account.keys, services.account.projects)
+        self._base = services.adapters.catalogue.base
+        self._scopes = services.scopes
+        self._explanations = services.explanations
+        self._refusals = form_errors.refusals(services.explanations)
+
+    def routes(self) -> list[Route]:
+        serving, changing = self._frame.serving, self._frame.changing
+        return [
+            Route("/keys", serving(self.show_list, "keys.read"), methods=["GET"]),
+            Route("/keys", changing(self.create, "keys.write", members_alone=True), methods=["POST"]),
+            Route("/keys/new", serving(self.show_form, "keys.write"), methods=["GET"]),
+            Route("/keys/{key}", serving(self.show, "keys.read"), methods=["GET"]),
+            Route("/keys/{key}", changing(self.change, "keys.write", members_alone=True), methods=["POST"]),
+            Route("/keys/{key}/edit", serving(self.show_terms, "keys.write"), methods=["GET"]),
+            Route(
+                "/keys/{key}/rotate",
+                changing(self.rotate, "keys.write", members_alone=True),
+                methods=["POST"],
+            ),
+            Route("/keys/{key}/revoke", changing(self.revoke, "keys.write"), methods=["POST"]),
+        ]
+
+    async def show_list(self, request: Request, visitor: Visitor) -> Response:
+        after = after_of(request, _KEY_ID)
+        every = request.query_params.get("show") == "all"
+        shown = await self._pages.shown(visitor.tenant_id, after, with_revoked=every)
+        return self._page(request, "keys.html", visitor, page=shown, is_first=after is None, every=every)
+
+    async def show(self, request: Request, visitor: Visitor) -> Response:
+        shown = await self._pages.one(visitor.tenant_id, request.path_params["key"])
+        limits = await self._limits.list(visitor.tenant_id) if visitor.may("limits.read") else None
+        return self._one(request, visitor, shown, limits)
+
+    async def show_form(self, request: Request, visitor: Visitor) -> Response:
+        kind = request.query_params.get("kind", "inference")
+        if kind not in self._scopes:
+            raise HTTPException(404, "There is no such kind of key.")
+        fields = {"all_scopes": "yes", "project": request.query_params.get("project", "")}
+        return await self._form(request, visitor, kind, fields, form_errors.NONE)  # type: ignore[arg-type]
+
+    async def create(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        kind: KeyKind = "admin" if form.get("kind") == "admin" else "inference"
+        inference = kind == "inference"
+        try:
+            made = await self._keys.create(
+                visitor.tenant_id,
+                form.get("name", ""),
+                visitor.acting(request),
+                kind=kind,
+                project_id=form.get("project") or None if inference else None,
+                user_id=visitor.account.user_id if inference and form.get("owner") == "me" else None,
+                terms=page.read_terms(form, self._scopes[kind]),
+            )
+        except self._refusals as error:
+            status, beside = form_errors.explain(error, page.FIELDS, self._explanations)
+            return await self._form(request, visitor, kind, form, beside, status)
+        return self._made(request, visitor, made, None)
+
+    async def rotate(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        key_id = request.path_params["key"]
+        try:
+            grace = page.read_grace(form)
+        except form_errors.Refused as error:
+            raise HTTPException(400, error.message) from None
+        made = await self._keys.rotate(visitor.tenant_id, key_id, visitor.acting(request), grace=grace)
+        return self._made(request, visitor, made, await self._pages.one(visitor.tenant_id, key_id))
+
+    async def revoke(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        shown = await self._pages.one(visitor.tenant_id, request.path_params["key"])
+        await self._keys.revoke(visitor.tenant_id, shown.id, visitor.acting(request))
+        said = f"{shown.name} is revoked: nobody gets in with it any more."
+        return await self._frame.done(request, visitor, "/keys", said)
+
+    async def show_terms(self, request: Request, visitor: Visitor) -> Response:
+        shown = await self._pages.one(visitor.tenant_id, request.path_params["key"])
+        return self._terms(request, visitor, shown, page.fields_of(shown), form_errors.NONE)
+
+    async def change(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        """What was not shown, or not changed, stays as it is: somebody else may have changed it meanwhile."""
+        key_id = request.path_params["key"]
+        shown = await self._pages.one(visitor.tenant_id, key_id)
+        try:
+            changes = page.read_changes(form, shown, self._scopes[shown.kind])
+            await self._keys.update(visitor.tenant_id, key_id, changes, visitor.acting(request))
+        except self._refusals as error:
+            status, beside = form_errors.explain(error, page.FIELDS, self._explanations)
+            return self._terms(request, visitor, shown, form, beside, status)
+        said = "The key is changed: every process knows within a second."
+        return await self._frame.done(request, visitor, f"/keys/{key_id}", said)
+
+    def _terms(
+        self,
+        request: Request,
+        visitor: Visitor,
+        shown: page.KeyRow,
+        fields: Mapping[str, str],
+        beside: form_errors.Problems,
+        status: int = 200,
+    ) -> Response:
+        bounds = visitor.acting(request).scopes if shown.kind == "admin" else frozenset()
+        held = self._scopes[shown.kind] & bounds if bounds else self._scopes[shown.kind]
+        return self._page(
+            request,
+            "key_edit.html",
+            visitor,
+            status,
+            key=shown,
+            kind=shown.kind,
+            fields=fields,
+            problems=beside,
+            choices=page.scope_choices(held | frozenset(shown.scopes)),
+            may_give_all=not (bounds and shown.scopes),
+            scope_field=page.SCOPE_FIELD,
+            base=self._base,
+        )
+
+    def _one(
+        self, request: Request, visitor: Visitor, shown: page.KeyRow, limits: list[Limit] | None
+    ) -> Response:
+        scopes = [(scope, page.scope_words(scope)) for scope in shown.scopes]
+        own = None if limits is None else limit_rows(limits, "key", shown.id)
+        return self._page(
+            request, "key.html", visitor, key=shown, scopes=scopes, graces=page.GRACES, limits=own
+        )
+
+    async def _form(
+        self,
+        request: Request,
+        visitor: Visitor,
+        kind: KeyKind,
+        fields: Mapping[str, str],
+        beside: form_errors.Problems,
+        status: int = 200,
+    ) -> Response:
+        # Nobody passes on more of the account than they may run themselves.
+        bounds = visitor.acting(request).scopes if kind == "admin" else frozenset()
+        held = self._scopes[kind] & bounds if bounds else self._scopes[kind]
+        return self._page(
+            request,
+            "key_new.html",
+            visitor,
+            status,
+            kind=kind,
+            fields=fields,
+            problems=beside,
+            projects=[(one.id, one.name) for one in await self._pages.projects(visitor.tenant_id)],
+            choices=page.scope_choices(held),
+            may_give_all=not bounds,
+            scope_field=page.SCOPE_FIELD,
+            base=self._base,
+        )
+
+    def _made(
+        self, request: Request, visitor: Visitor, made: CreatedKey, old: page.KeyRow | None
+    ) -> Response:
+        model = self._base
+        texts = snippets.ask(origin_of(request), model) if made.kind == "inference" else []
+        return self._page(request, "key_made.html", visitor, 201, made=made, old=old, snippets=texts)
+
+    def _page(
+        self, request: Request, template: str, visitor: Visitor, status: int = 200, **context: Any
+    ) -> Response:
+        return self._frame.page(request, template, status, visitor=visitor, section="keys", **context)

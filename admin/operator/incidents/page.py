@@ -1,0 +1,92 @@
+"""What the pages of incidents show, in words. Refuses to know HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from admin import formatting
+from admin.adapters.page import State
+from admin.web.form_errors import Refused
+from sla.incidents.burning import Burn
+from sla.incidents.models import Incident
+from sla.objectives import WINDOWS
+
+PAGE = 50
+SEVERITY_CHOICES = (
+    ("minor", "minor: few notice"),
+    ("major", "major: many are slowed down or refused"),
+    ("critical", "critical: nobody is served"),
+)
+_SEVERITIES = {
+    "minor": State("Minor", "off"),
+    "major": State("Major", "warn"),
+    "critical": State("Critical", "bad"),
+}
+_ALERTS = {"page": State("Burns fast", "bad"), "ticket": State("Burns", "warn")}
+_CLASSES = {"priority": "Priority", "default": "Default", "flex": "Flex"}
+
+
+@dataclass(frozen=True)
+class IncidentRow:
+    incident: Incident
+    severity: State
+    state: State
+    lasted: str
+
+
+@dataclass(frozen=True)
+class BurnRow:
+    title: str
+    state: State
+    rates: list[tuple[str, str]]
+    """How many times faster than the month allows, and of how many requests how many failed."""
+
+
+def row(incident: Incident, now: datetime) -> IncidentRow:
+    seconds = ((incident.ended_at or now) - incident.began_at).total_seconds()
+    return IncidentRow(
+        incident,
+        _SEVERITIES[incident.severity],
+        State("Open", "busy") if incident.ended_at is None else State("Closed", "off"),
+        formatting.duration(seconds),
+    )
+
+
+def burn_rows(burns: Sequence[Burn]) -> list[BurnRow]:
+    rows = []
+    for burn in burns:
+        promised = any(rate is not None for *_, rate in burn.windows)
+        quiet = not any(requests for _, requests, _, _ in burn.windows)
+        calm = State("Within budget", "good") if promised else State("No promise", "off")
+        calm = State("Nothing asked", "off") if quiet else calm
+        rates = [
+            (
+                formatting.NOTHING if rate is None else f"{rate:,.3g} ×",
+                f"{failed:,} of {requests:,}" if requests else "",
+            )
+            for _, requests, failed, rate in burn.windows
+        ]
+        title = _CLASSES.get(burn.service_tier, burn.service_tier)
+        rows.append(BurnRow(title, _ALERTS.get(burn.alert or "", calm), rates))
+    return rows
+
+
+def _width(minutes: int) -> str:
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h" if minutes < 1440 else f"{minutes // 1440} d"
+
+
+WIDTHS = [_width(minutes) for minutes in WINDOWS]
+
+
+def read_moment(field: str, written: str) -> datetime | None:
+    """None where nothing is written. Raises Refused."""
+    if not written.strip():
+        return None
+    try:
+        return datetime.strptime(written.strip(), "%Y-%m-%dT%H:%M").replace(tzinfo=UTC)
+    except ValueError:
+        raise Refused(field, "Write the moment as 2026-12-31T23:59.") from None

@@ -1,0 +1,134 @@
+"""Incidents over HTTP, and beside them how fast error budgets burn. Owns the paths and forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from admin.navigation import INCIDENTS
+from admin.operator.incidents import page
+from admin.services import ConsoleServices
+from admin.web import form_errors
+from admin.web.console import Frame, Operator
+
+HERE = INCIDENTS.path
+_FIELDS = ("title", "severity", "began_at", "note")
+
+
+class IncidentRoutes:
+    """Below `/operator/incidents`."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        self._incidents = services.operation.incidents
+        self._burn = services.operation.burn
+        self._explanations = services.explanations
+        self._refusals = form_errors.refusals(services.explanations)
+
+    def routes(self) -> list[Route]:
+        operating, changing = self._frame.operating, self._frame.changing_service
+        one = f"{HERE}/{{incident}}"
+        return [
+            Route(HERE, operating(self.show), methods=["GET"]),
+            Route(HERE, changing(self.open), methods=["POST"]),
+            Route(one, operating(self.show_one), methods=["GET"]),
+            Route(f"{one}/note", changing(self.note), methods=["POST"]),
+            Route(f"{one}/public", changing(self.set_public), methods=["POST"]),
+            Route(f"{one}/close", changing(self.close), methods=["POST"]),
+        ]
+
+    async def show(self, request: Request, operator: Operator) -> Response:
+        return await self._list(request, operator, {}, form_errors.NONE)
+
+    async def open(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
+        try:
+            made = await self._incidents.open(
+                form.get("title", ""),
+                form.get("severity", ""),
+                operator.acting(request),
+                is_public="is_public" in form,
+                began_at=page.read_moment("began_at", form.get("began_at", "")),
+                note=form.get("note", ""),
+            )
+        except self._refusals as error:
+            status, beside = form_errors.explain(error, _FIELDS, self._explanations)
+            return await self._list(request, operator, form, beside, status)
+        return await self._frame.done(request, operator, f"{HERE}/{made.id}", "The incident is open.")
+
+    async def show_one(self, request: Request, operator: Operator) -> Response:
+        return await self._one(request, operator, {}, form_errors.NONE)
+
+    async def note(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
+        incident_id = request.path_params["incident"]
+        try:
+            await self._incidents.note(
+                incident_id, form.get("note", ""), operator.acting(request), is_public="is_public" in form
+            )
+        except ValueError as error:
+            status, beside = form_errors.explain(error, ("note",), self._explanations)
+            return await self._one(request, operator, form, beside, status)
+        return await self._frame.done(request, operator, f"{HERE}/{incident_id}", "It is noted.")
+
+    async def set_public(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
+        incident_id, is_public = request.path_params["incident"], form.get("public") == "yes"
+        await self._incidents.set_public(incident_id, is_public, operator.acting(request))
+        said = "Tenants are told of it." if is_public else "Tenants are not told of it any more."
+        return await self._frame.done(request, operator, f"{HERE}/{incident_id}", said)
+
+    async def close(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
+        incident_id = request.path_params["incident"]
+        await self._incidents.close(incident_id, operator.acting(request))
+        return await self._frame.done(request, operator, f"{HERE}/{incident_id}", "The incident is closed.")
+
+    async def _list(
+        self,
+        request: Request,
+        operator: Operator,
+        given: Mapping[str, str],
+        beside: form_errors.Problems,
+        status: int = 200,
+    ) -> Response:
+        after = request.query_params.get("after") or None
+        found = await self._incidents.page(after=after, limit=page.PAGE + 1)
+        return self._frame.page(
+            request,
+            "operator/incidents.html",
+            status,
+            visitor=operator,
+            section=INCIDENTS.id,
+            rows=[page.row(one, datetime.now(UTC)) for one in found[: page.PAGE]],
+            next_after=found[page.PAGE - 1].id if len(found) > page.PAGE else None,
+            is_first=after is None,
+            burns=page.burn_rows(await self._burn.now()),
+            widths=page.WIDTHS,
+            severities=page.SEVERITY_CHOICES,
+            fields={name: given.get(name, "") for name in (*_FIELDS, "is_public")},
+            problems=beside,
+        )
+
+    async def _one(
+        self,
+        request: Request,
+        operator: Operator,
+        given: Mapping[str, str],
+        beside: form_errors.Problems,
+        status: int = 200,
+    ) -> Response:
+        incident, notes = await self._incidents.find(request.path_params["incident"])
+        return self._frame.page(
+            request,
+            "operator/incident.html",
+            status,
+            visitor=operator,
+            section=INCIDENTS.id,
+            row=page.row(incident, datetime.now(UTC)),
+            notes=notes,
+            burns=page.burn_rows(await self._burn.now()),
+            widths=page.WIDTHS,
+            note=given.get("note", ""),
+            problems=beside,
+        )

@@ -1,0 +1,200 @@
+"""Plans over HTTP, and which tenant is on which. A draft is its form's fields and nothing more: looking at
+one keeps nothing.
+
+Owns the paths, and that a plan with tenants on it is changed only as it was when its change was looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from admin.navigation import PLANS, TENANTS
+from admin.operator.plans import fields
+from admin.operator.plans.fields import GROUPS, MAX_FIELDS
+from admin.operator.plans.page import Draft, PlanPages
+from admin.services import ConsoleServices
+from admin.web import form_errors
+from admin.web.console import Frame, Operator
+from billing.previews.service import Preview
+from tenants.errors import PlanChanged
+from tenants.plans import STANDARD
+
+HERE = PLANS.path
+_NAMES = ("name", *(field.name for field in fields.FIELDS))
+
+
+class PlanRoutes:
+    """Below `/operator/plans`, and a tenant's `plan`."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        self._plans = services.account.plans
+        self._tenants = services.account.tenants
+        operation = services.operation
+        self._pages = PlanPages(
+            services.account.plans, services.account.tenants, operation.prices, operation.previews
+        )
+        self._explanations = services.explanations
+        self._refusals = form_errors.refusals(services.explanations)
+
+    def routes(self) -> list[Route]:
+        operating, changing = self._frame.operating, self._frame.changing_service
+        of_tenant = f"{TENANTS.path}/{{tenant}}/plan"
+        create, change = (changing(one, max_fields=MAX_FIELDS) for one in (self.create, self.change))
+        return [
+            Route(HERE, operating(self.show), methods=["GET"]),
+            Route(HERE, create, methods=["POST"]),
+            Route(f"{HERE}/new", operating(self.show_new), methods=["GET"]),
+            Route(f"{HERE}/{{plan}}", operating(self.show_one), methods=["GET"]),
+            Route(f"{HERE}/{{plan}}", change, methods=["POST"]),
+            Route(f"{HERE}/{{plan}}/edit", operating(self.edit), methods=["GET"]),
+            Route(of_tenant, operating(self.show_move), methods=["GET"]),
+            Route(of_tenant, changing(self.move), methods=["POST"]),
+        ]
+
+    async def show(self, request: Request, operator: Operator) -> Response:
+        return self._page(request, "operator/plans.html", operator, rows=await self._pages.list())
+
+    async def show_one(self, request: Request, operator: Operator) -> Response:
+        page = await self._pages.one(request.path_params["plan"])
+        return self._page(request, "operator/plan.html", operator, page=page)
+
+    async def show_new(self, request: Request, operator: Operator) -> Response:
+        """Like the standard plan, or like another one."""
+        like = request.query_params.get("like")
+        plan = STANDARD if like is None else await self._plans.find_by_id(like)
+        return self._new(request, operator, {"name": ""} | fields.written(plan))
+
+    async def create(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
+        values, beside = fields.read_values(form)
+        if beside:
+            return self._new(request, operator, form, 422, beside)
+        try:
+            made = await self._plans.create(
+                form.get("name", "").strip(),
+                fields.changes(STANDARD, values),
+                operator.acting(request),
+            )
+        except self._refusals as error:
+            status, beside = form_errors.explain(error, _NAMES, self._explanations)
+            return self._new(request, operator, form, status, beside)
+        said = f"The plan {made.name} is made. Nobody is on it yet."
+        return await self._frame.done(request, operator, f"{HERE}/{made.id}", said)
+
+    async def edit(self, request: Request, operator: Operator) -> Response:
+        """The form, with what its fields would change above it once there are any."""
+        plan_id, given = request.path_params["plan"], request.query_params
+        if "monthly_fee" not in given:
+            draft = await self._pages.draft(plan_id, None)
+            return self._edit(request, operator, draft, fields.written(draft.plan))
+        values, beside = fields.read_values(given)
+        draft = await self._pages.draft(plan_id, None if beside else values)
+        effect = None if beside else await self._pages.effect(draft, values, datetime.now(UTC))
+        return self._edit(
+            request,
+            operator,
+            draft,
+            given,
+            422 if beside else 200,
+            beside,
+            is_looked_at=True,
+            effect=effect,
+        )
+
+    async def change(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
+        plan_id = request.path_params["plan"]
+        values, beside = fields.read_values(form)
+        draft = await self._pages.draft(plan_id, None if beside else values)
+        if beside or not draft.differences:
+            status = 422 if beside else 409
+            return self._edit(request, operator, draft, form, status, beside, is_looked_at=True)
+        try:
+            if form.get("seen") != draft.seen:
+                raise PlanChanged(draft.plan.name)
+            await self._plans.set(
+                draft.plan.name,
+                fields.changes(draft.plan, values),
+                operator.acting(request),
+                seen=draft.seen,
+            )
+        except PlanChanged:
+            beside = form_errors.Problems(
+                form="Somebody changed the plan meanwhile. Look at what would change now."
+            )
+            draft = await self._pages.draft(plan_id, values)
+            return self._edit(request, operator, draft, form, 409, beside, is_looked_at=True)
+        except self._refusals as error:
+            status, beside = form_errors.explain(error, _NAMES, self._explanations)
+            return self._edit(request, operator, draft, form, status, beside)
+        said = f"The plan {draft.plan.name} is changed, for {_tenants(draft.tenants)}."
+        return await self._frame.done(request, operator, f"{HERE}/{plan_id}", said)
+
+    async def show_move(self, request: Request, operator: Operator) -> Response:
+        """What another plan would change for a tenant."""
+        plan = request.query_params.get("plan", STANDARD.name)
+        page = await self._pages.move(request.path_params["tenant"], plan)
+        return self._frame.page(
+            request, "operator/plan_move.html", visitor=operator, section=TENANTS.id, page=page
+        )
+
+    async def move(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
+        tenant = await self._tenants.find_tenant(request.path_params["tenant"])
+        plan = form.get("plan", "")
+        await self._plans.set_tenant_plan(tenant.id, plan, operator.acting(request))
+        said = f"{tenant.name} is on the plan {plan} now."
+        return await self._frame.done(request, operator, f"{TENANTS.path}/{tenant.id}", said)
+
+    def _new(
+        self,
+        request: Request,
+        operator: Operator,
+        given: Mapping[str, str],
+        status: int = 200,
+        beside: form_errors.Problems = form_errors.NONE,
+    ) -> Response:
+        return self._form(request, "operator/plan_new.html", operator, given, status, beside)
+
+    def _edit(
+        self,
+        request: Request,
+        operator: Operator,
+        draft: Draft,
+        given: Mapping[str, str],
+        status: int = 200,
+        beside: form_errors.Problems = form_errors.NONE,
+        *,
+        is_looked_at: bool = False,
+        effect: Preview | None = None,
+    ) -> Response:
+        context = {"draft": draft, "is_looked_at": is_looked_at, "effect": effect}
+        return self._form(request, "operator/plan_edit.html", operator, given, status, beside, **context)
+
+    def _form(
+        self,
+        request: Request,
+        template: str,
+        operator: Operator,
+        given: Mapping[str, str],
+        status: int,
+        beside: form_errors.Problems,
+        **context: Any,
+    ) -> Response:
+        fields = {name: given.get(name, "") for name in _NAMES}
+        return self._page(
+            *(request, template, operator, status), groups=GROUPS, fields=fields, problems=beside, **context
+        )
+
+    def _page(
+        self, request: Request, template: str, operator: Operator, status: int = 200, **context: Any
+    ) -> Response:
+        return self._frame.page(request, template, status, visitor=operator, section=PLANS.id, **context)
+
+
+def _tenants(number: int) -> str:
+    return {0: "nobody yet", 1: "1 tenant"}.get(number, f"{number:,} tenants")

@@ -1,0 +1,95 @@
+"""The pages of prices: the versions of the list, and a draft with what it would change.
+
+Owns reading amounts and moments of forms. Refuses to know HTTP and how a preview is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from admin.adapters.page import State
+from admin.amounts import read_dollars
+from admin.web.form_errors import Refused
+from billing.previews.service import Preview, PricePreviews
+from billing.pricing import AMOUNTS, PriceService, PriceVersion
+
+LABELS = {
+    "input": "Input",
+    "cached_input": "Cached input",
+    "output": "Output",
+    "adapter_surcharge": "On an adapter, besides",
+    "adapter_gb_day": "Storage of adapters",
+    "calibration_job": "Calibration",
+}
+UNITS = dict.fromkeys(AMOUNTS, "USD per million tokens") | {
+    "adapter_gb_day": "USD per GB and day",
+    "calibration_job": "USD per job that ends well",
+}
+FIELDS = (*AMOUNTS, "effective_from", "at")
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    version: PriceVersion
+    state: State
+
+
+@dataclass(frozen=True)
+class PriceList:
+    versions: list[VersionRow]
+    """The latest first."""
+
+
+class PricePages:
+    """Gathers the pages."""
+
+    def __init__(self, prices: PriceService, previews: PricePreviews) -> None:
+        self._prices = prices
+        self._previews = previews
+
+    async def list(self, now: datetime) -> PriceList:
+        """Raises DatabaseUnavailable."""
+        return PriceList(_rows(await self._prices.list(), now))
+
+    async def in_effect(self, now: datetime) -> PriceVersion | None:
+        begun = [one for one in await self._prices.list() if one.effective_from <= now]
+        return begun[-1] if begun else None
+
+    async def preview(self, amounts: Mapping[str, int], now: datetime) -> Preview:
+        return await self._previews.preview(PriceVersion("", now, **amounts), now)
+
+
+def _rows(versions: list[PriceVersion], now: datetime) -> list[VersionRow]:
+    rows, seen = [], False
+    for version in reversed(versions):
+        if version.effective_from > now:
+            state = State("To come", "busy")
+        elif not seen:
+            state, seen = State("In effect", "good"), True
+        else:
+            state = State("Past", "off")
+        rows.append(VersionRow(version, state))
+    return rows
+
+
+def written(amount: int) -> str:
+    """Dollars for a field, as `read_dollars` takes them."""
+    whole, rest = divmod(amount, 1_000_000)
+    return f"{whole}.{f'{rest:06d}'.rstrip('0').ljust(2, '0')}"
+
+
+def read_amounts(fields: Mapping[str, str]) -> dict[str, int]:
+    """Micro-USD by name. Raises Refused."""
+    return {name: read_dollars(fields.get(name, ""), name) for name in AMOUNTS}
+
+
+def read_moment(fields: Mapping[str, str]) -> datetime | None:
+    """From when; None: from now on. Raises Refused."""
+    if fields.get("effective_from") != "at":
+        return None
+    try:
+        return datetime.strptime(fields.get("at", ""), "%Y-%m-%dT%H:%M").replace(tzinfo=UTC)
+    except ValueError:
+        raise Refused("at", "Write the moment as 2027-01-01T00:00.") from None

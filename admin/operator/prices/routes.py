@@ -1,0 +1,114 @@
+"""Prices over HTTP. A draft is its form's fields and nothing more: previewing one keeps nothing.
+
+Owns the paths. What a version is, and that none is ever changed, is `billing.pricing`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from admin.navigation import PRICES
+from admin.operator.prices import page
+from admin.operator.prices.page import PricePages
+from admin.services import ConsoleServices
+from admin.web import form_errors
+from admin.web.console import Frame, Operator
+from billing.errors import PriceTaken
+from billing.previews.service import Preview
+from billing.pricing import AMOUNTS, checked_amounts
+
+HERE = PRICES.path
+
+
+class PriceRoutes:
+    """Below `/operator/prices`."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        self._prices = services.operation.prices
+        self._pages = PricePages(self._prices, services.operation.previews)
+        self._explanations = services.explanations
+        self._refusals = form_errors.refusals(services.explanations)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route(HERE, self._frame.operating(self.show), methods=["GET"]),
+            Route(HERE, self._frame.changing_service(self.publish), methods=["POST"]),
+            Route(f"{HERE}/new", self._frame.operating(self.draft), methods=["GET"]),
+        ]
+
+    async def show(self, request: Request, operator: Operator) -> Response:
+        return self._frame.page(
+            request,
+            "operator/prices.html",
+            visitor=operator,
+            section=PRICES.id,
+            page=await self._pages.list(datetime.now(UTC)),
+            labels=page.LABELS,
+            units=page.UNITS,
+        )
+
+    async def draft(self, request: Request, operator: Operator) -> Response:
+        """The form, with the effect of its fields beneath it once there are any."""
+        now = datetime.now(UTC)
+        given = {name: request.query_params.get(name, "") for name in page.FIELDS}
+        if "input" not in request.query_params:
+            current = await self._pages.in_effect(now)
+            given |= {name: page.written(getattr(current, name, 0)) for name in AMOUNTS}
+            return self._form(request, operator, given)
+        try:
+            amounts = checked_amounts(page.read_amounts(given))
+        except self._refusals as error:
+            return self._problem(request, operator, given, error)
+        return self._form(request, operator, given, preview=await self._pages.preview(amounts, now))
+
+    async def publish(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
+        try:
+            made = await self._prices.add(
+                **page.read_amounts(form),
+                effective_from=page.read_moment(form),
+                actor=operator.acting(request),
+            )
+        except PriceTaken:
+            beside = form_errors.Problems(at="Another version begins at that very moment.")
+            return self._form(request, operator, form, 409, beside)
+        except self._refusals as error:
+            return self._problem(request, operator, form, error)
+        said = f"The prices are published: in effect from {made.effective_from:%Y-%m-%d %H:%M} UTC on."
+        return await self._frame.done(request, operator, HERE, said)
+
+    def _problem(
+        self, request: Request, operator: Operator, given: Mapping[str, str], error: Exception
+    ) -> Response:
+        status, beside = form_errors.explain(error, page.FIELDS, self._explanations)
+        if "effective_from" in beside:
+            beside = form_errors.Problems(at=beside["effective_from"])
+        return self._form(request, operator, given, status, beside)
+
+    def _form(
+        self,
+        request: Request,
+        operator: Operator,
+        given: Mapping[str, str],
+        status: int = 200,
+        beside: form_errors.Problems = form_errors.NONE,
+        preview: Preview | None = None,
+    ) -> Response:
+        return self._frame.page(
+            request,
+            "operator/price_new.html",
+            status,
+            visitor=operator,
+            section=PRICES.id,
+            fields={name: given.get(name, "") for name in page.FIELDS},
+            problems=beside,
+            preview=preview,
+            amounts=AMOUNTS,
+            labels=page.LABELS,
+            units=page.UNITS,
+        )

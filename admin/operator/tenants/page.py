@@ -1,0 +1,160 @@
+"""The pages of tenants: the list, with what each uses this month, and one of them.
+
+Owns reading the filter and how standing is put into words. Refuses to know HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from adapters.catalogue import AdapterCatalogue
+from admin.adapters.page import State
+from admin.operator.services import OperatorServices
+from admin.web.form_errors import Refused
+from billing.customers.service import CustomerUse
+from billing.invoices.accounts import Account
+from billing.invoices.credits import Balance
+from billing.invoices.views import InvoiceView
+from tenants.limits.kinds import Limit
+from tenants.models import Tenant, User
+from tenants.operators.directory import KeyCount, TenantFilter
+from tenants.service import AccountServices
+from tenants.views import PlanView
+
+PAGE = 50
+FIELDS = ("search", "plan", "standing")
+STANDINGS = (
+    ("", "any"),
+    ("active", "pays"),
+    ("grace", "payment overdue"),
+    ("suspended", "suspended: unpaid"),
+    ("disabled", "shut out"),
+)
+MEMBERS = INVOICES = ADAPTERS = 20
+_STATES = {
+    "active": State("Active", "good"),
+    "grace": State("Overdue", "warn"),
+    "suspended": State("Unpaid", "bad"),
+}
+SHUT_OUT = State("Shut out", "off")
+
+
+@dataclass(frozen=True)
+class TenantRow:
+    """Of the list."""
+
+    id: str
+    name: str
+    plan: str
+    state: State
+    use: CustomerUse
+
+
+@dataclass(frozen=True)
+class TenantList:
+    rows: list[TenantRow]
+    count: int
+    """Of all that the filter lets pass."""
+    spend: int
+    """Of those shown."""
+    next_after: str | None
+    plans: list[tuple[str, str]]
+    """To choose from."""
+
+
+@dataclass(frozen=True)
+class TenantPage:
+    """Of one tenant."""
+
+    tenant: Tenant
+    state: State
+    plan: PlanView
+    plans: list[str]
+    use: CustomerUse
+    members: list[User]
+    keys: list[KeyCount]
+    limits: list[tuple[Limit, str]]
+    """And whose it is, in words."""
+    account: Account
+    balance: Balance
+    invoices: list[InvoiceView]
+    adapters: list[Any]
+
+
+class TenantPages:
+    """Gathers the pages."""
+
+    def __init__(
+        self,
+        account: AccountServices,
+        catalogue: AdapterCatalogue,
+        operation: OperatorServices,
+    ) -> None:
+        self._account = account
+        self._catalogue = catalogue
+        self._directory = operation.directory
+        self._customers = operation.customers
+
+    async def list(self, wanted: TenantFilter, after: str | None) -> TenantList:
+        """Raises DatabaseUnavailable."""
+        found, count = await self._directory.page(wanted, after=after, limit=PAGE + 1)
+        shown = found[:PAGE]
+        uses = await self._customers.month([one.tenant.id for one in shown], datetime.now(UTC))
+        rows = [
+            TenantRow(one.tenant.id, one.tenant.name, one.plan, state_of(one.tenant), uses[one.tenant.id])
+            for one in shown
+        ]
+        return TenantList(
+            rows,
+            count,
+            sum(row.use.spend for row in rows),
+            rows[-1].name if len(found) > PAGE else None,
+            [("", "any"), *((plan.name, plan.name) for plan in await self._account.plans.list())],
+        )
+
+    async def one(self, tenant_id: str) -> TenantPage:
+        """Raises TenantNotFound, DatabaseUnavailable."""
+        tenant = await self._account.tenants.find_tenant(tenant_id)
+        organisation, customer, adapters = await asyncio.gather(
+            self._directory.organisation(tenant, num_members=MEMBERS),
+            self._customers.one(tenant.id, datetime.now(UTC), num_invoices=INVOICES),
+            self._catalogue.adapters(tenant.id, limit=ADAPTERS),
+        )
+        return TenantPage(
+            tenant,
+            state_of(tenant),
+            organisation.plan,
+            organisation.plans,
+            customer.use,
+            organisation.members,
+            organisation.keys,
+            [(limit, _whose(limit)) for limit in organisation.limits],
+            customer.account,
+            customer.balance,
+            customer.invoices,
+            adapters,
+        )
+
+
+def state_of(tenant: Tenant) -> State:
+    return SHUT_OUT if tenant.disabled_at is not None else _STATES[tenant.billing_state]
+
+
+def read_filter(fields: Mapping[str, str]) -> TenantFilter:
+    """Raises Refused."""
+    given = {name: fields.get(name, "").strip() for name in FIELDS}
+    for name, value in given.items():
+        if len(value) > 200 or "\x00" in value:
+            raise Refused(name, "Nothing is called like this.")
+    if given["standing"] not in {name for name, _ in STANDINGS}:
+        raise Refused("standing", "There is no such standing.")
+    return TenantFilter(**given)  # type: ignore[arg-type]
+
+
+def _whose(limit: Limit) -> str:
+    whose = "the organisation" if limit.scope == "tenant" else f"{limit.scope} {limit.scope_id}"
+    return f"{whose}, on {limit.model}" if limit.model else whose

@@ -1,0 +1,59 @@
+"""The playground over HTTP: its page, and the answers that its script streams through the visitor's session.
+
+No key is in the browser: whoever is signed in asks, within their organisation's limits and on its bill. What
+an answer is, and what refuses it, is the API's.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from admin import snippets
+from admin.navigation import PLAYGROUND
+from admin.playground.page import PlaygroundPage, prices_of
+from admin.services import ConsoleServices
+from admin.web.console import Frame, Visitor, origin_of
+from tenants.roles import Right
+
+_RIGHT: Right = "adapters.write"
+"""Asking costs: whoever only looks on does not."""
+
+
+class PlaygroundRoutes:
+    """Below `/playground`."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        self._playground = services.playground
+        self._pages = PlaygroundPage(services.models)
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/playground", self._frame.serving(self.show, _RIGHT), methods=["GET"]),
+            Route(
+                "/playground/chat",
+                self._frame.scripted(self.chat, _RIGHT, members_alone=True),
+                methods=["POST"],
+            ),
+        ]
+
+    async def show(self, request: Request, visitor: Visitor) -> Response:
+        terms = await self._playground.terms(visitor.tenant_id, visitor.account.user_id)
+        stage = await self._pages.gather(visitor.tenant_id, request.query_params.get("model"))
+        return self._frame.page(
+            request,
+            "playground.html",
+            visitor=visitor,
+            section=PLAYGROUND.id,
+            stage=stage,
+            prices=prices_of(*terms),
+            compared="compare" in request.query_params,
+            origin=origin_of(request),
+            snippets=snippets.ask(origin_of(request), stage.chosen),
+        )
+
+    async def chat(self, request: Request, visitor: Visitor) -> Response:
+        """Streams what the API's chat completions do: the body is one."""
+        return await self._playground.chat(request, visitor.tenant_id, visitor.account.user_id)

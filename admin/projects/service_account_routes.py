@@ -1,0 +1,202 @@
+"""Service accounts over HTTP: programs that work in a project, made with a key, listed and deleted.
+
+Owns the paths, and that the text of a key of theirs is shown once, on the answer to the form that made it.
+What ends with an account is `tenants`'.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from admin import snippets
+from admin.keys.page import read_end
+from admin.projects import service_accounts_page as page
+from admin.projects.service_accounts_page import ServiceAccountsPage
+from admin.services import ConsoleServices
+from admin.web import form_errors
+from admin.web.console import Frame, Visitor, origin_of
+from admin.web.request_info import after_of
+from tenants.key_service import KeyTerms
+from tenants.models import ServiceAccount
+
+_ACCOUNT_ID = re.compile(r"svc_acct_[0-9a-zA-Z]{1,40}")
+_EVERY = "/projects/{project}/service-accounts"
+
+
+class ServiceAccountRoutes:
+    """Below a project. The path with a word where others have an id comes first."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        account = services.account
+        self._accounts, self._keys = account.service_accounts, account.keys
+        self._pages = ServiceAccountsPage(account.projects, account.service_accounts, account.keys)
+        self._base = services.adapters.catalogue.base
+        self._explanations = services.explanations
+        self._refusals = form_errors.refusals(services.explanations)
+
+    def routes(self) -> list[Route]:
+        serving, changing = self._frame.serving, self._frame.changing
+        one = f"{_EVERY}/{{account}}"
+        return [
+            Route(_EVERY, serving(self.show_list, "projects.read"), methods=["GET"]),
+            Route(_EVERY, changing(self.create, "projects.write", members_alone=True), methods=["POST"]),
+            Route(f"{_EVERY}/new", serving(self.show_form, "projects.write"), methods=["GET"]),
+            Route(one, serving(self.show, "projects.read"), methods=["GET"]),
+            Route(f"{one}/name", changing(self.rename, "projects.write"), methods=["POST"]),
+            Route(f"{one}/keys", changing(self.add_key, "keys.write", members_alone=True), methods=["POST"]),
+            Route(f"{one}/delete", changing(self.delete, "projects.write"), methods=["POST"]),
+        ]
+
+    async def show_list(self, request: Request, visitor: Visitor) -> Response:
+        after = after_of(request, _ACCOUNT_ID)
+        project = await self._pages.project(visitor.tenant_id, request.path_params["project"])
+        shown = await self._pages.shown(visitor.tenant_id, project.id, after)
+        return self._page(
+            request, "service_accounts.html", visitor, project=project, page=shown, is_first=after is None
+        )
+
+    async def show_form(self, request: Request, visitor: Visitor) -> Response:
+        return await self._form(request, visitor, {}, form_errors.NONE)
+
+    async def create(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        """The account and its first key. Whatever is wrong with the form is seen before either is made."""
+        self._frame.require_right(visitor, "keys.write")
+        project_id = request.path_params["project"]
+        try:
+            terms = KeyTerms(expires_at=read_end(form.get("expires_at", "")))
+            account = await self._accounts.create(
+                visitor.tenant_id, project_id, form.get("name", ""), visitor.acting(request)
+            )
+        except self._refusals as error:
+            status, beside = form_errors.explain(error, page.FIELDS, self._explanations)
+            return await self._form(request, visitor, form, beside, status)
+        return await self._made(request, visitor, account, page.FIRST_KEY, terms)
+
+    async def show(self, request: Request, visitor: Visitor) -> Response:
+        return await self._one(request, visitor, {}, form_errors.NONE)
+
+    async def rename(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        project_id, account_id = self._named(request)
+        try:
+            account = await self._accounts.update(
+                visitor.tenant_id,
+                project_id,
+                account_id,
+                visitor.acting(request),
+                name=form.get("name", ""),
+            )
+        except self._refusals as error:
+            status, beside = form_errors.explain(error, page.FIELDS, self._explanations)
+            return await self._one(request, visitor, form, beside, status)
+        said = f"The service account is called {account.name} now."
+        return await self._frame.done(request, visitor, self._path(account), said)
+
+    async def add_key(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        project_id, account_id = self._named(request)
+        account = await self._accounts.get(visitor.tenant_id, project_id, account_id)
+        try:
+            terms = KeyTerms(expires_at=read_end(form.get("expires_at", "")))
+            return await self._made(request, visitor, account, form.get("key_name", ""), terms)
+        except self._refusals as error:
+            status, beside = form_errors.explain(_of_key(error), page.FIELDS, self._explanations)
+            return await self._one(request, visitor, form, beside, status)
+
+    async def delete(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+        project_id, account_id = self._named(request)
+        account = await self._accounts.get(visitor.tenant_id, project_id, account_id)
+        await self._accounts.delete(visitor.tenant_id, project_id, account_id, visitor.acting(request))
+        said = f"{account.name} is deleted, and every key of it refused."
+        return await self._frame.done(request, visitor, f"/projects/{project_id}", said)
+
+    async def _made(
+        self, request: Request, visitor: Visitor, account: ServiceAccount, name: str, terms: KeyTerms
+    ) -> Response:
+        made = await self._keys.create(
+            visitor.tenant_id,
+            name,
+            visitor.acting(request),
+            project_id=account.project_id,
+            service_account_id=account.id,
+            terms=terms,
+        )
+        texts = snippets.ask(origin_of(request), self._base)
+        return self._page(
+            request,
+            "service_account_key.html",
+            visitor,
+            201,
+            made=made,
+            account=account,
+            here=self._path(account),
+            snippets=texts,
+        )
+
+    async def _form(
+        self,
+        request: Request,
+        visitor: Visitor,
+        fields: Mapping[str, str],
+        beside: form_errors.Problems,
+        status: int = 200,
+    ) -> Response:
+        self._frame.require_right(visitor, "keys.write")
+        project = await self._pages.project(visitor.tenant_id, request.path_params["project"])
+        return self._page(
+            request,
+            "service_account_new.html",
+            visitor,
+            status,
+            project=project,
+            fields=fields,
+            problems=beside,
+        )
+
+    async def _one(
+        self,
+        request: Request,
+        visitor: Visitor,
+        fields: Mapping[str, str],
+        beside: form_errors.Problems,
+        status: int = 200,
+    ) -> Response:
+        project_id, account_id = self._named(request)
+        with_keys = visitor.may("keys.read")
+        shown = await self._pages.one(visitor.tenant_id, project_id, account_id, with_keys=with_keys)
+        return self._page(
+            request,
+            "service_account.html",
+            visitor,
+            status,
+            shown=shown,
+            here=self._path(shown.account),
+            fields=fields,
+            problems=beside,
+        )
+
+    @staticmethod
+    def _named(request: Request) -> tuple[str, str]:
+        return request.path_params["project"], request.path_params["account"]
+
+    @staticmethod
+    def _path(account: ServiceAccount) -> str:
+        return f"/projects/{account.project_id}/service-accounts/{account.id}"
+
+    def _page(
+        self, request: Request, template: str, visitor: Visitor, status: int = 200, **context: Any
+    ) -> Response:
+        return self._frame.page(request, template, status, visitor=visitor, section="projects", **context)
+
+
+def _of_key(error: Exception) -> Exception:
+    """The same of the form's field for the name of a key: on this page `name` is the account's."""
+    said = str(error)
+    if isinstance(error, ValueError) and said.startswith("name "):
+        return ValueError(f"key_{said}")
+    return error

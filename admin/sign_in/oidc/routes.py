@@ -1,0 +1,210 @@
+"""Signing in, joining and connecting by another provider, over HTTP.
+
+Owns the paths, and what comes of an answer: an identity lets in the user it was bound to, binds itself to
+whoever is signed in and asked for it, or becomes the user of an invitation to an address that the provider
+has seen to. It is never taken for a user because an address is the same.
+
+The answer comes by a GET, as the standard has it. What it changes was asked for by a form of ours, in the
+same browser: the state says so. Browsers hold a form's answer to our own origin, through every redirect; so
+the form is answered with a page, and that page leads on.
+"""
+
+from __future__ import annotations
+
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from admin.account.routes import Confirming, renewed
+from admin.services import ConsoleServices
+from admin.sign_in.completion import Entrance
+from admin.sign_in.oidc.errors import NotVouched, ProviderAway
+from admin.sign_in.oidc.flows import Flow, Flows, Purpose
+from admin.sign_in.oidc.provider import Provider
+from admin.web import form_errors, security
+from admin.web.console import EXPIRED, Frame, Person, Visitor, origin_of
+from admin.web.form_submission import read_posted
+from admin.web.request_info import address_of, request_id_of
+from admin.web.sessions import Opened
+from tenants.errors import IdentityTaken, InviteInvalid, InviteNotTheirs, NameTaken
+from tenants.vouched import Vouched
+
+log = structlog.get_logger(__name__)
+_AWAY = "{0} does not answer at the moment. Try again."
+_NOT_VOUCHED = "What {0} answered does not prove who you are. Please begin again."
+_BROKEN_OFF = "You broke it off at {0}, or {0} does not let you in here."
+_STALE = "This took too long, or was begun in another window. Please begin again."
+_NOBODY = (
+    "Nobody here is connected to this {0} account. Sign in with your password and connect it under your "
+    "account; or, if you were invited, open the link of the invitation."
+)
+_INVITE_INVALID = (
+    "This invitation is not valid, or not any more: it was used, withdrawn, or is too old. Ask whoever "
+    "invited you for another one."
+)
+_NOT_THEIRS = (
+    "The invitation is for another address than {0} knows you by, or {0} has not made sure that it is yours. "
+    "Join with a password; you can connect {0} afterwards."
+)
+_TAKEN = "This {0} account lets somebody else in here already."
+
+
+class OidcRoutes:
+    """What the buttons "with ..." lead to, and where providers lead back to. None without providers."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        self._providers = {provider.name: provider for provider in services.sign_in.providers}
+        self._url = services.sign_in.url
+        self._flows = Flows(services.redis)
+        self._identities = services.account.identities
+        self._invites = services.account.invites
+        self._entrance = Entrance(frame, services)
+        self._confirming = Confirming(services)
+
+    def routes(self) -> list[Route]:
+        if not self._providers:
+            return []
+        told = self._frame.told
+        return [
+            Route("/sign-in/with", told(self.sign_in), methods=["POST"]),
+            Route("/join/with", told(self.join), methods=["POST"]),
+            Route("/account/connect", self._frame.changing_own(self.connect), methods=["POST"]),
+            Route("/sign-in/from/{provider}", told(self.answered), methods=["GET"]),
+        ]
+
+    async def sign_in(self, request: Request) -> Response:
+        opened, form = await self._asked(request)
+        return await self._lead(request, opened, form, "sign_in")
+
+    async def join(self, request: Request) -> Response:
+        opened, form = await self._asked(request)
+        try:
+            digest = self._invites.digest(form.get("token", "").strip().rpartition("#")[2])
+        except InviteInvalid:
+            return self._told(request, "Not valid", _INVITE_INVALID, 422)
+        return await self._lead(request, opened, form, "join", digest)
+
+    async def connect(self, request: Request, person: Person, form: dict[str, str]) -> Response:
+        try:
+            await self._confirming.ask(request, person, form)
+        except form_errors.Refused as error:
+            return self._told(request, "Not connected", error.message, 422, "/account")
+        return await self._lead(request, person.opened, form, "connect")
+
+    async def answered(self, request: Request) -> Response:
+        provider = self._providers.get(request.path_params["provider"])
+        if provider is None:
+            raise HTTPException(404, "There is no such provider.")
+        opened = await self._frame.sessions.find(security.session_id(request))
+        response = await self._answer(request, provider, opened)
+        if opened is not None and opened.fresh and "set-cookie" not in response.headers:
+            security.set_session(request, response, opened.id)
+        return response
+
+    async def _answer(self, request: Request, provider: Provider, opened: Opened | None) -> Response:
+        query = request.query_params
+        session = None if opened is None else opened.session
+        flow = await self._flows.take(query.get("state", ""), provider.name, session)
+        if flow is None or opened is None:
+            return self._told(request, "Begin again", _STALE, 400)
+        back = "/account" if flow.purpose == "connect" else "/sign-in"
+        if "code" not in query or "error" in query:
+            return self._told(request, "Not signed in", _BROKEN_OFF.format(provider.title), 403, back)
+        try:
+            vouched = await provider.identify(
+                code=query["code"][:4096],
+                issued_by=query.get("iss"),
+                redirect_uri=flow.redirect_uri,
+                nonce=flow.nonce,
+                verifier=flow.verifier,
+            )
+        except NotVouched as error:
+            log.warning("an answer of a provider is refused", provider=provider.name, reason=error.reason)
+            return self._told(request, "Not signed in", _NOT_VOUCHED.format(provider.title), 403, back)
+        except ProviderAway as error:
+            return self._away(request, provider, error, back)
+        if flow.purpose == "connect":
+            return await self._connected(request, opened, provider, vouched)
+        if flow.purpose == "join":
+            return await self._joined(request, opened, provider, vouched, flow)
+        return await self._signed_in(request, opened, provider, vouched, flow)
+
+    async def _signed_in(
+        self, request: Request, opened: Opened, provider: Provider, vouched: Vouched, flow: Flow
+    ) -> Response:
+        account = await self._identities.find(vouched)
+        if account is None:
+            return self._told(request, "Not connected", _NOBODY.format(provider.title), 403)
+        return await self._entrance.enter(request, opened, account, provider.name, flow.began_at)
+
+    async def _joined(
+        self, request: Request, opened: Opened, provider: Provider, vouched: Vouched, flow: Flow
+    ) -> Response:
+        try:
+            account = await self._invites.accept_vouched(
+                flow.invite, vouched, address=address_of(request), request_id=request_id_of(request)
+            )
+        except InviteInvalid:
+            return self._told(request, "Not valid", _INVITE_INVALID, 422)
+        except InviteNotTheirs:
+            return self._told(request, "Not yours", _NOT_THEIRS.format(provider.title), 403)
+        except NameTaken:
+            return self._told(request, "Somebody is here already", _TAKEN.format(provider.title), 409)
+        said = f"Welcome to {account.tenant_name}. You are its {account.role}."
+        return await self._entrance.enter(request, opened, account, provider.name, flow.began_at, told=said)
+
+    async def _connected(
+        self, request: Request, opened: Opened, provider: Provider, vouched: Vouched
+    ) -> Response:
+        person = await self._frame.person_of(opened)
+        if person is None or (isinstance(person, Visitor) and person.operator is not None):
+            return self._told(request, "Begin again", _STALE, 400)
+        try:
+            await self._identities.bind(person.account, vouched, person.acting(request))
+        except IdentityTaken:
+            taken = _TAKEN.format(provider.title)
+            return self._told(request, "Not connected", taken, 409, "/account")
+        said = f"{provider.title} lets you in from now on."
+        return await renewed(self._frame, request, person, "/account", said)
+
+    async def _asked(self, request: Request) -> tuple[Opened, dict[str, str]]:
+        """A form of somebody who is not signed in."""
+        posted = await read_posted(request, self._frame.sessions)
+        if posted.accepted is None:
+            raise HTTPException(403, EXPIRED)
+        return posted.accepted, posted.fields
+
+    async def _lead(
+        self,
+        request: Request,
+        opened: Opened,
+        form: dict[str, str],
+        purpose: Purpose,
+        invite: bytes = b"",
+    ) -> Response:
+        provider = self._providers.get(form.get("provider", ""))
+        if provider is None:
+            raise HTTPException(404, "There is no such provider.")
+        origin = self._url or origin_of(request)
+        back = f"{origin}{request.scope.get('root_path', '')}/sign-in/from/{provider.name}"
+        state, flow = await self._flows.begin(provider.name, purpose, opened.session, back, invite)
+        try:
+            url = await provider.authorization_url(
+                redirect_uri=back, state=state, nonce=flow.nonce, verifier=flow.verifier
+            )
+        except ProviderAway as error:
+            return self._away(request, provider, error, "/account" if purpose == "connect" else "/sign-in")
+        return self._frame.page(request, "lead_on.html", title=provider.title, url=url)
+
+    def _away(self, request: Request, provider: Provider, error: ProviderAway, back: str) -> Response:
+        log.error("a provider of identities cannot be asked", provider=provider.name, reason=error.reason)
+        return self._told(request, "Not just now", _AWAY.format(provider.title), 503, back)
+
+    def _told(self, request: Request, title: str, text: str, status: int, back: str = "/sign-in") -> Response:
+        label = "Back to your account" if back == "/account" else "Back to the sign-in"
+        return self._frame.page(
+            request, "sign_in_notice.html", status, title=title, text=text, back=back, label=label
+        )

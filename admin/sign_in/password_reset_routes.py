@@ -1,0 +1,143 @@
+"""A forgotten password over HTTP: asking for a mail, and choosing another by what the mail has.
+
+Owns the paths, and that nobody is told, in words or in time, which addresses have an account. Where no mail
+can be sent, an admin of the organisation passes a link on (`member_routes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from admin import formatting
+from admin.mail import ConsoleMail
+from admin.services import ConsoleServices
+from admin.sign_in.lockout import Lockout, waiting_words
+from admin.web import form_errors, security
+from admin.web.console import EXPIRED, Frame
+from admin.web.form_submission import read_posted
+from admin.web.request_info import address_of, request_id_of
+from admin.web.sessions import Opened
+from billing.notifications.errors import MailNotSent
+from db.errors import DatabaseUnavailable
+from tenants.errors import ResetInvalid
+from tenants.passwords import MIN_PASSWORD_LEN
+
+log = structlog.get_logger(__name__)
+_FIELDS = ("token", "password")
+_INVALID = "This link is not valid, or not any more: it was used, or is too old. Ask for another one."
+
+
+class RecoveryRoutes:
+    """`/forgot` and `/reset`, for nobody who is signed in needs them."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        self._sessions = frame.sessions
+        self._credentials = services.account.credentials
+        self._mail = services.sign_in.mail
+        self._lockout = Lockout(services.redis)
+        self._explanations = services.explanations
+        self._refusals = form_errors.refusals(services.explanations)
+        self._sending: set[asyncio.Task[None]] = set()
+
+    def routes(self) -> list[Route]:
+        told = self._frame.told
+        return [
+            Route("/forgot", told(self.show), methods=["GET"]),
+            Route("/forgot", told(self.ask), methods=["POST"]),
+            Route("/reset", told(self.show_reset), methods=["GET"]),
+            Route("/reset", told(self.reset), methods=["POST"]),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        return await self._page(request, await self._found(request), "forgot.html", problem="", asked="")
+
+    async def ask(self, request: Request) -> Response:
+        posted = await read_posted(request, self._sessions)
+        form, opened = posted.fields, posted.accepted
+        if opened is None:
+            return await self._page(request, posted.opened, "forgot.html", 403, problem=EXPIRED, asked="")
+        if self._mail is None:
+            raise HTTPException(404, "No mail is sent here. Ask an admin of your organisation for a link.")
+        email = form.get("email", "").strip()[:254]
+        wait_s = await self._lockout.attempt(f"reset:{email}", address_of(request))
+        if wait_s:
+            problem = waiting_words(wait_s)
+            response = await self._page(request, opened, "forgot.html", 429, problem=problem, asked="")
+            response.headers["Retry-After"] = str(wait_s)
+            return response
+        # Looked up and sent while the answer is on its way: how long it takes is nobody's to see.
+        sending = asyncio.create_task(self._send(self._mail, email))
+        self._sending.add(sending)
+        sending.add_done_callback(self._sending.discard)
+        return await self._page(request, opened, "forgot.html", problem="", asked=email)
+
+    async def show_reset(self, request: Request) -> Response:
+        return await self._form(request, await self._found(request), "", form_errors.NONE)
+
+    async def reset(self, request: Request) -> Response:
+        posted = await read_posted(request, self._sessions)
+        form, opened = posted.fields, posted.accepted
+        token = form.get("token", "").strip().rpartition("#")[2]  # the link itself will do
+        if opened is None:
+            return await self._form(request, posted.opened, token, form_errors.Problems(form=EXPIRED), 403)
+        try:
+            if form.get("password") != form.get("again"):
+                raise form_errors.Refused("password", "The two passwords are not the same.")
+            await self._credentials.reset(
+                token,
+                form.get("password", ""),
+                address=address_of(request),
+                request_id=request_id_of(request),
+            )
+        except ResetInvalid:
+            return await self._form(request, opened, token, form_errors.Problems(token=_INVALID), 422)
+        except self._refusals as error:
+            status, beside = form_errors.explain(error, _FIELDS, self._explanations)
+            return await self._form(request, opened, token, beside, status)
+        if opened.session.user_id is not None:  # of whoever was signed in here
+            await self._sessions.end(opened.id)
+            opened = await self._sessions.begin()
+        await self._sessions.say(opened, "Your password is changed. Sign in with it.")
+        response = self._frame.to(request, "/sign-in")
+        security.set_session(request, response, opened.id)
+        return response
+
+    async def _send(self, mail: ConsoleMail, email: str) -> None:
+        try:
+            made = await self._credentials.ask_reset(email)
+            if made is not None:
+                await mail.reset(made.email, made.token, until=formatting.moment(made.expires_at))
+        except (MailNotSent, DatabaseUnavailable) as error:
+            log.error("a mail with leave to choose another password was not sent", reason=str(error))
+
+    async def _found(self, request: Request) -> Opened | None:
+        return await self._sessions.find(security.session_id(request))
+
+    async def _form(
+        self,
+        request: Request,
+        opened: Opened | None,
+        token: str,
+        beside: form_errors.Problems,
+        status: int = 200,
+    ) -> Response:
+        return await self._page(
+            request, opened, "reset.html", status, token=token, problems=beside, min_len=MIN_PASSWORD_LEN
+        )
+
+    async def _page(
+        self, request: Request, opened: Opened | None, template: str, status: int = 200, **context: object
+    ) -> Response:
+        opened = opened or await self._sessions.begin()
+        context |= {"csrf_token": opened.session.csrf_token, "mails": self._mail is not None}
+        response = self._frame.page(request, template, status, **context)
+        if opened.fresh:
+            security.set_session(request, response, opened.id)
+        return response

@@ -1,0 +1,171 @@
+"""Signing in by a password, and by a second factor where there is one; and signing out.
+
+Owns the paths, and how wrong passwords and codes are counted and told. Refuses to know how either is
+verified.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from admin.services import ConsoleServices
+from admin.sign_in.completion import Entrance
+from admin.sign_in.lockout import Lockout, waiting_words
+from admin.web import security
+from admin.web.console import EXPIRED, Frame
+from admin.web.form_submission import read_posted
+from admin.web.request_info import address_of
+from admin.web.sessions import HalfWay, Opened
+from tenants.accounts import Account
+from tenants.errors import NoSecondFactor, WrongCode
+
+_WRONG = "That email and password do not match an account."
+_WRONG_CODE = (
+    "This code is not right, or not any more. Each is good for half a minute and for one sign-in: wait for "
+    "the next one."
+)
+
+
+class SignInRoutes:
+    """`/sign-in` and `/sign-out`, for everybody."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        self._sessions = frame.sessions
+        self._accounts = services.accounts
+        self._factors = services.account.second_factors
+        self._providers = [(one.name, one.title) for one in services.sign_in.providers]
+        self._entrance = Entrance(frame, services)
+        self._lockout = Lockout(services.redis)
+
+    def routes(self) -> list[Route]:
+        told = self._frame.told
+        return [
+            Route("/sign-in", told(self.show), methods=["GET"]),
+            Route("/sign-in", told(self.sign_in), methods=["POST"]),
+            Route("/sign-in/code", told(self.show_code), methods=["GET"]),
+            Route("/sign-in/code", told(self.enter_code), methods=["POST"]),
+            Route("/sign-out", told(self.sign_out), methods=["POST"]),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        opened = await self._sessions.find(security.session_id(request))
+        if opened is not None and opened.session.user_id is not None:
+            response: Response = self._frame.to(request, "/")
+            if opened.fresh:
+                security.set_session(request, response, opened.id)
+            return response
+        return await self._form(request, opened)
+
+    async def sign_in(self, request: Request) -> Response:
+        proved_at = time.time()
+        posted = await read_posted(request, self._sessions)
+        email, password = posted.fields.get("email", ""), posted.fields.get("password", "")
+        opened = posted.accepted
+        if opened is None:
+            return await self._form(request, posted.opened, email, EXPIRED, 403)
+        address = address_of(request)
+        wait_s = await self._lockout.attempt(email, address)
+        if wait_s:
+            response = await self._form(request, opened, email, waiting_words(wait_s), 429)
+            response.headers["Retry-After"] = str(wait_s)
+            return response
+        account = await self._accounts.authenticate(email, password)
+        if account is None:
+            return await self._form(request, opened, email, _WRONG, 401)
+        await self._lockout.succeeded(email, address)
+        return await self._entrance.enter(request, opened, account, "password", proved_at)
+
+    async def show_code(self, request: Request) -> Response:
+        opened = await self._sessions.find(security.session_id(request))
+        if opened is None or opened.session.half_way is None:
+            return self._frame.to(request, "/sign-in")
+        return self._code_form(request, opened)
+
+    async def enter_code(self, request: Request) -> Response:
+        posted = await read_posted(request, self._sessions)
+        form, opened = posted.fields, posted.opened
+        half_way = None if opened is None else opened.session.half_way
+        if opened is None or half_way is None:
+            return self._frame.to(request, "/sign-in")
+        if posted.accepted is None:
+            return self._code_form(request, opened, EXPIRED, 403)
+        # Counted apart from passwords: whoever has the password could otherwise begin anew with each.
+        whose, address = f"code:{half_way.user_id}", address_of(request)
+        wait_s = await self._lockout.attempt(whose, address)
+        if wait_s:
+            response = self._code_form(request, opened, waiting_words(wait_s), 429)
+            response.headers["Retry-After"] = str(wait_s)
+            return response
+        try:
+            proof = await self._factors.verify(half_way.tenant_id, half_way.user_id, form.get("code", ""))
+        except WrongCode:
+            return self._code_form(request, opened, _WRONG_CODE, 401)
+        except NoSecondFactor:  # taken away meanwhile
+            return await self._begin_again(request, opened)
+        account = await self._accounts.find(half_way.user_id, half_way.tenant_id)
+        if account is None or _is_over(half_way, account.sessions_from):
+            return await self._begin_again(request, opened)
+        await self._lockout.succeeded(whose, address)
+        told = "" if proof == "totp" else await self._words_on_recovery(account)
+        by = f"{half_way.by}, {proof}"
+        return await self._entrance.admit(request, opened, account, by, half_way.proved_at, told=told)
+
+    async def sign_out(self, request: Request) -> Response:
+        posted = await read_posted(request, self._sessions)
+        if posted.opened is not None:
+            if posted.accepted is None:
+                raise HTTPException(403, EXPIRED)
+            await self._sessions.end(posted.opened.id)
+        response = self._frame.to(request, "/sign-in")
+        security.clear_session(request, response)
+        response.headers["Clear-Site-Data"] = '"storage"'  # files that the upload page remembers
+        return response
+
+    async def _begin_again(self, request: Request, opened: Opened) -> Response:
+        await self._sessions.end(opened.id)
+        return self._frame.to(request, "/sign-in")
+
+    async def _words_on_recovery(self, account: Account) -> str:
+        view = await self._factors.find(account)
+        left = 0 if view is None else view.num_recovery
+        return (
+            f"You signed in with a recovery code, which is used up now: {left} are left. Under your account "
+            "you can make others, or set up another device."
+        )
+
+    async def _form(
+        self, request: Request, opened: Opened | None, email: str = "", problem: str = "", status: int = 200
+    ) -> Response:
+        opened = opened or await self._sessions.begin()
+        said = opened.session.said if opened.session.user_id is None else ""
+        response = self._frame.page(
+            request,
+            "sign_in.html",
+            status,
+            csrf_token=opened.session.csrf_token,
+            email=email[:254],
+            problem=problem,
+            said=said,
+            providers=self._providers,
+        )
+        if said:
+            await self._sessions.say(opened, "")
+        if opened.fresh:
+            security.set_session(request, response, opened.id)
+        return response
+
+    def _code_form(self, request: Request, opened: Opened, problem: str = "", status: int = 200) -> Response:
+        token = opened.session.csrf_token
+        return self._frame.page(request, "sign_in_code.html", status, csrf_token=token, problem=problem)
+
+
+def _is_over(half_way: HalfWay, sessions_from: datetime | None) -> bool:
+    """Whether the password that was proved has become another one meanwhile."""
+    return sessions_from is not None and half_way.proved_at < sessions_from.timestamp()

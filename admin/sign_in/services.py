@@ -1,0 +1,22 @@
+"""What signing in needs beside accounts: whoever else vouches for people, mail, what is asked of operators.
+
+Owns the list and nothing else. Without any of it people sign in with passwords, and links are passed on by
+hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from admin.mail import ConsoleMail
+from admin.sign_in.oidc.provider import Provider
+
+
+@dataclass(frozen=True)
+class SignInServices:
+    url: str = ""
+    """Where browsers find the service, as `https://rootstock.example`. Empty: wherever they say they do."""
+    mail: ConsoleMail | None = None
+    providers: tuple[Provider, ...] = ()
+    operators_second_factor: bool = True
+    """Whether operators have to have one."""

@@ -1,0 +1,137 @@
+"""Usage over HTTP: its page, the requests behind it, their receipts, and all of it as files. Changes nothing.
+
+Owns the paths. What was used is `billing`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, date, datetime
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from admin.navigation import USAGE
+from admin.services import ConsoleServices
+from admin.usage import query
+from admin.usage.labels import LabelBook
+from admin.usage.page import UsagePage
+from admin.usage.query import Asked
+from admin.usage.requests_page import RequestsPage
+from admin.web import form_errors
+from admin.web.console import Frame
+from admin.web.principals import Visitor
+
+
+class UsageRoutes:
+    """Below `/usage`."""
+
+    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
+        self._frame = frame
+        self._reports = services.usage
+        labels = LabelBook(services.adapters.catalogue)
+        self._usage = UsagePage(services.usage.slices, labels)
+        self._requests = RequestsPage(services.usage.slices, services.usage.receipts, labels)
+
+    def routes(self) -> list[Route]:
+        serving, right = self._frame.serving, USAGE.right
+        one = "/usage/requests/{id}"
+        return [
+            Route("/usage", serving(self.show, right), methods=["GET"]),
+            Route("/usage/export", serving(self.export, right), methods=["GET"]),
+            Route("/usage/requests", serving(self.show_requests, right), methods=["GET"]),
+            Route(f"{one}/receipt.json", serving(self.download, right), methods=["GET"]),
+            Route(one, serving(self.show_receipt, right), methods=["GET"]),
+        ]
+
+    async def show(self, request: Request, visitor: Visitor) -> Response:
+        asked, beside, status = _read(request)
+        shown = await self._usage.gather(visitor.tenant_id, asked, visitor.may)
+        return self._frame.page(
+            request,
+            "usage.html",
+            status,
+            visitor=visitor,
+            section=USAGE.id,
+            page=shown,
+            problems=beside,
+        )
+
+    async def show_requests(self, request: Request, visitor: Visitor) -> Response:
+        wanted = request.query_params.get("id", "").strip()
+        if wanted:
+            return self._frame.to(request, f"/usage/requests/{query.quoted(wanted)}")
+        asked, beside, status = _read(request)
+        after = request.query_params.get("after", "")
+        try:
+            shown = await self._requests.list(visitor.tenant_id, asked, after, visitor.may)
+        except form_errors.Refused as error:
+            beside, status, after = form_errors.Problems({error.field: error.message}), 422, ""
+            shown = await self._requests.list(visitor.tenant_id, asked, after, visitor.may)
+        return self._frame.page(
+            request,
+            "requests.html",
+            status,
+            visitor=visitor,
+            section=USAGE.id,
+            page=shown,
+            is_first=not after,
+            problems=beside,
+        )
+
+    async def show_receipt(self, request: Request, visitor: Visitor) -> Response:
+        shown = await self._requests.receipt(visitor.tenant_id, request.path_params["id"], visitor.may)
+        return self._frame.page(request, "receipt.html", visitor=visitor, section=USAGE.id, page=shown)
+
+    async def download(self, request: Request, visitor: Visitor) -> Response:
+        """The receipt that the API serves."""
+        document = await self._requests.document(visitor.tenant_id, request.path_params["id"])
+        headers = {"content-disposition": f'attachment; filename="receipt-{document["id"]}.json"'}
+        return Response(msgspec.json.encode(document), media_type="application/json", headers=headers)
+
+    async def export(self, request: Request, visitor: Visitor) -> Response:
+        """The file that the API exports, of what is asked: every row of the ledger, or with `sums` what the
+        chart is made of.
+        """
+        try:
+            asked = query.read(request.query_params, _today())
+        except form_errors.Refused as error:
+            raise HTTPException(400, error.message) from None
+        is_summed = request.query_params.get("what", "") == "sums"
+        group = query.BY_ID[asked.group].column if asked.group else None
+        export = await self._reports.exports.open(
+            visitor.tenant_id,
+            format=request.query_params.get("format", "csv"),
+            start_time=int(asked.start.timestamp()),
+            end_time=int(asked.end.timestamp()),
+            bucket_width={"hour": "1h", "day": "1d"}[asked.unit] if is_summed else None,
+            group_by=[group] if is_summed and group else (),
+            slice=asked.slice,
+        )
+        first = await anext(export.pieces)  # a database that is away is told before the 200
+        return StreamingResponse(
+            _beginning_with(first, export.pieces),
+            media_type=export.media_type,
+            headers={"content-disposition": f'attachment; filename="{export.filename}"'},
+        )
+
+
+def _read(request: Request) -> tuple[Asked, form_errors.Problems, int]:
+    """What is asked, what is wrong with it, and the status."""
+    try:
+        return query.read(request.query_params, _today()), form_errors.NONE, 200
+    except form_errors.Refused as error:
+        return query.default(_today()), form_errors.Problems({error.field: error.message}), 422
+
+
+def _today() -> date:
+    return datetime.now(UTC).date()
+
+
+async def _beginning_with(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece

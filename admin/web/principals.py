@@ -1,0 +1,127 @@
+"""Who is looking: a tenant's user, an operator in a user's place, or an operator as such.
+
+Owns what each of them may do and how the audit log names them. Refuses to know how they signed in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+
+from admin.web.request_info import request_id_of
+from admin.web.sessions import Opened, Session
+from billing.invoices.accounts import Account as BillingAccount
+from tenants.accounts import Account
+from tenants.actors import Actor
+from tenants.roles import Right
+
+
+@dataclass(frozen=True)
+class _SignedIn:
+    """What both have."""
+
+    account: Account
+    opened: Opened
+
+    @property
+    def session(self) -> Session:
+        return self.opened.session
+
+    @property
+    def csrf_token(self) -> str:
+        """What the forms of their pages carry."""
+        return self.session.csrf_token
+
+
+@dataclass(frozen=True)
+class Operator(_SignedIn):
+    """A signed-in operator, whose pages are those of the service."""
+
+    owing: None = None
+    """The service owes itself nothing."""
+
+    @property
+    def may_change(self) -> bool:
+        """Others look on."""
+        return self.account.role == "owner"
+
+    @property
+    def place(self) -> str:
+        return "The service"
+
+    @property
+    def role(self) -> str:
+        return "operator" if self.may_change else "operator, looks on"
+
+    def acting(self, request: Request) -> Actor:
+        """For the audit log."""
+        address, request_id = _origin(request)
+        account = self.account
+        return Actor("operator", account.user_id, address, request_id, email=account.email)
+
+
+@dataclass(frozen=True)
+class Visitor(_SignedIn):
+    """A signed-in user of a tenant, or an operator in that user's place."""
+
+    operator: Account | None = None
+    """Who it is in truth. None: the user."""
+    owing: BillingAccount | None = None
+    """How the tenant stands when a payment of its is overdue: every page tells."""
+
+    @property
+    def tenant_id(self) -> str:
+        return self.account.tenant_id
+
+    @property
+    def place(self) -> str:
+        return self.account.tenant_name
+
+    @property
+    def role(self) -> str:
+        return self.account.role
+
+    @property
+    def looks_on(self) -> bool:
+        """An operator who was let in to see, and to change nothing."""
+        taken, operator = self.session.impersonation, self.operator
+        if operator is None:
+            return False
+        return taken is None or not taken.is_full or operator.role != "owner"
+
+    @property
+    def until(self) -> datetime | None:
+        """When an operator is out again."""
+        taken = self.session.impersonation
+        return None if taken is None else datetime.fromtimestamp(taken.ends_at, UTC)
+
+    def acting(self, request: Request) -> Actor:
+        """For the audit log: of an operator both who it was and whom for, bounded by what that user may."""
+        address, request_id = _origin(request)
+        actor = self.account.actor(address, request_id)
+        if self.operator is None:
+            return actor
+        real = self.operator
+        return Actor(
+            "operator", real.user_id, address, request_id, actor.scopes, self.account.user_id, real.email
+        )
+
+    def may(self, right: Right) -> bool:
+        if self.looks_on and not right.endswith(".read"):
+            return False
+        return self.account.may(right)
+
+    @property
+    def is_admin(self) -> bool:
+        return self.may("members.write")
+
+
+Person = Visitor | Operator
+
+
+def _origin(request: Request) -> tuple[str | None, str | None]:
+    """Address and id of a request."""
+    address = None if request.client is None else request.client.host
+    return address, request_id_of(request)
