@@ -64,7 +64,7 @@ INCIDENTS = Section("incidents", "/operator/incidents", "Incidents", "Operator")
 EVERY_AUDIT = Section("audit", "/operator/audit", "Audit log", "Records")
 
 OPERATOR_SECTIONS = (TENANTS, ENGINES, JOBS, INCIDENTS, PLANS, PRICES, MARGIN, BOOKS, EVERY_AUDIT)
-"""Of whoever runs the service; each is served by `Frame.operating`."""
+"""Of whoever runs the service; each is served by `Console.operating`."""
 
 
 def sections_for(may: Callable[[Right], bool]) -> list[tuple[str, list[Section]]]:

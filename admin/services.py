@@ -68,17 +68,17 @@ class Playground(Protocol):
 
     async def chat(self, request: Request, tenant_id: str, user_id: str) -> Response:
         """Answer a request whose body is that of a chat completion, under the user's limits, on their bill.
-        Raises what `Explanations` know.
+        Raises what `ErrorMapping` know.
         """
 
 
 @dataclass(frozen=True)
-class Explanations:
+class ErrorMapping:
     """How domain errors are told: the API's one table, so that console and API never differ."""
 
     known: tuple[type[Exception], ...]
     """What is told at all; anything else is a fault of ours."""
-    tell: Callable[[BaseException], tuple[int, dict[str, dict[str, Any]]]]
+    describe: Callable[[BaseException], tuple[int, dict[str, dict[str, Any]]]]
     """Status and envelope."""
 
 
@@ -120,6 +120,6 @@ class ConsoleServices:
     operation: OperatorServices
     """Of whoever runs the service."""
     base_digest: Callable[[], str]
-    """Of the base that is served; raises one of `explanations.known` while there is no engine to ask."""
-    explanations: Explanations
+    """Of the base that is served; raises one of `error_mapping.known` while there is no engine to ask."""
+    error_mapping: ErrorMapping
     sign_in: SignInServices = field(default_factory=SignInServices)

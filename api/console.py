@@ -9,7 +9,7 @@ import redis.asyncio
 
 from adapters.files.service import FileService, UploadService
 from adapters.resolver import ModelResolver
-from admin.app import BillingServices, ConsoleServices, Explanations, create_console
+from admin.app import BillingServices, ConsoleServices, ErrorMapping, create_console
 from admin.operator.services import OperatorServices
 from admin.sign_in.services import SignInServices
 from api.edge import AsgiApp
@@ -23,7 +23,7 @@ from sla.service import SlaReports
 from tenants.naming import NameService
 from tenants.service import AccountServices
 
-EXPLANATIONS = Explanations(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
+ERROR_MAPPING = ErrorMapping(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
 
 
 def console_over(
@@ -66,7 +66,7 @@ def console_over(
             billing=billing,
             operation=operation,
             base_digest=base_digest,
-            explanations=EXPLANATIONS,
+            error_mapping=ERROR_MAPPING,
             sign_in=sign_in,
         )
     )

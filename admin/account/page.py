@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 import segno
 from markupsafe import Markup
 
-from admin.web.sessions import Known, Opened, SessionStore, handle_of
+from admin.web.sessions import OpenSession, SessionStore, SessionSummary, handle_of
 from tenants.accounts import Account
 from tenants.identities.second_factors import FactorView, SecondFactors
 from tenants.identities.service import Identities
@@ -73,7 +73,7 @@ class AccountPage:
         self._sessions = sessions
         self._providers = providers
 
-    async def gather(self, account: Account, opened: Opened) -> AccountView:
+    async def gather(self, account: Account, opened: OpenSession) -> AccountView:
         """Raises DatabaseUnavailable."""
         factor, identities, sessions = await asyncio.gather(
             self._factors.find(account),
@@ -107,7 +107,7 @@ def agent_words(agent: str) -> str:
     return browser or system or "An unknown browser"
 
 
-def _session(known: Known, this: str, now: datetime) -> SessionRow:
+def _session(known: SessionSummary, this: str, now: datetime) -> SessionRow:
     session = known.session
     return SessionRow(
         known.handle,

@@ -13,11 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin.account import page
-from admin.account.routes import Confirming, renewed
+from admin.account.reauthentication import Reauthentication, redirect_with_new_session
 from admin.services import ConsoleServices
 from admin.sign_in.lockout import Lockout, waiting_words
 from admin.web import form_errors, security
-from admin.web.console import ENROL, Frame, Person
+from admin.web.console import SECOND_FACTOR_PATH, Console
+from admin.web.principals import Principal
 from admin.web.request_info import address_of
 from tenants.errors import NoSecondFactor, SecondFactorKept, WrongCode
 
@@ -27,101 +28,107 @@ _WRONG = "This code is not right. Look whether the device's clock is, and type t
 class SecondFactorRoutes:
     """`/account/second-factor`, also for those who have to have one before they see anything else."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._factors = services.account.second_factors
         self._lockout = Lockout(services.redis)
-        self._confirming = Confirming(services)
-        self._explanations = services.explanations
-        self._refusals = form_errors.refusals(services.explanations)
+        self._reauthentication = Reauthentication(services)
+        self._error_mapping = services.error_mapping
+        self._expected_errors = form_errors.expected_errors(services.error_mapping)
 
     def routes(self) -> list[Route]:
-        own, changing = self._frame.own, self._frame.changing_own
+        account_view, account_action = self._console.account_view, self._console.account_action
         return [
-            Route(ENROL, own(self.show), methods=["GET"]),
-            Route(f"{ENROL}/begin", changing(self.begin), methods=["POST"]),
-            Route(f"{ENROL}/confirm", changing(self.confirm), methods=["POST"]),
-            Route(f"{ENROL}/recovery", changing(self.renew_recovery), methods=["POST"]),
-            Route(f"{ENROL}/remove", changing(self.remove), methods=["POST"]),
+            Route(SECOND_FACTOR_PATH, account_view(self.show), methods=["GET"]),
+            Route(f"{SECOND_FACTOR_PATH}/begin", account_action(self.begin), methods=["POST"]),
+            Route(f"{SECOND_FACTOR_PATH}/confirm", account_action(self.confirm), methods=["POST"]),
+            Route(f"{SECOND_FACTOR_PATH}/recovery", account_action(self.renew_recovery), methods=["POST"]),
+            Route(f"{SECOND_FACTOR_PATH}/remove", account_action(self.remove), methods=["POST"]),
         ]
 
-    async def show(self, request: Request, person: Person) -> Response:
-        return await self._about(request, person, form_errors.NONE)
+    async def show(self, request: Request, principal: Principal) -> Response:
+        return await self._about(request, principal, form_errors.NO_ERRORS)
 
-    async def begin(self, request: Request, person: Person, form: dict[str, str]) -> Response:
-        return await self._set_up(request, person, form_errors.NONE)
+    async def begin(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
+        return await self._set_up(request, principal, form_errors.NO_ERRORS)
 
-    async def confirm(self, request: Request, person: Person, form: dict[str, str]) -> Response:
+    async def confirm(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
         try:
-            codes = await self._counted(request, person, form, self._factors.confirm)
+            codes = await self._counted(request, principal, form, self._factors.confirm)
         except NoSecondFactor:  # set up elsewhere meanwhile, or never begun
-            return self._frame.to(request, ENROL)
-        except form_errors.Refused as error:
-            return await self._set_up(request, person, form_errors.Problems(code=error.message), 422)
-        return await self._codes(request, person, codes, is_new=True)
+            return self._console.redirect(request, SECOND_FACTOR_PATH)
+        except form_errors.FieldError as error:
+            return await self._set_up(request, principal, form_errors.FormErrors(code=error.message), 422)
+        return await self._codes(request, principal, codes, is_new=True)
 
-    async def renew_recovery(self, request: Request, person: Person, form: dict[str, str]) -> Response:
+    async def renew_recovery(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
         try:
-            codes = await self._counted(request, person, form, self._factors.renew_recovery)
-        except form_errors.Refused as error:
-            return await self._about(request, person, form_errors.Problems(code=error.message), 422)
-        return await self._codes(request, person, codes, is_new=False)
+            codes = await self._counted(request, principal, form, self._factors.renew_recovery)
+        except form_errors.FieldError as error:
+            return await self._about(request, principal, form_errors.FormErrors(code=error.message), 422)
+        return await self._codes(request, principal, codes, is_new=False)
 
-    async def remove(self, request: Request, person: Person, form: dict[str, str]) -> Response:
+    async def remove(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
         try:
-            await self._confirming.ask(request, person, form)
-            await self._factors.remove(person.account, person.acting(request))
+            await self._reauthentication.require(request, principal, form)
+            await self._factors.remove(principal.account, principal.acting(request))
         except SecondFactorKept as error:
-            return await self._about(request, person, form_errors.Problems(form=f"{error}."), 409)
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, ("confirm",), self._explanations)
-            return await self._about(request, person, beside, status)
+            return await self._about(request, principal, form_errors.FormErrors(form=f"{error}."), 409)
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, ("confirm",), self._error_mapping)
+            return await self._about(request, principal, errors, status)
         said = "Your second factor is removed: your password alone lets you in."
-        return await renewed(self._frame, request, person, "/account", said)
+        return await redirect_with_new_session(self._console, request, principal, "/account", said)
 
-    async def _counted(self, request: Request, person: Person, form: dict[str, str], use: Any) -> list[str]:
-        """Raises `form_errors.Refused` for a wrong code, and for too many of them."""
-        whose, address = f"code:{person.account.user_id}", address_of(request)
+    async def _counted(
+        self, request: Request, principal: Principal, form: dict[str, str], use: Any
+    ) -> list[str]:
+        """Raises `form_errors.FieldError` for a wrong code, and for too many of them."""
+        whose, address = f"code:{principal.account.user_id}", address_of(request)
         wait_s = await self._lockout.attempt(whose, address)
         if wait_s:
-            raise form_errors.Refused("code", waiting_words(wait_s))
+            raise form_errors.FieldError("code", waiting_words(wait_s))
         try:
-            codes: list[str] = await use(person.account, form.get("code", ""), person.acting(request))
+            codes: list[str] = await use(principal.account, form.get("code", ""), principal.acting(request))
         except WrongCode:
-            raise form_errors.Refused("code", _WRONG) from None
+            raise form_errors.FieldError("code", _WRONG) from None
         await self._lockout.succeeded(whose, address)
         return codes
 
     async def _about(
-        self, request: Request, person: Person, beside: form_errors.Problems, status: int = 200
+        self, request: Request, principal: Principal, errors: form_errors.FormErrors, status: int = 200
     ) -> Response:
-        factor = await self._factors.find(person.account)
-        return self._page(request, "second_factor.html", person, status, factor=factor, problems=beside)
+        factor = await self._factors.find(principal.account)
+        return self._page(request, "second_factor.html", principal, status, factor=factor, errors=errors)
 
     async def _set_up(
-        self, request: Request, person: Person, beside: form_errors.Problems, status: int = 200
+        self, request: Request, principal: Principal, errors: form_errors.FormErrors, status: int = 200
     ) -> Response:
-        enrolment = await self._factors.begin(person.account)
+        enrolment = await self._factors.begin(principal.account)
         pieces = [enrolment.secret[at : at + 4] for at in range(0, len(enrolment.secret), 4)]
         return self._page(
             request,
             "second_factor_new.html",
-            person,
+            principal,
             status,
             picture=page.picture(enrolment.uri),
             secret=" ".join(pieces),
-            problems=beside,
+            errors=errors,
         )
 
-    async def _codes(self, request: Request, person: Person, codes: list[str], *, is_new: bool) -> Response:
+    async def _codes(
+        self, request: Request, principal: Principal, codes: list[str], *, is_new: bool
+    ) -> Response:
         """Whoever has just made themselves harder to imitate gets another session, and is out elsewhere."""
-        opened = await self._frame.sessions.renew(person.opened)
-        await self._frame.sessions.end_of_user(person.account.user_id, but=opened.id)
-        response = self._page(request, "second_factor_codes.html", person, 201, codes=codes, is_new=is_new)
+        opened = await self._console.sessions.renew(principal.opened)
+        await self._console.sessions.end_of_user(principal.account.user_id, but=opened.id)
+        response = self._page(request, "second_factor_codes.html", principal, 201, codes=codes, is_new=is_new)
         security.set_session(request, response, opened.id)
         return response
 
     def _page(
-        self, request: Request, template: str, person: Person, status: int = 200, **context: Any
+        self, request: Request, template: str, principal: Principal, status: int = 200, **context: Any
     ) -> Response:
-        return self._frame.page(request, template, status, visitor=person, section="account", **context)
+        return self._console.render(
+            request, template, status, principal=principal, section="account", **context
+        )

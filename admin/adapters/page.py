@@ -16,6 +16,7 @@ from adapters.jobs.service import CANCELLED, JobService
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
 from adapters.names import ModelName
 from admin import formatting
+from admin.badge import Badge
 
 PAGE = 50
 EVENTS = 15
@@ -29,25 +30,16 @@ _PHASES = (
 )
 
 
-@dataclass(frozen=True)
-class State:
-    """Of an adapter or a version: a word, and which of the few colours goes with it."""
-
-    word: str
-    tone: str
-    """`good`, `busy`, `bad` or `off`."""
-
-
 _STATES = {
-    VersionState.UPLOADING: State("Uploading", "busy"),
-    VersionState.VALIDATING: State("Validating", "busy"),
-    VersionState.CALIBRATING: State("Calibrating", "busy"),
-    VersionState.READY: State("Ready", "good"),
-    VersionState.FAILED: State("Failed", "bad"),
-    VersionState.DISABLED: State("Disabled", "off"),
-    VersionState.DELETING: State("Deleted", "off"),
+    VersionState.UPLOADING: Badge("Uploading", "busy"),
+    VersionState.VALIDATING: Badge("Validating", "busy"),
+    VersionState.CALIBRATING: Badge("Calibrating", "busy"),
+    VersionState.READY: Badge("Ready", "good"),
+    VersionState.FAILED: Badge("Failed", "bad"),
+    VersionState.DISABLED: Badge("Disabled", "off"),
+    VersionState.DELETING: Badge("Deleted", "off"),
 }
-_PAUSED = State("Paused", "off")
+_PAUSED = Badge("Paused", "off")
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ class AdapterRow:
 
     id: str
     name: str
-    state: State
+    state: Badge
     on_its_way: str | None
     """A newer version than the one shown, and what it is doing."""
     active_version: int | None
@@ -102,7 +94,7 @@ class VersionRow:
     """A line of an adapter's versions."""
 
     version: int
-    state: State
+    state: Badge
     is_active: bool
     may_activate: bool
     rank: int | None
@@ -128,7 +120,7 @@ class Refusal:
 class AdapterDetail:
     adapter: Adapter
     model: str
-    state: State
+    state: Badge
     works: list[Work]
     versions: list[VersionRow]
     has_more_versions: bool
@@ -198,18 +190,18 @@ class AdaptersPage:
         )
 
 
-def state_of(adapter: Adapter, version: AdapterVersion | None) -> State:
+def state_of(adapter: Adapter, version: AdapterVersion | None) -> Badge:
     """An adapter's, by the version that stands for it."""
     if adapter.disabled_at is not None:
         return _STATES[VersionState.DISABLED]
     if version is None:
-        return State("Empty", "off")
+        return Badge("Empty", "off")
     if version.state == VersionState.READY and adapter.active_version is None:
-        return State("Not active", "off")
+        return Badge("Not active", "off")
     return version_state(version)
 
 
-def version_state(version: AdapterVersion) -> State:
+def version_state(version: AdapterVersion) -> Badge:
     return _STATES[VersionState(version.state)]
 
 

@@ -21,8 +21,10 @@ from admin import snippets
 from admin.adapters.page import AdaptersPage
 from admin.adapters.version_page import VersionPage
 from admin.services import ConsoleServices
-from admin.web.console import Changing, Frame, Serving, Visitor, origin_of
-from admin.web.request_info import after_of
+from admin.web import authorization
+from admin.web.console import Action, Console, View
+from admin.web.principals import TenantUser
+from admin.web.request_info import after_of, origin_of
 
 _EVENT_ID = re.compile(r"[a-z]{3}_[0-9a-z]{20,40}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
@@ -39,8 +41,8 @@ _COMPRESSED = (Middleware(GZipMiddleware, minimum_size=4096),)
 class AdapterRoutes:
     """Below `/adapters`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._services = services.adapters
         self._list = AdaptersPage(services.adapters.catalogue, services.adapters.jobs)
         self._version = VersionPage(
@@ -65,60 +67,58 @@ class AdapterRoutes:
             self._action(f"{adapter}/jobs/{{job}}/{{verb}}", self.steer),
         ]
 
-    def _page(self, path: str, serve: Serving, middleware: Sequence[Middleware] = ()) -> Route:
-        return Route(
-            path, self._frame.serving(serve, "adapters.read"), methods=["GET"], middleware=middleware
-        )
+    def _page(self, path: str, serve: View, middleware: Sequence[Middleware] = ()) -> Route:
+        return Route(path, self._console.view(serve, "adapters.read"), methods=["GET"], middleware=middleware)
 
-    def _action(self, path: str, change: Changing) -> Route:
-        return Route(path, self._frame.changing(change), methods=["POST"])
+    def _action(self, path: str, change: Action) -> Route:
+        return Route(path, self._console.action(change), methods=["POST"])
 
     # Pages ------------------------------------------------------------------------------------------------
 
-    async def show_list(self, request: Request, visitor: Visitor) -> Response:
+    async def show_list(self, request: Request, principal: TenantUser) -> Response:
         after = after_of(request, ADAPTER_ID)
-        shown = await self._list.list(visitor.tenant_id, after)
-        return self._frame.page(
+        shown = await self._list.list(principal.tenant_id, after)
+        return self._console.render(
             request,
             "adapters.html",
-            visitor=visitor,
+            principal=principal,
             section="adapters",
             page=shown,
             is_first=after is None,
             snippets=snippets.bring(origin_of(request), shown.base),
         )
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
-        return await self._detail(request, visitor, "adapter.html")
+    async def show(self, request: Request, principal: TenantUser) -> Response:
+        return await self._detail(request, principal, "adapter.html")
 
-    async def show_live(self, request: Request, visitor: Visitor) -> Response:
+    async def show_live(self, request: Request, principal: TenantUser) -> Response:
         """The part of the page that changes while work goes on."""
-        return await self._detail(request, visitor, "adapter_live.html")
+        return await self._detail(request, principal, "adapter_live.html")
 
-    async def _detail(self, request: Request, visitor: Visitor, template: str) -> Response:
+    async def _detail(self, request: Request, principal: TenantUser, template: str) -> Response:
         before = request.query_params.get("before")
         if before is not None and _EVENT_ID.fullmatch(before) is None:
             raise HTTPException(404, "There is no such page of events.")
-        shown = await self._list.detail(visitor.tenant_id, request.path_params["adapter"], before)
-        return self._frame.page(
+        shown = await self._list.detail(principal.tenant_id, request.path_params["adapter"], before)
+        return self._console.render(
             request,
             template,
-            visitor=visitor,
+            principal=principal,
             section="adapters",
             page=shown,
             is_first=before is None,
             snippets=snippets.ask(origin_of(request), shown.model),
         )
 
-    async def show_version(self, request: Request, visitor: Visitor) -> Response:
-        shown = await self._version.gather(visitor.tenant_id, *_version_of(request))
-        return self._frame.page(
-            request, "adapter_version.html", visitor=visitor, section="adapters", page=shown
+    async def show_version(self, request: Request, principal: TenantUser) -> Response:
+        shown = await self._version.gather(principal.tenant_id, *_version_of(request))
+        return self._console.render(
+            request, "adapter_version.html", principal=principal, section="adapters", page=shown
         )
 
-    async def download_report(self, request: Request, visitor: Visitor) -> Response:
+    async def download_report(self, request: Request, principal: TenantUser) -> Response:
         adapter, number = _version_of(request)
-        document = await self._version.document(visitor.tenant_id, adapter, number)
+        document = await self._version.document(principal.tenant_id, adapter, number)
         if document is None:
             raise HTTPException(404, "This version has no report.")
         disposition = f'attachment; filename="calibration-{number}.json"'
@@ -127,60 +127,68 @@ class AdapterRoutes:
 
     # Actions ----------------------------------------------------------------------------------------------
 
-    async def rollback(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def rollback(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         await self._services.adapters.rollback(
-            visitor.tenant_id, request.path_params["adapter"], by=visitor.acting(request)
+            principal.tenant_id, request.path_params["adapter"], by=principal.acting(request)
         )
         return await self._back(
-            request, visitor, "Rolled back. New requests get the version that served before."
+            request, principal, "Rolled back. New requests get the version that served before."
         )
 
-    async def disable(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def disable(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         await self._services.adapters.set_disabled(
-            visitor.tenant_id, request.path_params["adapter"], True, by=visitor.acting(request)
+            principal.tenant_id, request.path_params["adapter"], True, by=principal.acting(request)
         )
         return await self._back(
-            request, visitor, "Disabled. New requests are refused until you enable it again."
+            request, principal, "Disabled. New requests are refused until you enable it again."
         )
 
-    async def enable(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def enable(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         await self._services.adapters.set_disabled(
-            visitor.tenant_id, request.path_params["adapter"], False, by=visitor.acting(request)
+            principal.tenant_id, request.path_params["adapter"], False, by=principal.acting(request)
         )
-        return await self._back(request, visitor, "Enabled. New requests are served again.")
+        return await self._back(request, principal, "Enabled. New requests are served again.")
 
-    async def delete(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def delete(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         """For good, so the name has to be typed."""
-        self._frame.require_admin(visitor)
-        shown = await self._services.catalogue.get(visitor.tenant_id, request.path_params["adapter"])
+        authorization.require_admin(principal)
+        shown = await self._services.catalogue.get(principal.tenant_id, request.path_params["adapter"])
         if form.get("name", "").strip() != shown.adapter.name:
             raise HTTPException(400, "The name you typed is not this adapter's. Nothing was deleted.")
-        await self._services.deletion.delete(visitor.tenant_id, shown.adapter.id, by=visitor.acting(request))
-        return await self._frame.done(request, visitor, "/adapters", f"{shown.adapter.name} is deleted.")
+        await self._services.deletion.delete(
+            principal.tenant_id, shown.adapter.id, by=principal.acting(request)
+        )
+        return await self._console.redirect_with_message(
+            request, principal, "/adapters", f"{shown.adapter.name} is deleted."
+        )
 
-    async def activate(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def activate(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         await self._services.adapters.activate(
-            visitor.tenant_id, *_version_of(request), by=visitor.acting(request)
+            principal.tenant_id, *_version_of(request), by=principal.acting(request)
         )
         return await self._back(
-            request, visitor, f"Version {_version_of(request)[1]} is active: new requests get it."
+            request, principal, f"Version {_version_of(request)[1]} is active: new requests get it."
         )
 
-    async def disable_version(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        return await self._set_version(request, visitor, disabled=True)
+    async def disable_version(
+        self, request: Request, principal: TenantUser, form: dict[str, str]
+    ) -> Response:
+        return await self._set_version(request, principal, disabled=True)
 
-    async def enable_version(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        return await self._set_version(request, visitor, disabled=False)
+    async def enable_version(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
+        return await self._set_version(request, principal, disabled=False)
 
-    async def _set_version(self, request: Request, visitor: Visitor, *, disabled: bool) -> Response:
+    async def _set_version(self, request: Request, principal: TenantUser, *, disabled: bool) -> Response:
         adapter, number = _version_of(request)
         await self._services.adapters.set_version_disabled(
-            visitor.tenant_id, adapter, number, disabled, by=visitor.acting(request)
+            principal.tenant_id, adapter, number, disabled, by=principal.acting(request)
         )
         said = f"Version {number} is {'disabled' if disabled else 'enabled'}."
-        return await self._frame.done(request, visitor, f"/adapters/{adapter}/versions/{number}", said)
+        return await self._console.redirect_with_message(
+            request, principal, f"/adapters/{adapter}/versions/{number}", said
+        )
 
-    async def steer(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def steer(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         """Pause, resume or cancel a job."""
         verbs = {
             "pause": self._services.jobs.pause,
@@ -190,12 +198,12 @@ class AdapterRoutes:
         verb = verbs.get(request.path_params["verb"])
         if verb is None:
             raise HTTPException(404, "There is no such action.")
-        await verb(visitor.tenant_id, request.path_params["job"], by=visitor.acting(request))
-        return await self._back(request, visitor, _STEERED[request.path_params["verb"]])
+        await verb(principal.tenant_id, request.path_params["job"], by=principal.acting(request))
+        return await self._back(request, principal, _STEERED[request.path_params["verb"]])
 
-    async def _back(self, request: Request, visitor: Visitor, message: str) -> Response:
-        return await self._frame.done(
-            request, visitor, f"/adapters/{request.path_params['adapter']}", message
+    async def _back(self, request: Request, principal: TenantUser, message: str) -> Response:
+        return await self._console.redirect_with_message(
+            request, principal, f"/adapters/{request.path_params['adapter']}", message
         )
 
 

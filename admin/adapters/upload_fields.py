@@ -9,9 +9,9 @@ from typing import Literal
 
 from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
 
-Slot = Literal["weights", "config", "calibration"]
+UploadField = Literal["weights", "config", "calibration"]
 
-PURPOSES: dict[Slot, str] = {"weights": "adapter", "config": "adapter", "calibration": "calibration"}
+PURPOSES: dict[UploadField, str] = {"weights": "adapter", "config": "adapter", "calibration": "calibration"}
 _FIELDS = {
     "name": "name",
     "calibration.file_id": "calibration",
@@ -22,7 +22,7 @@ _FIELDS = {
 }
 
 
-def slot_of(param: str | None) -> str:
+def upload_field_of(param: str | None) -> str:
     """`weights`, `config`, `calibration`, `name`, or `form` for all of it."""
     if param is None:
         return "form"

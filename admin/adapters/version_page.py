@@ -26,7 +26,8 @@ from adapters.models import Adapter, AdapterVersion, VersionState
 from adapters.names import ModelName
 from adapters.reports import ReportReader
 from admin import formatting
-from admin.adapters.page import MAX_JOBS, State, Work, version_state, work_of
+from admin.adapters.page import MAX_JOBS, Work, version_state, work_of
+from admin.badge import Badge
 from telemetry.svg import without_style
 
 MAX_ROWS = 400
@@ -89,7 +90,7 @@ class VersionDetail:
     adapter: Adapter
     version: AdapterVersion
     model: str
-    state: State
+    state: Badge
     is_active: bool
     may_activate: bool
     may_disable: bool

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
-from admin.web.form_errors import Refused
+from admin.web.form_errors import FieldError
 from tenants.audit.service import AuditEntry, AuditFilter, AuditLog
 
 PAGE = 50
@@ -98,7 +98,7 @@ def read_filter(fields: Mapping[str, str]) -> AuditFilter:
     given = {name: fields.get(name, "").strip() for name in FIELDS}
     for name, value in given.items():
         if len(value) > _MAX_LEN or "\x00" in value:
-            raise Refused(name, "Nothing in the log is written like this.")
+            raise FieldError(name, "Nothing in the log is written like this.")
     until = _day("until", given["until"])
     actor = given["actor"]
     return AuditFilter(
@@ -119,7 +119,7 @@ def _day(name: str, written: str) -> datetime | None:
         if not 2000 <= day.year < 9999:
             raise ValueError(written)
     except ValueError:
-        raise Refused(name, "Write the day as 2026-12-31.") from None
+        raise FieldError(name, "Write the day as 2026-12-31.") from None
     return datetime.combine(day, time(), UTC)
 
 

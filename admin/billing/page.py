@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
 from admin import formatting
-from admin.adapters.page import State
 from admin.amounts import read_dollars
+from admin.badge import Badge
 from admin.charts import layout
 from admin.charts.layout import Chart, Point, Series
 from admin.invoices.page import LineRow, cents, exact, line_row, month_words
-from admin.web.form_errors import Refused
+from admin.web.form_errors import FieldError
 from billing.invoices.accounts import DETAILS, Account
 from billing.invoices.credits import Balance, CreditService
 from billing.invoices.models import CreditEntry
@@ -37,9 +37,9 @@ PACE_DAYS = 7
 """Whole days whose mean says what the rest of a month may cost."""
 _DAY = 86_400
 _STATES = {
-    "active": State("In order", "good"),
-    "grace": State("Payment overdue", "warn"),
-    "suspended": State("Suspended", "bad"),
+    "active": Badge("In order", "good"),
+    "grace": Badge("Payment overdue", "warn"),
+    "suspended": Badge("Suspended", "bad"),
 }
 _KINDS = {
     "top_up": "Paid in",
@@ -59,7 +59,7 @@ class Owed:
 
     period: str
     remaining: str
-    state: State
+    state: Badge
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Billing:
     is_balance_empty: bool
     balance_note: str
     credits: list[CreditRow]
-    state: State
+    state: Badge
     owed: list[Owed]
     provider: str | None
     """Who collects; None: nobody, there are invoices only."""
@@ -162,7 +162,7 @@ class BillingPage:
             is_balance_empty=balance.amount <= 0,
             balance_note=_balance_note(balance, days, is_prepaid),
             credits=[_credit(entry) for entry in found.credits],
-            state=_STATES.get(account.state, State(account.state, "off")),
+            state=_STATES.get(account.state, Badge(account.state, "off")),
             owed=[_owed(one) for one in found.owed],
             provider=None if live is None else "Stripe",
             is_sandbox=live is False,
@@ -193,9 +193,9 @@ def read_top_up(form: Mapping[str, str]) -> int:
     """Cents. Raises Refused."""
     found, rest = divmod(read_dollars(form.get("amount", ""), "amount"), MICRO_USD_PER_CENT)
     if rest:
-        raise Refused("amount", "There is nothing smaller than a cent to pay.")
+        raise FieldError("amount", "There is nothing smaller than a cent to pay.")
     if not LEAST_TOP_UP <= found <= MOST_TOP_UP:
-        raise Refused("amount", f"It can be from {cents(LEAST_TOP_UP)} to {cents(MOST_TOP_UP)}.")
+        raise FieldError("amount", f"It can be from {cents(LEAST_TOP_UP)} to {cents(MOST_TOP_UP)}.")
     return found
 
 
@@ -277,7 +277,7 @@ def _owed(invoice: ProviderInvoice) -> Owed:
     return Owed(
         f"{invoice.period_start.astimezone(UTC):%Y-%m-%d} to {invoice.period_end.astimezone(UTC):%Y-%m-%d}",
         cents(invoice.amount_remaining),
-        State("Payment failed", "bad") if failed else State("Open", "warn"),
+        Badge("Payment failed", "bad") if failed else Badge("Open", "warn"),
     )
 
 

@@ -25,7 +25,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class LiveSeries:
     name: str
     tone: str
     path: str
@@ -33,14 +33,14 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
+class LiveChart:
     """All that the template draws."""
 
     title: str
     words: str
-    layers: list[Drawn]
+    layers: list[LiveSeries]
     """As they are to be painted: a later one covers an earlier one."""
-    legend: list[Drawn]
+    legend: list[LiveSeries]
     ticks: list[tuple[int, str]]
     """(units down, words)."""
     is_lines: bool
@@ -51,7 +51,7 @@ class Strip:
 Say = Callable[[float], str]
 
 
-def stacked(title: str, layers: Sequence[Layer], say: Say, least: float = 1.0) -> Strip:
+def stacked(title: str, layers: Sequence[Layer], say: Say, least: float = 1.0) -> LiveChart:
     """The layers of each column on top of each other, the first one lowest. `least`: what the axis reaches
     at least.
     """
@@ -63,24 +63,24 @@ def stacked(title: str, layers: Sequence[Layer], say: Say, least: float = 1.0) -
         heights.append(sums)
     top = round_up(max([least, *sums]))
     legend = [
-        Drawn(layer.name, layer.tone, _area(height, top), say(layer.values[-1] or 0.0))
+        LiveSeries(layer.name, layer.tone, _area(height, top), say(layer.values[-1] or 0.0))
         for layer, height in zip(layers, heights, strict=True)
     ]
     words = f"{title}: {say(sums[-1])} now, at most {say(max(sums))} in the time shown."
-    return Strip(title, words, legend[::-1], legend, _ticks(top, say), False, width)
+    return LiveChart(title, words, legend[::-1], legend, _ticks(top, say), False, width)
 
 
-def lines(title: str, layers: Sequence[Layer], say: Say, least: float) -> Strip:
+def lines(title: str, layers: Sequence[Layer], say: Say, least: float) -> LiveChart:
     """A line for each layer, broken where there is no value."""
     width = len(layers[0].values)
     known = [[value for value in layer.values if value is not None] for layer in layers]
     top = round_up(max([least, *(max(values, default=0.0) for values in known)]))
     drawn = [
-        Drawn(layer.name, layer.tone, _line(layer.values, top), say(values[-1]) if values else "–")
+        LiveSeries(layer.name, layer.tone, _line(layer.values, top), say(values[-1]) if values else "–")
         for layer, values in zip(layers, known, strict=True)
     ]
     told = [f"{one.name} {one.now} now" for one in drawn]
-    return Strip(title, f"{title}: {', '.join(told)}.", drawn, drawn, _ticks(top, say), True, width)
+    return LiveChart(title, f"{title}: {', '.join(told)}.", drawn, drawn, _ticks(top, say), True, width)
 
 
 def round_up(value: float) -> float:

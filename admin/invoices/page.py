@@ -13,7 +13,7 @@ from functools import lru_cache
 from urllib.parse import urlencode
 
 from admin import formatting
-from admin.adapters.page import State
+from admin.badge import Badge
 from billing.invoices.lines import Line
 from billing.invoices.service import InvoiceService
 from billing.invoices.verification import Finding, InvoiceVerification
@@ -33,7 +33,7 @@ class Row:
     id: str
     name: str
     month: str
-    state: State
+    state: Badge
     issued_at: datetime
     due_at: datetime
     total: str
@@ -74,7 +74,7 @@ class Shown:
 
     view: InvoiceView
     month: str
-    state: State
+    state: Badge
     lines: list[LineRow]
     late: list[LineRow]
     """For months before."""
@@ -156,12 +156,12 @@ def shown(view: InvoiceView) -> Shown:
     )
 
 
-def state_of(view: InvoiceView) -> State:
+def state_of(view: InvoiceView) -> Badge:
     if view.number is None:
-        return State("Preview", "busy")
+        return Badge("Preview", "busy")
     if view.status == "paid":
-        return State("Paid" if view.total_cents else "Nothing to pay", "good")
-    return State("Overdue", "bad") if view.due_at < datetime.now(UTC) else State("Open", "warn")
+        return Badge("Paid" if view.total_cents else "Nothing to pay", "good")
+    return Badge("Overdue", "bad") if view.due_at < datetime.now(UTC) else Badge("Open", "warn")
 
 
 def line_row(line: Line) -> LineRow:

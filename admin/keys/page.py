@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from typing import TypeVar
 
-from admin.adapters.page import State
-from admin.web.form_errors import Refused
+from admin.badge import Badge
+from admin.web.form_errors import FieldError
 from tenants.context import KeyKind
 from tenants.key_service import KEEP, KeyChanges, KeyService, KeyTerms, ShownKey
 from tenants.models import ApiKey, Project, User
@@ -75,7 +75,7 @@ class KeyRow:
     created_at: datetime
     last_used_at: datetime | None
     expires_at: datetime | None
-    state: State
+    state: Badge
     is_live: bool
     may_rotate: bool
     replaced_by: str | None
@@ -170,9 +170,9 @@ def read_scopes(form: Mapping[str, str], scopes: Collection[str]) -> frozenset[s
     """Empty: everything. Raises Refused."""
     chosen = frozenset(name.removeprefix(SCOPE_FIELD) for name in form if name.startswith(SCOPE_FIELD))
     if form.get("all_scopes") == "no" and not chosen:
-        raise Refused("scopes", "Choose at least one, or let the key do everything its kind may.")
+        raise FieldError("scopes", "Choose at least one, or let the key do everything its kind may.")
     if not chosen <= frozenset(scopes):
-        raise Refused("scopes", "One of these is no scope of this kind of key.")
+        raise FieldError("scopes", "One of these is no scope of this kind of key.")
     return chosen if form.get("all_scopes") == "no" else frozenset()
 
 
@@ -185,7 +185,7 @@ def read_grace(form: Mapping[str, str]) -> timedelta:
     """How long the old key works on. Raises Refused."""
     seconds = form.get("grace", "")
     if seconds not in {str(one) for one, _ in GRACES}:
-        raise Refused("grace", "Choose how long the old key works on.")
+        raise FieldError("grace", "Choose how long the old key works on.")
     return timedelta(seconds=int(seconds))
 
 
@@ -196,9 +196,9 @@ def read_end(written: str) -> datetime | None:
     try:
         day = date.fromisoformat(written.strip())
     except ValueError:
-        raise Refused("expires_at", "Write the day as 2030-12-31.") from None
+        raise FieldError("expires_at", "Write the day as 2030-12-31.") from None
     if day < datetime.now(UTC).date():
-        raise Refused("expires_at", "This day is over. Choose today or a later one.")
+        raise FieldError("expires_at", "This day is over. Choose today or a later one.")
     return datetime.combine(day, time(23, 59, 59), UTC)
 
 
@@ -236,22 +236,22 @@ def row_of(shown: ShownKey, projects: Mapping[str, str]) -> KeyRow:
     )
 
 
-def _state(key: ApiKey, user: User | None, now: datetime) -> State:
+def _state(key: ApiKey, user: User | None, now: datetime) -> Badge:
     if key.revoked_at is not None:
-        return State("Revoked", "off")
+        return Badge("Revoked", "off")
     if key.expires_at is not None and key.expires_at <= now:
-        return State("Expired", "off")
+        return Badge("Expired", "off")
     if user is not None and user.disabled_at is not None:
-        return State("Owner shut out", "off")
+        return Badge("Owner shut out", "off")
     if key.replaced_by is not None:
-        return State("Being replaced", "warn")
+        return Badge("Being replaced", "warn")
     if key.expires_at is not None and key.expires_at <= now + _SOON:
-        return State("Ends soon", "warn")
-    return State("Active", "good")
+        return Badge("Ends soon", "warn")
+    return Badge("Active", "good")
 
 
 def checked_kind(written: str) -> KeyKind:
     """Raises Refused."""
     if written == "inference" or written == "admin":
         return written  # type: ignore[return-value]
-    raise Refused("kind", "A key is for inference or for administration.")
+    raise FieldError("kind", "A key is for inference or for administration.")

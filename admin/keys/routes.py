@@ -21,8 +21,9 @@ from admin.keys.page import KeysPage
 from admin.projects.page import limit_rows
 from admin.services import ConsoleServices
 from admin.web import form_errors
-from admin.web.console import Frame, Visitor, origin_of
-from admin.web.request_info import after_of
+from admin.web.console import Console
+from admin.web.principals import TenantUser
+from admin.web.request_info import after_of, origin_of
 from tenants.context import KeyKind
 from tenants.key_service import CreatedKey
 from tenants.limits.kinds import Limit
@@ -33,121 +34,121 @@ _KEY_ID = re.compile(r"key_[0-9a-zA-Z]{1,40}")
 class KeyRoutes:
     """Below `/keys`. Paths with a word where others have an id come first."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._keys = services.account.keys
         self._limits = services.account.limits
         self._pages = KeysPage(services.account.keys, services.account.projects)
         self._base = services.adapters.catalogue.base
         self._scopes = services.scopes
-        self._explanations = services.explanations
-        self._refusals = form_errors.refusals(services.explanations)
+        self._error_mapping = services.error_mapping
+        self._expected_errors = form_errors.expected_errors(services.error_mapping)
 
     def routes(self) -> list[Route]:
-        serving, changing = self._frame.serving, self._frame.changing
+        view, action = self._console.view, self._console.action
         return [
-            Route("/keys", serving(self.show_list, "keys.read"), methods=["GET"]),
-            Route("/keys", changing(self.create, "keys.write", members_alone=True), methods=["POST"]),
-            Route("/keys/new", serving(self.show_form, "keys.write"), methods=["GET"]),
-            Route("/keys/{key}", serving(self.show, "keys.read"), methods=["GET"]),
-            Route("/keys/{key}", changing(self.change, "keys.write", members_alone=True), methods=["POST"]),
-            Route("/keys/{key}/edit", serving(self.show_terms, "keys.write"), methods=["GET"]),
+            Route("/keys", view(self.show_list, "keys.read"), methods=["GET"]),
+            Route("/keys", action(self.create, "keys.write", members_alone=True), methods=["POST"]),
+            Route("/keys/new", view(self.show_form, "keys.write"), methods=["GET"]),
+            Route("/keys/{key}", view(self.show, "keys.read"), methods=["GET"]),
+            Route("/keys/{key}", action(self.change, "keys.write", members_alone=True), methods=["POST"]),
+            Route("/keys/{key}/edit", view(self.show_terms, "keys.write"), methods=["GET"]),
             Route(
                 "/keys/{key}/rotate",
-                changing(self.rotate, "keys.write", members_alone=True),
+                action(self.rotate, "keys.write", members_alone=True),
                 methods=["POST"],
             ),
-            Route("/keys/{key}/revoke", changing(self.revoke, "keys.write"), methods=["POST"]),
+            Route("/keys/{key}/revoke", action(self.revoke, "keys.write"), methods=["POST"]),
         ]
 
-    async def show_list(self, request: Request, visitor: Visitor) -> Response:
+    async def show_list(self, request: Request, principal: TenantUser) -> Response:
         after = after_of(request, _KEY_ID)
         every = request.query_params.get("show") == "all"
-        shown = await self._pages.shown(visitor.tenant_id, after, with_revoked=every)
-        return self._page(request, "keys.html", visitor, page=shown, is_first=after is None, every=every)
+        shown = await self._pages.shown(principal.tenant_id, after, with_revoked=every)
+        return self._page(request, "keys.html", principal, page=shown, is_first=after is None, every=every)
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
-        shown = await self._pages.one(visitor.tenant_id, request.path_params["key"])
-        limits = await self._limits.list(visitor.tenant_id) if visitor.may("limits.read") else None
-        return self._one(request, visitor, shown, limits)
+    async def show(self, request: Request, principal: TenantUser) -> Response:
+        shown = await self._pages.one(principal.tenant_id, request.path_params["key"])
+        limits = await self._limits.list(principal.tenant_id) if principal.may("limits.read") else None
+        return self._one(request, principal, shown, limits)
 
-    async def show_form(self, request: Request, visitor: Visitor) -> Response:
+    async def show_form(self, request: Request, principal: TenantUser) -> Response:
         kind = request.query_params.get("kind", "inference")
         if kind not in self._scopes:
             raise HTTPException(404, "There is no such kind of key.")
         fields = {"all_scopes": "yes", "project": request.query_params.get("project", "")}
-        return await self._form(request, visitor, kind, fields, form_errors.NONE)  # type: ignore[arg-type]
+        return await self._form(request, principal, kind, fields, form_errors.NO_ERRORS)  # type: ignore[arg-type]
 
-    async def create(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def create(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         kind: KeyKind = "admin" if form.get("kind") == "admin" else "inference"
         inference = kind == "inference"
         try:
             made = await self._keys.create(
-                visitor.tenant_id,
+                principal.tenant_id,
                 form.get("name", ""),
-                visitor.acting(request),
+                principal.acting(request),
                 kind=kind,
                 project_id=form.get("project") or None if inference else None,
-                user_id=visitor.account.user_id if inference and form.get("owner") == "me" else None,
+                user_id=principal.account.user_id if inference and form.get("owner") == "me" else None,
                 terms=page.read_terms(form, self._scopes[kind]),
             )
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, page.FIELDS, self._explanations)
-            return await self._form(request, visitor, kind, form, beside, status)
-        return self._made(request, visitor, made, None)
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
+            return await self._form(request, principal, kind, form, errors, status)
+        return self._made(request, principal, made, None)
 
-    async def rotate(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def rotate(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         key_id = request.path_params["key"]
         try:
             grace = page.read_grace(form)
-        except form_errors.Refused as error:
+        except form_errors.FieldError as error:
             raise HTTPException(400, error.message) from None
-        made = await self._keys.rotate(visitor.tenant_id, key_id, visitor.acting(request), grace=grace)
-        return self._made(request, visitor, made, await self._pages.one(visitor.tenant_id, key_id))
+        made = await self._keys.rotate(principal.tenant_id, key_id, principal.acting(request), grace=grace)
+        return self._made(request, principal, made, await self._pages.one(principal.tenant_id, key_id))
 
-    async def revoke(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        shown = await self._pages.one(visitor.tenant_id, request.path_params["key"])
-        await self._keys.revoke(visitor.tenant_id, shown.id, visitor.acting(request))
+    async def revoke(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
+        shown = await self._pages.one(principal.tenant_id, request.path_params["key"])
+        await self._keys.revoke(principal.tenant_id, shown.id, principal.acting(request))
         said = f"{shown.name} is revoked: nobody gets in with it any more."
-        return await self._frame.done(request, visitor, "/keys", said)
+        return await self._console.redirect_with_message(request, principal, "/keys", said)
 
-    async def show_terms(self, request: Request, visitor: Visitor) -> Response:
-        shown = await self._pages.one(visitor.tenant_id, request.path_params["key"])
-        return self._terms(request, visitor, shown, page.fields_of(shown), form_errors.NONE)
+    async def show_terms(self, request: Request, principal: TenantUser) -> Response:
+        shown = await self._pages.one(principal.tenant_id, request.path_params["key"])
+        return self._terms(request, principal, shown, page.fields_of(shown), form_errors.NO_ERRORS)
 
-    async def change(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def change(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         """What was not shown, or not changed, stays as it is: somebody else may have changed it meanwhile."""
         key_id = request.path_params["key"]
-        shown = await self._pages.one(visitor.tenant_id, key_id)
+        shown = await self._pages.one(principal.tenant_id, key_id)
         try:
             changes = page.read_changes(form, shown, self._scopes[shown.kind])
-            await self._keys.update(visitor.tenant_id, key_id, changes, visitor.acting(request))
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, page.FIELDS, self._explanations)
-            return self._terms(request, visitor, shown, form, beside, status)
+            await self._keys.update(principal.tenant_id, key_id, changes, principal.acting(request))
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
+            return self._terms(request, principal, shown, form, errors, status)
         said = "The key is changed: every process knows within a second."
-        return await self._frame.done(request, visitor, f"/keys/{key_id}", said)
+        return await self._console.redirect_with_message(request, principal, f"/keys/{key_id}", said)
 
     def _terms(
         self,
         request: Request,
-        visitor: Visitor,
+        principal: TenantUser,
         shown: page.KeyRow,
         fields: Mapping[str, str],
-        beside: form_errors.Problems,
+        errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
-        bounds = visitor.acting(request).scopes if shown.kind == "admin" else frozenset()
+        bounds = principal.acting(request).scopes if shown.kind == "admin" else frozenset()
         held = self._scopes[shown.kind] & bounds if bounds else self._scopes[shown.kind]
         return self._page(
             request,
             "key_edit.html",
-            visitor,
+            principal,
             status,
             key=shown,
             kind=shown.kind,
             fields=fields,
-            problems=beside,
+            errors=errors,
             choices=page.scope_choices(held | frozenset(shown.scopes)),
             may_give_all=not (bounds and shown.scopes),
             scope_field=page.SCOPE_FIELD,
@@ -155,35 +156,35 @@ class KeyRoutes:
         )
 
     def _one(
-        self, request: Request, visitor: Visitor, shown: page.KeyRow, limits: list[Limit] | None
+        self, request: Request, principal: TenantUser, shown: page.KeyRow, limits: list[Limit] | None
     ) -> Response:
         scopes = [(scope, page.scope_words(scope)) for scope in shown.scopes]
         own = None if limits is None else limit_rows(limits, "key", shown.id)
         return self._page(
-            request, "key.html", visitor, key=shown, scopes=scopes, graces=page.GRACES, limits=own
+            request, "key.html", principal, key=shown, scopes=scopes, graces=page.GRACES, limits=own
         )
 
     async def _form(
         self,
         request: Request,
-        visitor: Visitor,
+        principal: TenantUser,
         kind: KeyKind,
         fields: Mapping[str, str],
-        beside: form_errors.Problems,
+        errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
         # Nobody passes on more of the account than they may run themselves.
-        bounds = visitor.acting(request).scopes if kind == "admin" else frozenset()
+        bounds = principal.acting(request).scopes if kind == "admin" else frozenset()
         held = self._scopes[kind] & bounds if bounds else self._scopes[kind]
         return self._page(
             request,
             "key_new.html",
-            visitor,
+            principal,
             status,
             kind=kind,
             fields=fields,
-            problems=beside,
-            projects=[(one.id, one.name) for one in await self._pages.projects(visitor.tenant_id)],
+            errors=errors,
+            projects=[(one.id, one.name) for one in await self._pages.projects(principal.tenant_id)],
             choices=page.scope_choices(held),
             may_give_all=not bounds,
             scope_field=page.SCOPE_FIELD,
@@ -191,13 +192,13 @@ class KeyRoutes:
         )
 
     def _made(
-        self, request: Request, visitor: Visitor, made: CreatedKey, old: page.KeyRow | None
+        self, request: Request, principal: TenantUser, made: CreatedKey, old: page.KeyRow | None
     ) -> Response:
         model = self._base
         texts = snippets.ask(origin_of(request), model) if made.kind == "inference" else []
-        return self._page(request, "key_made.html", visitor, 201, made=made, old=old, snippets=texts)
+        return self._page(request, "key_made.html", principal, 201, made=made, old=old, snippets=texts)
 
     def _page(
-        self, request: Request, template: str, visitor: Visitor, status: int = 200, **context: Any
+        self, request: Request, template: str, principal: TenantUser, status: int = 200, **context: Any
     ) -> Response:
-        return self._frame.page(request, template, status, visitor=visitor, section="keys", **context)
+        return self._console.render(request, template, status, principal=principal, section="keys", **context)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from admin import formatting
-from admin.adapters.page import State
 from admin.amounts import read_dollars
+from admin.badge import Badge
 from admin.keys.page import MAX_PROJECTS
 from admin.limits.page import amount_written
-from admin.web.form_errors import Refused
+from admin.web.form_errors import FieldError
 from billing.notifications.models import Delivery, Notification
 from billing.spend.alerts import SpendAlertService, Threshold
 from billing.spend.models import SpendAlert
@@ -34,9 +34,9 @@ MAX_PREFIX_LEN = 60
 MAILED = 20
 _PIECES = re.compile(r"[\s,;]+")
 _MAIL_STATES = {
-    "pending": State("On its way", "busy"),
-    "delivered": State("Sent", "good"),
-    "failed": State("Not sent", "bad"),
+    "pending": Badge("On its way", "busy"),
+    "delivered": Badge("Sent", "good"),
+    "failed": Badge("Not sent", "bad"),
 }
 
 
@@ -51,7 +51,7 @@ class AlertRow:
     """This month; None while it cannot be looked up."""
     share: int
     tone: str
-    state: State
+    state: Badge
     raised_at: datetime | None
     recipients: list[str]
     """Empty: the account's."""
@@ -64,7 +64,7 @@ class AlertRow:
 @dataclass(frozen=True)
 class MailRow:
     to: str
-    state: State
+    state: Badge
     is_test: bool
     at: datetime
     error: str
@@ -155,21 +155,21 @@ def read_threshold(form: Mapping[str, str]) -> Threshold:
     if form.get("kind") == "percent":
         written = form.get("threshold_percent", "").strip().removesuffix("%").strip()
         if not (written.isascii() and written.isdecimal()) or not 1 <= int(written[:6]) <= 1000:
-            raise Refused("threshold_percent", "Write a percentage from 1 to 1000.")
+            raise FieldError("threshold_percent", "Write a percentage from 1 to 1000.")
         percent = int(written)
     else:
         amount = read_dollars(form.get("threshold_amount", ""), "threshold_amount")
         if not amount:
-            raise Refused("threshold_amount", "It must be more than nothing.")
+            raise FieldError("threshold_amount", "It must be more than nothing.")
     recipients = list(dict.fromkeys(one for one in _PIECES.split(form.get("recipients", "")) if one))
     for one in recipients:
         if not (is_email(one) and one.isascii()):
-            raise Refused("recipients", f"{one[:80]} is not an address.")
+            raise FieldError("recipients", f"{one[:80]} is not an address.")
     if len(recipients) > MAX_RECIPIENTS:
-        raise Refused("recipients", f"There can be at most {MAX_RECIPIENTS}.")
+        raise FieldError("recipients", f"There can be at most {MAX_RECIPIENTS}.")
     prefix = form.get("subject_prefix", "").strip()
     if len(prefix) > MAX_PREFIX_LEN or not prefix.isprintable():
-        raise Refused("subject_prefix", f"It can have at most {MAX_PREFIX_LEN} printable characters.")
+        raise FieldError("subject_prefix", f"It can have at most {MAX_PREFIX_LEN} printable characters.")
     return Threshold(amount, percent, recipients, prefix or None)
 
 
@@ -207,7 +207,7 @@ def _row(
         spent=None if used is None else formatting.usd(used),
         share=share,
         tone="over" if share >= 100 else "near" if share >= 80 else "",
-        state=State("Reached", "warn") if raised_at else State("Waits" if amount else "Idle", "off"),
+        state=Badge("Reached", "warn") if raised_at else Badge("Waits" if amount else "Idle", "off"),
         raised_at=raised_at,
         recipients=[*alert.recipients],
         subject_prefix=alert.subject_prefix or "",
@@ -231,7 +231,7 @@ def _fields(alert: SpendAlert) -> dict[str, str]:
 def _mail(delivery: Delivery, told: Notification) -> MailRow:
     return MailRow(
         delivery.recipient or "",
-        _MAIL_STATES.get(delivery.state, State(delivery.state, "off")),
+        _MAIL_STATES.get(delivery.state, Badge(delivery.state, "off")),
         bool(told.data.get("test")),
         delivery.created_at,
         delivery.error or "",

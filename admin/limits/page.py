@@ -19,7 +19,7 @@ from adapters.files.service import FileService
 from admin import formatting
 from admin.amounts import read_dollars
 from admin.keys.page import MAX_PROJECTS
-from admin.web.form_errors import Refused
+from admin.web.form_errors import FieldError
 from tenants.errors import QuotaUnavailable
 from tenants.key_service import KeyService
 from tenants.limits.kinds import MAX_AMOUNT, MAX_RATE, Limit, Metric, Scope
@@ -215,7 +215,7 @@ def read_limit(form: Mapping[str, str], tenant_id: str) -> Limit:
 def read_metric(written: str) -> Metric:
     """Raises Refused."""
     if written not in Metric.__members__.values() or written == Metric.PREPAID_BALANCE:
-        raise Refused("metric", "Choose what is limited.")
+        raise FieldError("metric", "Choose what is limited.")
     return Metric(written)
 
 
@@ -228,7 +228,7 @@ def read_scope(written: str, tenant_id: str) -> tuple[Scope, str]:
         return "project", scope_id
     if scope == "key" and scope_id:
         return "key", scope_id
-    raise Refused("for", "Choose whom the limit is for.")
+    raise FieldError("for", "Choose whom the limit is for.")
 
 
 def read_amount(metric: Metric, written: str, field: str = "amount") -> int:
@@ -239,15 +239,15 @@ def read_amount(metric: Metric, written: str, field: str = "amount") -> int:
     if metric == Metric.STORAGE_BYTES:
         found = _SIZE.fullmatch(text)
         if found is None:
-            raise Refused(field, "Write a size, as 500 MB or 20 GB.")
+            raise FieldError(field, "Write a size, as 500 MB or 20 GB.")
         whole, _, rest = found[1].partition(".")
         power = _POWERS[(found[2] or "").lower()]
         if rest and power == 0:
-            raise Refused(field, "There is nothing smaller than a byte.")
+            raise FieldError(field, "There is nothing smaller than a byte.")
         return int(whole) * 10**power + (int(rest) * 10**power // 10 ** len(rest) if rest else 0)
     text = text.replace(",", "").replace(" ", "")
     if _COUNT.fullmatch(text) is None:
-        raise Refused(field, "Write a whole number, as 1000.")
+        raise FieldError(field, "Write a whole number, as 1000.")
     return int(text)
 
 
@@ -255,11 +255,11 @@ def check_most(limit: Limit, plan: PlanView, field: str = "amount") -> None:
     """What the service would refuse in its own units. Raises Refused."""
     most = MAX_RATE if limit.metric.kind == "rate" else MAX_AMOUNT
     if limit.amount > most:
-        raise Refused(field, f"It can be at most {amount_words(limit.metric, most)}.")
+        raise FieldError(field, f"It can be at most {amount_words(limit.metric, most)}.")
     of_plan = {Metric.ADAPTERS.value: plan.max_adapters, **plan.limits}.get(limit.metric)
     if limit.scope == "tenant" and not limit.model and of_plan is not None and limit.amount > of_plan:
         words_of_plan = amount_words(limit.metric, of_plan)
-        raise Refused(field, f"It can be at most {words_of_plan}, which is your plan's.")
+        raise FieldError(field, f"It can be at most {words_of_plan}, which is your plan's.")
 
 
 def _named(limit: Limit) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from admin.adapters.page import State
+from admin.badge import Badge
 from tenants.identities.second_factors import SecondFactors
 from tenants.members.invites import InviteService
 from tenants.members.service import MemberService
@@ -53,7 +53,7 @@ class InviteRow:
     id: str
     email: str
     role: str
-    state: State
+    state: Badge
     expires_at: datetime
 
 
@@ -119,5 +119,5 @@ def read_places(form: Mapping[str, str]) -> dict[str, ProjectRole]:
 
 def _invite(invite: Invite, now: datetime) -> InviteRow:
     expired = invite.expires_at <= now
-    state = State("Expired", "off") if expired else State("Waiting", "good")
+    state = Badge("Expired", "off") if expired else Badge("Waiting", "good")
     return InviteRow(invite.id, invite.email, invite.role, state, invite.expires_at)

@@ -21,8 +21,9 @@ from admin.members import page
 from admin.members.page import MembersPage
 from admin.services import ConsoleServices
 from admin.web import form_errors
-from admin.web.console import Frame, Visitor, origin_of
-from admin.web.request_info import after_of
+from admin.web.console import Console
+from admin.web.principals import TenantUser
+from admin.web.request_info import after_of, origin_of
 from billing.notifications.errors import MailNotSent
 from tenants.errors import NameTaken
 from tenants.members.invites import CreatedInvite
@@ -35,96 +36,96 @@ _USER_ID = re.compile(r"usr_[0-9a-zA-Z]{1,40}")
 class MemberRoutes:
     """Below `/members`. Paths with a word where others have an id come first."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         account = services.account
         self._members, self._invites = account.members, account.invites
         self._factors, self._credentials = account.second_factors, account.credentials
         self._pages = MembersPage(account.members, account.invites, account.projects, account.second_factors)
         self._mail, self._url = services.sign_in.mail, services.sign_in.url
-        self._explanations = services.explanations
-        self._refusals = form_errors.refusals(services.explanations)
+        self._error_mapping = services.error_mapping
+        self._expected_errors = form_errors.expected_errors(services.error_mapping)
 
     def routes(self) -> list[Route]:
-        serving, changing = self._frame.serving, self._frame.changing
+        view, action = self._console.view, self._console.action
         write: Right = "members.write"
         return [
-            Route("/members", serving(self.show, "members.read"), methods=["GET"]),
-            Route("/members/invite", serving(self.show_form, write), methods=["GET"]),
-            Route("/members/invite", changing(self.invite, write, members_alone=True), methods=["POST"]),
+            Route("/members", view(self.show, "members.read"), methods=["GET"]),
+            Route("/members/invite", view(self.show_form, write), methods=["GET"]),
+            Route("/members/invite", action(self.invite, write, members_alone=True), methods=["POST"]),
             Route(
-                "/members/second-factor", changing(self.require, write, members_alone=True), methods=["POST"]
+                "/members/second-factor", action(self.require, write, members_alone=True), methods=["POST"]
             ),
-            Route("/members/invites/{invite}/withdraw", changing(self.withdraw, write), methods=["POST"]),
-            Route("/members/{user}", serving(self.show_one, write), methods=["GET"]),
-            Route("/members/{user}/role", changing(self.change_role, write), methods=["POST"]),
-            Route("/members/{user}/disable", changing(self.disable, write), methods=["POST"]),
-            Route("/members/{user}/enable", changing(self.enable, write), methods=["POST"]),
-            Route("/members/{user}/remove", changing(self.remove, write), methods=["POST"]),
+            Route("/members/invites/{invite}/withdraw", action(self.withdraw, write), methods=["POST"]),
+            Route("/members/{user}", view(self.show_one, write), methods=["GET"]),
+            Route("/members/{user}/role", action(self.change_role, write), methods=["POST"]),
+            Route("/members/{user}/disable", action(self.disable, write), methods=["POST"]),
+            Route("/members/{user}/enable", action(self.enable, write), methods=["POST"]),
+            Route("/members/{user}/remove", action(self.remove, write), methods=["POST"]),
             Route(
-                "/members/{user}/password", changing(self.reset, write, members_alone=True), methods=["POST"]
+                "/members/{user}/password", action(self.reset, write, members_alone=True), methods=["POST"]
             ),
             Route(
                 "/members/{user}/second-factor",
-                changing(self.take_factor, write, members_alone=True),
+                action(self.take_factor, write, members_alone=True),
                 methods=["POST"],
             ),
         ]
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
+    async def show(self, request: Request, principal: TenantUser) -> Response:
         after = after_of(request, _USER_ID)
-        shown = await self._pages.gather(visitor.tenant_id, after)
+        shown = await self._pages.gather(principal.tenant_id, after)
         return self._page(
             request,
             "members.html",
-            visitor,
+            principal,
             page=shown,
             is_first=after is None,
         )
 
-    async def show_one(self, request: Request, visitor: Visitor) -> Response:
-        user = await self._members.get(visitor.tenant_id, request.path_params["user"])
-        has_factor = user.id in await self._factors.whose(visitor.tenant_id, [user.id])
+    async def show_one(self, request: Request, principal: TenantUser) -> Response:
+        user = await self._members.get(principal.tenant_id, request.path_params["user"])
+        has_factor = user.id in await self._factors.whose(principal.tenant_id, [user.id])
         return self._page(
             request,
             "member.html",
-            visitor,
+            principal,
             member=user,
             words=page.ROLE_WORDS,
             has_factor=has_factor,
             mails=self._mail is not None,
         )
 
-    async def show_form(self, request: Request, visitor: Visitor) -> Response:
-        projects = await self._pages.projects(visitor.tenant_id)
+    async def show_form(self, request: Request, principal: TenantUser) -> Response:
+        projects = await self._pages.projects(principal.tenant_id)
         ticked = {f"{page.PROJECT_FIELD}{id_}": "on" for id_, _, is_default in projects if is_default}
-        return await self._form(request, visitor, {"role": "developer", **ticked}, form_errors.NONE)
+        return await self._form(request, principal, {"role": "developer", **ticked}, form_errors.NO_ERRORS)
 
-    async def invite(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def invite(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         try:
             made = await self._invites.create(
-                visitor.tenant_id,
+                principal.tenant_id,
                 form.get("email", "").strip(),
                 form.get("role", ""),  # type: ignore[arg-type]
-                visitor.acting(request),
+                principal.acting(request),
                 projects=page.read_places(form),
             )
         except NameTaken:
-            beside = form_errors.Problems(email="Whoever has this address is a member already.")
-            return await self._form(request, visitor, form, beside, 409)
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, page.FIELDS, self._explanations)
-            return await self._form(request, visitor, form, beside, status)
-        if await self._mailed(visitor, made):
+            errors = form_errors.FormErrors(email="Whoever has this address is a member already.")
+            return await self._form(request, principal, form, errors, 409)
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
+            return await self._form(request, principal, form, errors, status)
+        if await self._mailed(principal, made):
             said = f"An invitation is on its way to {made.invite.email}."
-            return await self._frame.done(request, visitor, "/members", said)
+            return await self._console.redirect_with_message(request, principal, "/members", said)
         link = self._link(request, "/join", made.token)
         failed = self._mail is not None
         return self._page(
-            request, "member_invited.html", visitor, 201, invite=made.invite, link=link, failed=failed
+            request, "member_invited.html", principal, 201, invite=made.invite, link=link, failed=failed
         )
 
-    async def _mailed(self, visitor: Visitor, made: CreatedInvite) -> bool:
+    async def _mailed(self, principal: TenantUser, made: CreatedInvite) -> bool:
         if self._mail is None:
             return False
         invite = made.invite
@@ -132,9 +133,9 @@ class MemberRoutes:
             await self._mail.invite(
                 invite.email,
                 made.token,
-                organisation=visitor.account.tenant_name,
+                organisation=principal.account.tenant_name,
                 role=invite.role,
-                inviter=visitor.account.name or visitor.account.email,
+                inviter=principal.account.name or principal.account.email,
                 until=formatting.moment(invite.expires_at),
             )
         except MailNotSent as error:
@@ -147,96 +148,102 @@ class MemberRoutes:
         origin = self._url or origin_of(request)
         return f"{origin}{request.scope.get('root_path', '')}{path}#{token}"
 
-    async def reset(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def reset(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         user_id = request.path_params["user"]
-        made = await self._credentials.make_reset(visitor.tenant_id, user_id, visitor.acting(request))
+        made = await self._credentials.make_reset(principal.tenant_id, user_id, principal.acting(request))
         failed = False
         if self._mail is not None:
             try:
                 await self._mail.reset(made.email, made.token, until=formatting.moment(made.expires_at))
                 said = f"A link to choose another password is on its way to {made.email}."
-                return await self._frame.done(request, visitor, f"/members/{user_id}", said)
+                return await self._console.redirect_with_message(
+                    request, principal, f"/members/{user_id}", said
+                )
             except MailNotSent as error:
                 log.warning("a reset was not mailed", user=user_id, reason=error.reason)
                 failed = True
         link = self._link(request, "/reset", made.token)
         return self._page(
-            request, "member_reset.html", visitor, 201, made=made, link=link, user_id=user_id, failed=failed
+            request, "member_reset.html", principal, 201, made=made, link=link, user_id=user_id, failed=failed
         )
 
-    async def take_factor(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        user = await self._members.get(visitor.tenant_id, request.path_params["user"])
-        await self._factors.take_away(visitor.tenant_id, user.id, visitor.acting(request))
+    async def take_factor(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
+        user = await self._members.get(principal.tenant_id, request.path_params["user"])
+        await self._factors.take_away(principal.tenant_id, user.id, principal.acting(request))
         said = f"{user.email} signs in without a second factor now, until they set up another."
-        return await self._frame.done(request, visitor, f"/members/{user.id}", said)
+        return await self._console.redirect_with_message(request, principal, f"/members/{user.id}", said)
 
-    async def require(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def require(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         required = form.get("required") == "yes"
-        await self._factors.require(visitor.account, required, visitor.acting(request))
+        await self._factors.require(principal.account, required, principal.acting(request))
         said = "Every member is asked for a second factor now: who has none sets one up before anything else."
         if not required:
             said = "A second factor is everybody's own choice now."
-        return await self._frame.done(request, visitor, "/members", said)
+        return await self._console.redirect_with_message(request, principal, "/members", said)
 
-    async def withdraw(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        invite = await self._invites.get(visitor.tenant_id, request.path_params["invite"])
-        await self._invites.delete(visitor.tenant_id, invite.id, visitor.acting(request))
+    async def withdraw(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
+        invite = await self._invites.get(principal.tenant_id, request.path_params["invite"])
+        await self._invites.delete(principal.tenant_id, invite.id, principal.acting(request))
         said = f"The invitation of {invite.email} is withdrawn: its link is good for nothing any more."
-        return await self._frame.done(request, visitor, "/members", said)
+        return await self._console.redirect_with_message(request, principal, "/members", said)
 
-    async def change_role(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def change_role(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         role = form.get("role", "")
         if role not in ROLES:
             raise HTTPException(400, f"A role is one of {', '.join(ROLES)}.")
         chosen: Role = role  # type: ignore[assignment]
         user = await self._members.update(
-            visitor.tenant_id, request.path_params["user"], visitor.acting(request), role=chosen
+            principal.tenant_id, request.path_params["user"], principal.acting(request), role=chosen
         )
         # Whoever has just made themselves less than an admin still sees the members, as every role does.
-        return await self._frame.done(request, visitor, "/members", f"{user.email} is {role} now.")
+        return await self._console.redirect_with_message(
+            request, principal, "/members", f"{user.email} is {role} now."
+        )
 
-    async def disable(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def disable(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         user = await self._members.disable(
-            visitor.tenant_id, request.path_params["user"], visitor.acting(request)
+            principal.tenant_id, request.path_params["user"], principal.acting(request)
         )
         said = f"{user.email} is shut out: signed out everywhere, and every key of theirs is refused."
-        return await self._frame.done(request, visitor, f"/members/{user.id}", said)
+        return await self._console.redirect_with_message(request, principal, f"/members/{user.id}", said)
 
-    async def enable(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def enable(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         user = await self._members.enable(
-            visitor.tenant_id, request.path_params["user"], visitor.acting(request)
+            principal.tenant_id, request.path_params["user"], principal.acting(request)
         )
         said = f"{user.email} can sign in again, and their keys work."
-        return await self._frame.done(request, visitor, f"/members/{user.id}", said)
+        return await self._console.redirect_with_message(request, principal, f"/members/{user.id}", said)
 
-    async def remove(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
-        user = await self._members.get(visitor.tenant_id, request.path_params["user"])
-        await self._members.remove(visitor.tenant_id, user.id, visitor.acting(request))
+    async def remove(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
+        user = await self._members.get(principal.tenant_id, request.path_params["user"])
+        await self._members.remove(principal.tenant_id, user.id, principal.acting(request))
         said = f"{user.email} is removed, and with them every key that was theirs."
-        return await self._frame.done(request, visitor, "/members", said)
+        return await self._console.redirect_with_message(request, principal, "/members", said)
 
     async def _form(
         self,
         request: Request,
-        visitor: Visitor,
+        principal: TenantUser,
         fields: Mapping[str, str],
-        beside: form_errors.Problems,
+        errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
         return self._page(
             request,
             "member_invite.html",
-            visitor,
+            principal,
             status,
             fields=fields,
-            problems=beside,
+            errors=errors,
             roles=page.ROLE_CHOICES,
-            projects=await self._pages.projects(visitor.tenant_id),
+            projects=await self._pages.projects(principal.tenant_id),
             project_field=page.PROJECT_FIELD,
             mails=self._mail is not None,
         )
 
     def _page(
-        self, request: Request, template: str, visitor: Visitor, status: int = 200, **context: Any
+        self, request: Request, template: str, principal: TenantUser, status: int = 200, **context: Any
     ) -> Response:
-        return self._frame.page(request, template, status, visitor=visitor, section="members", **context)
+        return self._console.render(
+            request, template, status, principal=principal, section="members", **context
+        )

@@ -16,20 +16,20 @@ from admin.operator.reconciliation.routes import BookRoutes
 from admin.operator.tenants.impersonation_routes import ImpersonationRoutes
 from admin.operator.tenants.routes import TenantRoutes
 from admin.services import ConsoleServices
-from admin.web.console import Frame
+from admin.web.console import Console
 
 
-def operator_routes(frame: Frame, services: ConsoleServices) -> list[Route]:
+def operator_routes(console: Console, services: ConsoleServices) -> list[Route]:
     return [
-        *HomeRoutes(frame).routes(),
-        *EngineRoutes(frame, services).routes(),
-        *TenantRoutes(frame, services).routes(),
-        *PlanRoutes(frame, services).routes(),
-        *PriceRoutes(frame, services).routes(),
-        *IncidentRoutes(frame, services).routes(),
-        *JobRoutes(frame, services).routes(),
-        *AuditRoutes(frame, services).routes(),
-        *MarginRoutes(frame, services).routes(),
-        *BookRoutes(frame, services).routes(),
-        *ImpersonationRoutes(frame, services).routes(),
+        *HomeRoutes(console).routes(),
+        *EngineRoutes(console, services).routes(),
+        *TenantRoutes(console, services).routes(),
+        *PlanRoutes(console, services).routes(),
+        *PriceRoutes(console, services).routes(),
+        *IncidentRoutes(console, services).routes(),
+        *JobRoutes(console, services).routes(),
+        *AuditRoutes(console, services).routes(),
+        *MarginRoutes(console, services).routes(),
+        *BookRoutes(console, services).routes(),
+        *ImpersonationRoutes(console, services).routes(),
     ]

@@ -14,7 +14,8 @@ from datetime import UTC, date, datetime, timedelta
 
 from adapters.catalogue import AdapterCatalogue, Shown
 from admin import formatting
-from admin.adapters.page import State, state_of
+from admin.adapters.page import state_of
+from admin.badge import Badge
 from admin.charts import layout
 from admin.charts.layout import COUNT, Chart, Point, Series, Spark
 from admin.usage.labels import TIERS, May
@@ -92,7 +93,7 @@ class Levels:
 class AdapterRow:
     id: str
     name: str
-    state: State
+    state: Badge
     version: int | None
     last_used: str
     tokens: int

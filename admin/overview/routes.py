@@ -9,15 +9,15 @@ from starlette.routing import Route
 from admin.navigation import OVERVIEW
 from admin.overview.page import OverviewPage
 from admin.services import ConsoleServices
-from admin.web.console import Frame
-from admin.web.principals import Visitor
+from admin.web.console import Console
+from admin.web.principals import TenantUser
 
 
 class OverviewRoutes:
     """`/`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._page = OverviewPage(
             usage=services.usage.slices,
             levels=services.sla,
@@ -28,8 +28,10 @@ class OverviewRoutes:
         )
 
     def routes(self) -> list[Route]:
-        return [Route("/", self._frame.serving(self.show), methods=["GET"])]
+        return [Route("/", self._console.view(self.show), methods=["GET"])]
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
-        shown = await self._page.gather(visitor.tenant_id, visitor.may)
-        return self._frame.page(request, "overview.html", visitor=visitor, section=OVERVIEW.id, page=shown)
+    async def show(self, request: Request, principal: TenantUser) -> Response:
+        shown = await self._page.gather(principal.tenant_id, principal.may)
+        return self._console.render(
+            request, "overview.html", principal=principal, section=OVERVIEW.id, page=shown
+        )

@@ -14,7 +14,9 @@ from admin import snippets
 from admin.navigation import PLAYGROUND
 from admin.playground.page import PlaygroundPage, prices_of
 from admin.services import ConsoleServices
-from admin.web.console import Frame, Visitor, origin_of
+from admin.web.console import Console
+from admin.web.principals import TenantUser
+from admin.web.request_info import origin_of
 from tenants.roles import Right
 
 _RIGHT: Right = "adapters.write"
@@ -24,28 +26,28 @@ _RIGHT: Right = "adapters.write"
 class PlaygroundRoutes:
     """Below `/playground`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._playground = services.playground
         self._pages = PlaygroundPage(services.models)
 
     def routes(self) -> list[Route]:
         return [
-            Route("/playground", self._frame.serving(self.show, _RIGHT), methods=["GET"]),
+            Route("/playground", self._console.view(self.show, _RIGHT), methods=["GET"]),
             Route(
                 "/playground/chat",
-                self._frame.scripted(self.chat, _RIGHT, members_alone=True),
+                self._console.script_action(self.chat, _RIGHT, members_alone=True),
                 methods=["POST"],
             ),
         ]
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
-        terms = await self._playground.terms(visitor.tenant_id, visitor.account.user_id)
-        stage = await self._pages.gather(visitor.tenant_id, request.query_params.get("model"))
-        return self._frame.page(
+    async def show(self, request: Request, principal: TenantUser) -> Response:
+        terms = await self._playground.terms(principal.tenant_id, principal.account.user_id)
+        stage = await self._pages.gather(principal.tenant_id, request.query_params.get("model"))
+        return self._console.render(
             request,
             "playground.html",
-            visitor=visitor,
+            principal=principal,
             section=PLAYGROUND.id,
             stage=stage,
             prices=prices_of(*terms),
@@ -54,6 +56,6 @@ class PlaygroundRoutes:
             snippets=snippets.ask(origin_of(request), stage.chosen),
         )
 
-    async def chat(self, request: Request, visitor: Visitor) -> Response:
+    async def chat(self, request: Request, principal: TenantUser) -> Response:
         """Streams what the API's chat completions do: the body is one."""
-        return await self._playground.chat(request, visitor.tenant_id, visitor.account.user_id)
+        return await self._playground.chat(request, principal.tenant_id, principal.account.user_id)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
-from admin.adapters.page import State
+from admin.badge import Badge
 from admin.keys.page import KeyRow, row_of
 from admin.limits.page import amount_words, title_of
 from admin.projects.service_accounts_page import AccountList, ServiceAccountsPage
@@ -34,7 +34,7 @@ ROLES = [("member", "Member: works in it"), ("owner", "Owner: runs it")]
 class ProjectRow:
     id: str
     name: str
-    state: State
+    state: Badge
     is_default: bool
     is_archived: bool
     num_keys: int
@@ -67,7 +67,7 @@ class LimitRow:
 class ProjectView:
     id: str
     name: str
-    state: State
+    state: Badge
     is_default: bool
     is_archived: bool
     created_at: datetime
@@ -189,5 +189,5 @@ def limit_rows(limits: list[Limit], scope: Scope, scope_id: str) -> list[LimitRo
     ]
 
 
-def _state(project: Project) -> State:
-    return State("Archived", "off") if project.archived_at is not None else State("Active", "good")
+def _state(project: Project) -> Badge:
+    return Badge("Archived", "off") if project.archived_at is not None else Badge("Active", "good")

@@ -19,7 +19,8 @@ from admin.projects.page import ProjectsPage
 from admin.projects.service_accounts_page import ServiceAccountsPage
 from admin.services import ConsoleServices
 from admin.web import form_errors
-from admin.web.console import Frame, Visitor
+from admin.web.console import Console
+from admin.web.principals import TenantUser
 from admin.web.request_info import after_of
 from tenants.errors import NameTaken
 from tenants.roles import ProjectRole, checked_project_role
@@ -31,8 +32,8 @@ _TAKEN = "A project that is not archived has this name already."
 class ProjectRoutes:
     """Below `/projects`. Paths with a word where others have an id come first."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         account = services.account
         self._projects, self._members = account.projects, account.members
         self._pages = ProjectsPage(
@@ -42,120 +43,126 @@ class ProjectRoutes:
             account.limits,
             ServiceAccountsPage(account.projects, account.service_accounts, account.keys),
         )
-        self._explanations = services.explanations
-        self._refusals = form_errors.refusals(services.explanations)
+        self._error_mapping = services.error_mapping
+        self._expected_errors = form_errors.expected_errors(services.error_mapping)
 
     def routes(self) -> list[Route]:
-        serving, changing = self._frame.serving, self._frame.changing
+        view, action = self._console.view, self._console.action
         one, members = "/projects/{project}", "/projects/{project}/members"
         return [
-            Route("/projects", serving(self.show_list, "projects.read"), methods=["GET"]),
-            Route("/projects", changing(self.create, "projects.write"), methods=["POST"]),
-            Route("/projects/new", serving(self.show_form, "projects.write"), methods=["GET"]),
-            Route(one, serving(self.show, "projects.read"), methods=["GET"]),
-            Route(f"{one}/name", changing(self.rename, "projects.write"), methods=["POST"]),
-            Route(f"{one}/archive", changing(self.archive, "projects.write"), methods=["POST"]),
-            Route(members, changing(self.add_member, "members.write"), methods=["POST"]),
-            Route(f"{members}/{{user}}/role", changing(self.change_role, "members.write"), methods=["POST"]),
-            Route(f"{members}/{{user}}/remove", changing(self.remove, "members.write"), methods=["POST"]),
+            Route("/projects", view(self.show_list, "projects.read"), methods=["GET"]),
+            Route("/projects", action(self.create, "projects.write"), methods=["POST"]),
+            Route("/projects/new", view(self.show_form, "projects.write"), methods=["GET"]),
+            Route(one, view(self.show, "projects.read"), methods=["GET"]),
+            Route(f"{one}/name", action(self.rename, "projects.write"), methods=["POST"]),
+            Route(f"{one}/archive", action(self.archive, "projects.write"), methods=["POST"]),
+            Route(members, action(self.add_member, "members.write"), methods=["POST"]),
+            Route(f"{members}/{{user}}/role", action(self.change_role, "members.write"), methods=["POST"]),
+            Route(f"{members}/{{user}}/remove", action(self.remove, "members.write"), methods=["POST"]),
         ]
 
-    async def show_list(self, request: Request, visitor: Visitor) -> Response:
+    async def show_list(self, request: Request, principal: TenantUser) -> Response:
         after = after_of(request, _PROJECT_ID)
         every = request.query_params.get("show") == "all"
-        shown = await self._pages.shown(visitor.tenant_id, after, with_archived=every)
-        return self._page(request, "projects.html", visitor, page=shown, is_first=after is None, every=every)
+        shown = await self._pages.shown(principal.tenant_id, after, with_archived=every)
+        return self._page(
+            request, "projects.html", principal, page=shown, is_first=after is None, every=every
+        )
 
-    async def show_form(self, request: Request, visitor: Visitor) -> Response:
-        return self._page(request, "project_new.html", visitor, fields={}, problems=form_errors.NONE)
+    async def show_form(self, request: Request, principal: TenantUser) -> Response:
+        return self._page(request, "project_new.html", principal, fields={}, errors=form_errors.NO_ERRORS)
 
-    async def create(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def create(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         try:
             made = await self._projects.create(
-                visitor.tenant_id, form.get("name", ""), visitor.acting(request)
+                principal.tenant_id, form.get("name", ""), principal.acting(request)
             )
-        except self._refusals as error:
-            status, beside = self._explained(error)
-            return self._page(request, "project_new.html", visitor, status, fields=form, problems=beside)
-        return await self._frame.done(request, visitor, f"/projects/{made.id}", f"{made.name} is made.")
+        except self._expected_errors as error:
+            status, errors = self._explained(error)
+            return self._page(request, "project_new.html", principal, status, fields=form, errors=errors)
+        return await self._console.redirect_with_message(
+            request, principal, f"/projects/{made.id}", f"{made.name} is made."
+        )
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
-        return await self._one(request, visitor, {}, form_errors.NONE)
+    async def show(self, request: Request, principal: TenantUser) -> Response:
+        return await self._one(request, principal, {}, form_errors.NO_ERRORS)
 
-    async def rename(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def rename(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id = request.path_params["project"]
         try:
             made = await self._projects.rename(
-                visitor.tenant_id, project_id, form.get("name", ""), visitor.acting(request)
+                principal.tenant_id, project_id, form.get("name", ""), principal.acting(request)
             )
-        except self._refusals as error:
-            status, beside = self._explained(error)
-            return await self._one(request, visitor, form, beside, status)
+        except self._expected_errors as error:
+            status, errors = self._explained(error)
+            return await self._one(request, principal, form, errors, status)
         said = f"The project is called {made.name} now."
-        return await self._frame.done(request, visitor, f"/projects/{project_id}", said)
+        return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
 
-    async def archive(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def archive(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id = request.path_params["project"]
-        done = await self._projects.archive(visitor.tenant_id, project_id, visitor.acting(request))
+        done = await self._projects.archive(principal.tenant_id, project_id, principal.acting(request))
         said = f"{done.name} is archived, and its keys are revoked."
-        return await self._frame.done(request, visitor, "/projects", said)
+        return await self._console.redirect_with_message(request, principal, "/projects", said)
 
-    async def add_member(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def add_member(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id = request.path_params["project"]
         role = checked_role(form)
         _, user = await self._members.add_to_project(
-            visitor.tenant_id, project_id, form.get("user", ""), role, visitor.acting(request)
+            principal.tenant_id, project_id, form.get("user", ""), role, principal.acting(request)
         )
         said = f"{user.email} is in it now."
-        return await self._frame.done(request, visitor, f"/projects/{project_id}", said)
+        return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
 
-    async def change_role(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def change_role(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id, user_id = request.path_params["project"], request.path_params["user"]
         role = checked_role(form)
         _, user = await self._members.update_in_project(
-            visitor.tenant_id, project_id, user_id, role, visitor.acting(request)
+            principal.tenant_id, project_id, user_id, role, principal.acting(request)
         )
         said = f"{user.email} is its {role} now."
-        return await self._frame.done(request, visitor, f"/projects/{project_id}", said)
+        return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
 
-    async def remove(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def remove(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id, user_id = request.path_params["project"], request.path_params["user"]
-        _, user = await self._members.project_member(visitor.tenant_id, project_id, user_id)
+        _, user = await self._members.project_member(principal.tenant_id, project_id, user_id)
         await self._members.remove_from_project(
-            visitor.tenant_id, project_id, user_id, visitor.acting(request)
+            principal.tenant_id, project_id, user_id, principal.acting(request)
         )
         said = f"{user.email} is out of it, and their keys of it are revoked."
-        return await self._frame.done(request, visitor, f"/projects/{project_id}", said)
+        return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
 
-    def _explained(self, error: Exception) -> tuple[int, form_errors.Problems]:
+    def _explained(self, error: Exception) -> tuple[int, form_errors.FormErrors]:
         if isinstance(error, NameTaken):
-            return 409, form_errors.Problems(name=_TAKEN)
-        return form_errors.explain(error, page.FIELDS, self._explanations)
+            return 409, form_errors.FormErrors(name=_TAKEN)
+        return form_errors.explain(error, page.FIELDS, self._error_mapping)
 
     async def _one(
         self,
         request: Request,
-        visitor: Visitor,
+        principal: TenantUser,
         fields: Mapping[str, str],
-        beside: form_errors.Problems,
+        errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
-        shown = await self._pages.one(visitor.tenant_id, request.path_params["project"], visitor.may)
+        shown = await self._pages.one(principal.tenant_id, request.path_params["project"], principal.may)
         return self._page(
             request,
             "project.html",
-            visitor,
+            principal,
             status,
             project=shown,
             name=fields.get("name", shown.name),
-            problems=beside,
+            errors=errors,
             roles=page.ROLES,
         )
 
     def _page(
-        self, request: Request, template: str, visitor: Visitor, status: int = 200, **context: Any
+        self, request: Request, template: str, principal: TenantUser, status: int = 200, **context: Any
     ) -> Response:
-        return self._frame.page(request, template, status, visitor=visitor, section="projects", **context)
+        return self._console.render(
+            request, template, status, principal=principal, section="projects", **context
+        )
 
 
 def checked_role(form: Mapping[str, str]) -> ProjectRole:

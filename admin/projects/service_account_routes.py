@@ -19,9 +19,10 @@ from admin.keys.page import read_end
 from admin.projects import service_accounts_page as page
 from admin.projects.service_accounts_page import ServiceAccountsPage
 from admin.services import ConsoleServices
-from admin.web import form_errors
-from admin.web.console import Frame, Visitor, origin_of
-from admin.web.request_info import after_of
+from admin.web import authorization, form_errors
+from admin.web.console import Console
+from admin.web.principals import TenantUser
+from admin.web.request_info import after_of, origin_of
 from tenants.key_service import KeyTerms
 from tenants.models import ServiceAccount
 
@@ -32,96 +33,96 @@ _EVERY = "/projects/{project}/service-accounts"
 class ServiceAccountRoutes:
     """Below a project. The path with a word where others have an id comes first."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         account = services.account
         self._accounts, self._keys = account.service_accounts, account.keys
         self._pages = ServiceAccountsPage(account.projects, account.service_accounts, account.keys)
         self._base = services.adapters.catalogue.base
-        self._explanations = services.explanations
-        self._refusals = form_errors.refusals(services.explanations)
+        self._error_mapping = services.error_mapping
+        self._expected_errors = form_errors.expected_errors(services.error_mapping)
 
     def routes(self) -> list[Route]:
-        serving, changing = self._frame.serving, self._frame.changing
+        view, action = self._console.view, self._console.action
         one = f"{_EVERY}/{{account}}"
         return [
-            Route(_EVERY, serving(self.show_list, "projects.read"), methods=["GET"]),
-            Route(_EVERY, changing(self.create, "projects.write", members_alone=True), methods=["POST"]),
-            Route(f"{_EVERY}/new", serving(self.show_form, "projects.write"), methods=["GET"]),
-            Route(one, serving(self.show, "projects.read"), methods=["GET"]),
-            Route(f"{one}/name", changing(self.rename, "projects.write"), methods=["POST"]),
-            Route(f"{one}/keys", changing(self.add_key, "keys.write", members_alone=True), methods=["POST"]),
-            Route(f"{one}/delete", changing(self.delete, "projects.write"), methods=["POST"]),
+            Route(_EVERY, view(self.show_list, "projects.read"), methods=["GET"]),
+            Route(_EVERY, action(self.create, "projects.write", members_alone=True), methods=["POST"]),
+            Route(f"{_EVERY}/new", view(self.show_form, "projects.write"), methods=["GET"]),
+            Route(one, view(self.show, "projects.read"), methods=["GET"]),
+            Route(f"{one}/name", action(self.rename, "projects.write"), methods=["POST"]),
+            Route(f"{one}/keys", action(self.add_key, "keys.write", members_alone=True), methods=["POST"]),
+            Route(f"{one}/delete", action(self.delete, "projects.write"), methods=["POST"]),
         ]
 
-    async def show_list(self, request: Request, visitor: Visitor) -> Response:
+    async def show_list(self, request: Request, principal: TenantUser) -> Response:
         after = after_of(request, _ACCOUNT_ID)
-        project = await self._pages.project(visitor.tenant_id, request.path_params["project"])
-        shown = await self._pages.shown(visitor.tenant_id, project.id, after)
+        project = await self._pages.project(principal.tenant_id, request.path_params["project"])
+        shown = await self._pages.shown(principal.tenant_id, project.id, after)
         return self._page(
-            request, "service_accounts.html", visitor, project=project, page=shown, is_first=after is None
+            request, "service_accounts.html", principal, project=project, page=shown, is_first=after is None
         )
 
-    async def show_form(self, request: Request, visitor: Visitor) -> Response:
-        return await self._form(request, visitor, {}, form_errors.NONE)
+    async def show_form(self, request: Request, principal: TenantUser) -> Response:
+        return await self._form(request, principal, {}, form_errors.NO_ERRORS)
 
-    async def create(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def create(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         """The account and its first key. Whatever is wrong with the form is seen before either is made."""
-        self._frame.require_right(visitor, "keys.write")
+        authorization.require_right(principal, "keys.write")
         project_id = request.path_params["project"]
         try:
             terms = KeyTerms(expires_at=read_end(form.get("expires_at", "")))
             account = await self._accounts.create(
-                visitor.tenant_id, project_id, form.get("name", ""), visitor.acting(request)
+                principal.tenant_id, project_id, form.get("name", ""), principal.acting(request)
             )
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, page.FIELDS, self._explanations)
-            return await self._form(request, visitor, form, beside, status)
-        return await self._made(request, visitor, account, page.FIRST_KEY, terms)
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
+            return await self._form(request, principal, form, errors, status)
+        return await self._made(request, principal, account, page.FIRST_KEY, terms)
 
-    async def show(self, request: Request, visitor: Visitor) -> Response:
-        return await self._one(request, visitor, {}, form_errors.NONE)
+    async def show(self, request: Request, principal: TenantUser) -> Response:
+        return await self._one(request, principal, {}, form_errors.NO_ERRORS)
 
-    async def rename(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def rename(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id, account_id = self._named(request)
         try:
             account = await self._accounts.update(
-                visitor.tenant_id,
+                principal.tenant_id,
                 project_id,
                 account_id,
-                visitor.acting(request),
+                principal.acting(request),
                 name=form.get("name", ""),
             )
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, page.FIELDS, self._explanations)
-            return await self._one(request, visitor, form, beside, status)
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
+            return await self._one(request, principal, form, errors, status)
         said = f"The service account is called {account.name} now."
-        return await self._frame.done(request, visitor, self._path(account), said)
+        return await self._console.redirect_with_message(request, principal, self._path(account), said)
 
-    async def add_key(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def add_key(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id, account_id = self._named(request)
-        account = await self._accounts.get(visitor.tenant_id, project_id, account_id)
+        account = await self._accounts.get(principal.tenant_id, project_id, account_id)
         try:
             terms = KeyTerms(expires_at=read_end(form.get("expires_at", "")))
-            return await self._made(request, visitor, account, form.get("key_name", ""), terms)
-        except self._refusals as error:
-            status, beside = form_errors.explain(_of_key(error), page.FIELDS, self._explanations)
-            return await self._one(request, visitor, form, beside, status)
+            return await self._made(request, principal, account, form.get("key_name", ""), terms)
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(_of_key(error), page.FIELDS, self._error_mapping)
+            return await self._one(request, principal, form, errors, status)
 
-    async def delete(self, request: Request, visitor: Visitor, form: dict[str, str]) -> Response:
+    async def delete(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id, account_id = self._named(request)
-        account = await self._accounts.get(visitor.tenant_id, project_id, account_id)
-        await self._accounts.delete(visitor.tenant_id, project_id, account_id, visitor.acting(request))
+        account = await self._accounts.get(principal.tenant_id, project_id, account_id)
+        await self._accounts.delete(principal.tenant_id, project_id, account_id, principal.acting(request))
         said = f"{account.name} is deleted, and every key of it refused."
-        return await self._frame.done(request, visitor, f"/projects/{project_id}", said)
+        return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
 
     async def _made(
-        self, request: Request, visitor: Visitor, account: ServiceAccount, name: str, terms: KeyTerms
+        self, request: Request, principal: TenantUser, account: ServiceAccount, name: str, terms: KeyTerms
     ) -> Response:
         made = await self._keys.create(
-            visitor.tenant_id,
+            principal.tenant_id,
             name,
-            visitor.acting(request),
+            principal.acting(request),
             project_id=account.project_id,
             service_account_id=account.id,
             terms=terms,
@@ -130,7 +131,7 @@ class ServiceAccountRoutes:
         return self._page(
             request,
             "service_account_key.html",
-            visitor,
+            principal,
             201,
             made=made,
             account=account,
@@ -141,43 +142,43 @@ class ServiceAccountRoutes:
     async def _form(
         self,
         request: Request,
-        visitor: Visitor,
+        principal: TenantUser,
         fields: Mapping[str, str],
-        beside: form_errors.Problems,
+        errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
-        self._frame.require_right(visitor, "keys.write")
-        project = await self._pages.project(visitor.tenant_id, request.path_params["project"])
+        authorization.require_right(principal, "keys.write")
+        project = await self._pages.project(principal.tenant_id, request.path_params["project"])
         return self._page(
             request,
             "service_account_new.html",
-            visitor,
+            principal,
             status,
             project=project,
             fields=fields,
-            problems=beside,
+            errors=errors,
         )
 
     async def _one(
         self,
         request: Request,
-        visitor: Visitor,
+        principal: TenantUser,
         fields: Mapping[str, str],
-        beside: form_errors.Problems,
+        errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
         project_id, account_id = self._named(request)
-        with_keys = visitor.may("keys.read")
-        shown = await self._pages.one(visitor.tenant_id, project_id, account_id, with_keys=with_keys)
+        with_keys = principal.may("keys.read")
+        shown = await self._pages.one(principal.tenant_id, project_id, account_id, with_keys=with_keys)
         return self._page(
             request,
             "service_account.html",
-            visitor,
+            principal,
             status,
             shown=shown,
             here=self._path(shown.account),
             fields=fields,
-            problems=beside,
+            errors=errors,
         )
 
     @staticmethod
@@ -189,9 +190,11 @@ class ServiceAccountRoutes:
         return f"/projects/{account.project_id}/service-accounts/{account.id}"
 
     def _page(
-        self, request: Request, template: str, visitor: Visitor, status: int = 200, **context: Any
+        self, request: Request, template: str, principal: TenantUser, status: int = 200, **context: Any
     ) -> Response:
-        return self._frame.page(request, template, status, visitor=visitor, section="projects", **context)
+        return self._console.render(
+            request, template, status, principal=principal, section="projects", **context
+        )
 
 
 def _of_key(error: Exception) -> Exception:

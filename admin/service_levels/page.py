@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from admin import formatting
-from admin.adapters.page import State
+from admin.badge import Badge
 from sla.service import SlaReports
 
 MONTHS = 12
 _CLASSES = {"priority": "Priority", "default": "Default", "flex": "Flex"}
-_ALERTS = {"page": State("Budget burns fast", "bad"), "ticket": State("Budget burns", "warn")}
+_ALERTS = {"page": Badge("Budget burns fast", "bad"), "ticket": Badge("Budget burns", "warn")}
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Promise:
     title: str
     promised: str
     delivered: str
-    state: State
+    state: Badge
     note: str
 
 
@@ -43,7 +43,7 @@ class Budget:
 class ClassReport:
     id: str
     title: str
-    state: State
+    state: Badge
     requests: str
     failed: str
     promises: list[Promise]
@@ -51,7 +51,7 @@ class ClassReport:
     output_rate: list[tuple[str, str]]
     budget: Budget | None
     burns: list[tuple[str, str]]
-    alert: State | None
+    alert: Badge | None
     credit: str | None
 
 
@@ -85,7 +85,7 @@ class SlaPage:
 def _class(one: Mapping[str, Any]) -> ClassReport:
     availability, rate, first = one["availability"], one["output_rate"], one["time_to_first_token"]
     quiet = not one["requests"]
-    state = State("Nothing asked", "off") if quiet else _kept(one["kept"])
+    state = Badge("Nothing asked", "off") if quiet else _kept(one["kept"])
     tier = one["service_tier"]
     return ClassReport(
         id=tier,
@@ -100,7 +100,7 @@ def _class(one: Mapping[str, Any]) -> ClassReport:
                 "First token in time",
                 "no promise",
                 _share(first["in_time"]),
-                State("Aim", "off"),
+                Badge("Aim", "off"),
                 f"within {first['target_ms']:,} ms",
             ),
         ],
@@ -116,9 +116,9 @@ def _class(one: Mapping[str, Any]) -> ClassReport:
 def _promise(title: str, found: Mapping[str, Any], note: str) -> Promise:
     promised, delivered = found["promised"], found["delivered"]
     if promised is None:
-        return Promise(title, "no promise", _share(delivered), State("Aim", "off"), note)
+        return Promise(title, "no promise", _share(delivered), Badge("Aim", "off"), note)
     if delivered is None:
-        return Promise(title, _share(promised), formatting.NOTHING, State("Nothing asked", "off"), note)
+        return Promise(title, _share(promised), formatting.NOTHING, Badge("Nothing asked", "off"), note)
     return Promise(title, _share(promised), _share(delivered), _kept(delivered >= promised), note)
 
 
@@ -126,8 +126,8 @@ def _pace(least: float) -> str:
     return f"of answers at {least:g} tokens/s or more" if least else "no least rate is set"
 
 
-def _kept(kept: bool) -> State:
-    return State("Kept", "good") if kept else State("Missed", "bad")
+def _kept(kept: bool) -> Badge:
+    return Badge("Kept", "good") if kept else Badge("Missed", "bad")
 
 
 def _budget(found: Mapping[str, Any] | None) -> Budget | None:

@@ -11,53 +11,55 @@ from starlette.responses import Response
 
 from admin.services import ConsoleServices
 from admin.web import security
-from admin.web.console import Frame
+from admin.web.console import Console
 from admin.web.request_info import address_of, request_id_of
-from admin.web.sessions import HalfWay, Opened
+from admin.web.sessions import OpenSession, PendingSignIn
 from tenants.accounts import Account
 
 
-class Entrance:
+class SignInCompletion:
     """The one door."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._accounts = services.accounts
 
-    async def enter(
+    async def complete(
         self,
         request: Request,
-        opened: Opened | None,
+        opened: OpenSession | None,
         account: Account,
         by: str,
         proved_at: float,
         *,
-        told: str = "",
+        message: str = "",
     ) -> Response:
         """In, or on to the second factor. `opened`: the session they came with, which ends; `proved_at`: when
         the proving began.
         """
         if not account.has_second_factor:
-            return await self.admit(request, opened, account, by, proved_at, told=told)
-        half_way = HalfWay(account.user_id, account.tenant_id, by, proved_at)
-        waiting = await self._frame.sessions.go_half_way(None if opened is None else opened.id, half_way)
-        response = self._frame.to(request, "/sign-in/code")
+            return await self.open_session(request, opened, account, by, proved_at, message=message)
+        pending = PendingSignIn(account.user_id, account.tenant_id, by, proved_at)
+        waiting = await self._console.sessions.begin_second_factor(
+            None if opened is None else opened.id, pending
+        )
+        response = self._console.redirect(request, "/sign-in/code")
         security.set_session(request, response, waiting.id)
         return response
 
-    async def admit(
+    async def open_session(
         self,
         request: Request,
-        opened: Opened | None,
+        opened: OpenSession | None,
         account: Account,
         by: str,
         proved_at: float,
         *,
-        told: str = "",
+        message: str = "",
     ) -> Response:
         """In."""
         address = address_of(request)
-        entered = await self._frame.sessions.sign_in(
+        entered = await self._console.sessions.sign_in(
             None if opened is None else opened.id,
             account.user_id,
             account.tenant_id,
@@ -67,8 +69,8 @@ class Entrance:
             proved_at=proved_at,
         )
         await self._accounts.note_sign_in(account, by, address=address, request_id=request_id_of(request))
-        if told:
-            await self._frame.sessions.say(entered, told)
-        response = self._frame.to(request, "/")
+        if message:
+            await self._console.sessions.set_flash(entered, message)
+        response = self._console.redirect(request, "/")
         security.set_session(request, response, entered.id)
         return response

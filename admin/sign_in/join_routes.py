@@ -13,12 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin.services import ConsoleServices
-from admin.sign_in.completion import Entrance
+from admin.sign_in.completion import SignInCompletion
 from admin.web import form_errors, security
-from admin.web.console import EXPIRED, Frame
-from admin.web.form_submission import read_posted
+from admin.web.authorization import EXPIRED
+from admin.web.console import Console
+from admin.web.form_submission import read_submission
 from admin.web.request_info import address_of, request_id_of
-from admin.web.sessions import Opened
+from admin.web.sessions import OpenSession
 from tenants.errors import InviteInvalid
 from tenants.passwords import MIN_PASSWORD_LEN
 
@@ -32,34 +33,36 @@ _INVALID = (
 class JoinRoutes:
     """`/join`, for nobody who is signed in needs it."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._invites = services.account.invites
         self._providers = [(one.name, one.title) for one in services.sign_in.providers]
-        self._entrance = Entrance(frame, services)
-        self._explanations = services.explanations
-        self._refusals = form_errors.refusals(services.explanations)
+        self._completion = SignInCompletion(console, services)
+        self._error_mapping = services.error_mapping
+        self._expected_errors = form_errors.expected_errors(services.error_mapping)
 
     def routes(self) -> list[Route]:
-        told = self._frame.told
+        public = self._console.public
         return [
-            Route("/join", told(self.show), methods=["GET"]),
-            Route("/join", told(self.join), methods=["POST"]),
+            Route("/join", public(self.show), methods=["GET"]),
+            Route("/join", public(self.join), methods=["POST"]),
         ]
 
     async def show(self, request: Request) -> Response:
-        opened = await self._frame.sessions.find(security.session_id(request))
-        return await self._form(request, opened, {}, form_errors.NONE)
+        opened = await self._console.sessions.find(security.session_id(request))
+        return await self._form(request, opened, {}, form_errors.NO_ERRORS)
 
     async def join(self, request: Request) -> Response:
         began_at = time.time()
-        posted = await read_posted(request, self._frame.sessions)
-        form, opened = posted.fields, posted.accepted
+        submission = await read_submission(request, self._console.sessions)
+        form, opened = submission.fields, submission.accepted
         if opened is None:
-            return await self._form(request, posted.opened, form, form_errors.Problems(form=EXPIRED), 403)
+            return await self._form(
+                request, submission.opened, form, form_errors.FormErrors(form=EXPIRED), 403
+            )
         try:
             if form.get("password") != form.get("again"):
-                raise form_errors.Refused("password", "The two passwords are not the same.")
+                raise form_errors.FieldError("password", "The two passwords are not the same.")
             account = await self._invites.accept(
                 form.get("token", "").strip().rpartition("#")[2],  # the link itself will do
                 form.get("password", ""),
@@ -68,30 +71,32 @@ class JoinRoutes:
                 request_id=request_id_of(request),
             )
         except InviteInvalid:
-            return await self._form(request, opened, form, form_errors.Problems(token=_INVALID), 422)
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, _FIELDS, self._explanations)
-            return await self._form(request, opened, form, beside, status)
+            return await self._form(request, opened, form, form_errors.FormErrors(token=_INVALID), 422)
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, _FIELDS, self._error_mapping)
+            return await self._form(request, opened, form, errors, status)
         said = f"Welcome to {account.tenant_name}. You are its {account.role}."
-        return await self._entrance.admit(request, opened, account, "invitation", began_at, told=said)
+        return await self._completion.open_session(
+            request, opened, account, "invitation", began_at, message=said
+        )
 
     async def _form(
         self,
         request: Request,
-        opened: Opened | None,
+        opened: OpenSession | None,
         fields: dict[str, str],
-        beside: form_errors.Problems,
+        errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
-        opened = opened or await self._frame.sessions.begin()
+        opened = opened or await self._console.sessions.begin()
         kept = {name: fields.get(name, "") for name in ("token", "name")}
-        response = self._frame.page(
+        response = self._console.render(
             request,
             "join.html",
             status,
             csrf_token=opened.session.csrf_token,
             fields=kept,
-            problems=beside,
+            errors=errors,
             min_len=MIN_PASSWORD_LEN,
             providers=self._providers,
         )

@@ -19,10 +19,11 @@ from admin.mail import ConsoleMail
 from admin.services import ConsoleServices
 from admin.sign_in.lockout import Lockout, waiting_words
 from admin.web import form_errors, security
-from admin.web.console import EXPIRED, Frame
-from admin.web.form_submission import read_posted
+from admin.web.authorization import EXPIRED
+from admin.web.console import Console
+from admin.web.form_submission import read_submission
 from admin.web.request_info import address_of, request_id_of
-from admin.web.sessions import Opened
+from admin.web.sessions import OpenSession
 from billing.notifications.errors import MailNotSent
 from db.errors import DatabaseUnavailable
 from tenants.errors import ResetInvalid
@@ -36,33 +37,33 @@ _INVALID = "This link is not valid, or not any more: it was used, or is too old.
 class RecoveryRoutes:
     """`/forgot` and `/reset`, for nobody who is signed in needs them."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
-        self._sessions = frame.sessions
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
+        self._sessions = console.sessions
         self._credentials = services.account.credentials
         self._mail = services.sign_in.mail
         self._lockout = Lockout(services.redis)
-        self._explanations = services.explanations
-        self._refusals = form_errors.refusals(services.explanations)
+        self._error_mapping = services.error_mapping
+        self._expected_errors = form_errors.expected_errors(services.error_mapping)
         self._sending: set[asyncio.Task[None]] = set()
 
     def routes(self) -> list[Route]:
-        told = self._frame.told
+        public = self._console.public
         return [
-            Route("/forgot", told(self.show), methods=["GET"]),
-            Route("/forgot", told(self.ask), methods=["POST"]),
-            Route("/reset", told(self.show_reset), methods=["GET"]),
-            Route("/reset", told(self.reset), methods=["POST"]),
+            Route("/forgot", public(self.show), methods=["GET"]),
+            Route("/forgot", public(self.ask), methods=["POST"]),
+            Route("/reset", public(self.show_reset), methods=["GET"]),
+            Route("/reset", public(self.reset), methods=["POST"]),
         ]
 
     async def show(self, request: Request) -> Response:
         return await self._page(request, await self._found(request), "forgot.html", problem="", asked="")
 
     async def ask(self, request: Request) -> Response:
-        posted = await read_posted(request, self._sessions)
-        form, opened = posted.fields, posted.accepted
+        submission = await read_submission(request, self._sessions)
+        form, opened = submission.fields, submission.accepted
         if opened is None:
-            return await self._page(request, posted.opened, "forgot.html", 403, problem=EXPIRED, asked="")
+            return await self._page(request, submission.opened, "forgot.html", 403, problem=EXPIRED, asked="")
         if self._mail is None:
             raise HTTPException(404, "No mail is sent here. Ask an admin of your organisation for a link.")
         email = form.get("email", "").strip()[:254]
@@ -79,17 +80,19 @@ class RecoveryRoutes:
         return await self._page(request, opened, "forgot.html", problem="", asked=email)
 
     async def show_reset(self, request: Request) -> Response:
-        return await self._form(request, await self._found(request), "", form_errors.NONE)
+        return await self._form(request, await self._found(request), "", form_errors.NO_ERRORS)
 
     async def reset(self, request: Request) -> Response:
-        posted = await read_posted(request, self._sessions)
-        form, opened = posted.fields, posted.accepted
+        submission = await read_submission(request, self._sessions)
+        form, opened = submission.fields, submission.accepted
         token = form.get("token", "").strip().rpartition("#")[2]  # the link itself will do
         if opened is None:
-            return await self._form(request, posted.opened, token, form_errors.Problems(form=EXPIRED), 403)
+            return await self._form(
+                request, submission.opened, token, form_errors.FormErrors(form=EXPIRED), 403
+            )
         try:
             if form.get("password") != form.get("again"):
-                raise form_errors.Refused("password", "The two passwords are not the same.")
+                raise form_errors.FieldError("password", "The two passwords are not the same.")
             await self._credentials.reset(
                 token,
                 form.get("password", ""),
@@ -97,15 +100,15 @@ class RecoveryRoutes:
                 request_id=request_id_of(request),
             )
         except ResetInvalid:
-            return await self._form(request, opened, token, form_errors.Problems(token=_INVALID), 422)
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, _FIELDS, self._explanations)
-            return await self._form(request, opened, token, beside, status)
+            return await self._form(request, opened, token, form_errors.FormErrors(token=_INVALID), 422)
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, _FIELDS, self._error_mapping)
+            return await self._form(request, opened, token, errors, status)
         if opened.session.user_id is not None:  # of whoever was signed in here
             await self._sessions.end(opened.id)
             opened = await self._sessions.begin()
-        await self._sessions.say(opened, "Your password is changed. Sign in with it.")
-        response = self._frame.to(request, "/sign-in")
+        await self._sessions.set_flash(opened, "Your password is changed. Sign in with it.")
+        response = self._console.redirect(request, "/sign-in")
         security.set_session(request, response, opened.id)
         return response
 
@@ -117,27 +120,32 @@ class RecoveryRoutes:
         except (MailNotSent, DatabaseUnavailable) as error:
             log.error("a mail with leave to choose another password was not sent", reason=str(error))
 
-    async def _found(self, request: Request) -> Opened | None:
+    async def _found(self, request: Request) -> OpenSession | None:
         return await self._sessions.find(security.session_id(request))
 
     async def _form(
         self,
         request: Request,
-        opened: Opened | None,
+        opened: OpenSession | None,
         token: str,
-        beside: form_errors.Problems,
+        errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
         return await self._page(
-            request, opened, "reset.html", status, token=token, problems=beside, min_len=MIN_PASSWORD_LEN
+            request, opened, "reset.html", status, token=token, errors=errors, min_len=MIN_PASSWORD_LEN
         )
 
     async def _page(
-        self, request: Request, opened: Opened | None, template: str, status: int = 200, **context: object
+        self,
+        request: Request,
+        opened: OpenSession | None,
+        template: str,
+        status: int = 200,
+        **context: object,
     ) -> Response:
         opened = opened or await self._sessions.begin()
         context |= {"csrf_token": opened.session.csrf_token, "mails": self._mail is not None}
-        response = self._frame.page(request, template, status, **context)
+        response = self._console.render(request, template, status, **context)
         if opened.fresh:
             security.set_session(request, response, opened.id)
         return response

@@ -15,13 +15,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from admin.services import ConsoleServices
-from admin.sign_in.completion import Entrance
+from admin.sign_in.completion import SignInCompletion
 from admin.sign_in.lockout import Lockout, waiting_words
 from admin.web import security
-from admin.web.console import EXPIRED, Frame
-from admin.web.form_submission import read_posted
+from admin.web.authorization import EXPIRED
+from admin.web.console import Console
+from admin.web.form_submission import read_submission
 from admin.web.request_info import address_of
-from admin.web.sessions import HalfWay, Opened
+from admin.web.sessions import OpenSession, PendingSignIn
 from tenants.accounts import Account
 from tenants.errors import NoSecondFactor, WrongCode
 
@@ -35,29 +36,29 @@ _WRONG_CODE = (
 class SignInRoutes:
     """`/sign-in` and `/sign-out`, for everybody."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
-        self._sessions = frame.sessions
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
+        self._sessions = console.sessions
         self._accounts = services.accounts
         self._factors = services.account.second_factors
         self._providers = [(one.name, one.title) for one in services.sign_in.providers]
-        self._entrance = Entrance(frame, services)
+        self._completion = SignInCompletion(console, services)
         self._lockout = Lockout(services.redis)
 
     def routes(self) -> list[Route]:
-        told = self._frame.told
+        public = self._console.public
         return [
-            Route("/sign-in", told(self.show), methods=["GET"]),
-            Route("/sign-in", told(self.sign_in), methods=["POST"]),
-            Route("/sign-in/code", told(self.show_code), methods=["GET"]),
-            Route("/sign-in/code", told(self.enter_code), methods=["POST"]),
-            Route("/sign-out", told(self.sign_out), methods=["POST"]),
+            Route("/sign-in", public(self.show), methods=["GET"]),
+            Route("/sign-in", public(self.sign_in), methods=["POST"]),
+            Route("/sign-in/code", public(self.show_code), methods=["GET"]),
+            Route("/sign-in/code", public(self.enter_code), methods=["POST"]),
+            Route("/sign-out", public(self.sign_out), methods=["POST"]),
         ]
 
     async def show(self, request: Request) -> Response:
         opened = await self._sessions.find(security.session_id(request))
         if opened is not None and opened.session.user_id is not None:
-            response: Response = self._frame.to(request, "/")
+            response: Response = self._console.redirect(request, "/")
             if opened.fresh:
                 security.set_session(request, response, opened.id)
             return response
@@ -65,11 +66,11 @@ class SignInRoutes:
 
     async def sign_in(self, request: Request) -> Response:
         proved_at = time.time()
-        posted = await read_posted(request, self._sessions)
-        email, password = posted.fields.get("email", ""), posted.fields.get("password", "")
-        opened = posted.accepted
+        submission = await read_submission(request, self._sessions)
+        email, password = submission.fields.get("email", ""), submission.fields.get("password", "")
+        opened = submission.accepted
         if opened is None:
-            return await self._form(request, posted.opened, email, EXPIRED, 403)
+            return await self._form(request, submission.opened, email, EXPIRED, 403)
         address = address_of(request)
         wait_s = await self._lockout.attempt(email, address)
         if wait_s:
@@ -80,57 +81,59 @@ class SignInRoutes:
         if account is None:
             return await self._form(request, opened, email, _WRONG, 401)
         await self._lockout.succeeded(email, address)
-        return await self._entrance.enter(request, opened, account, "password", proved_at)
+        return await self._completion.complete(request, opened, account, "password", proved_at)
 
     async def show_code(self, request: Request) -> Response:
         opened = await self._sessions.find(security.session_id(request))
-        if opened is None or opened.session.half_way is None:
-            return self._frame.to(request, "/sign-in")
+        if opened is None or opened.session.pending is None:
+            return self._console.redirect(request, "/sign-in")
         return self._code_form(request, opened)
 
     async def enter_code(self, request: Request) -> Response:
-        posted = await read_posted(request, self._sessions)
-        form, opened = posted.fields, posted.opened
-        half_way = None if opened is None else opened.session.half_way
-        if opened is None or half_way is None:
-            return self._frame.to(request, "/sign-in")
-        if posted.accepted is None:
+        submission = await read_submission(request, self._sessions)
+        form, opened = submission.fields, submission.opened
+        pending = None if opened is None else opened.session.pending
+        if opened is None or pending is None:
+            return self._console.redirect(request, "/sign-in")
+        if submission.accepted is None:
             return self._code_form(request, opened, EXPIRED, 403)
         # Counted apart from passwords: whoever has the password could otherwise begin anew with each.
-        whose, address = f"code:{half_way.user_id}", address_of(request)
+        whose, address = f"code:{pending.user_id}", address_of(request)
         wait_s = await self._lockout.attempt(whose, address)
         if wait_s:
             response = self._code_form(request, opened, waiting_words(wait_s), 429)
             response.headers["Retry-After"] = str(wait_s)
             return response
         try:
-            proof = await self._factors.verify(half_way.tenant_id, half_way.user_id, form.get("code", ""))
+            proof = await self._factors.verify(pending.tenant_id, pending.user_id, form.get("code", ""))
         except WrongCode:
             return self._code_form(request, opened, _WRONG_CODE, 401)
         except NoSecondFactor:  # taken away meanwhile
             return await self._begin_again(request, opened)
-        account = await self._accounts.find(half_way.user_id, half_way.tenant_id)
-        if account is None or _is_over(half_way, account.sessions_from):
+        account = await self._accounts.find(pending.user_id, pending.tenant_id)
+        if account is None or _is_over(pending, account.sessions_from):
             return await self._begin_again(request, opened)
         await self._lockout.succeeded(whose, address)
-        told = "" if proof == "totp" else await self._words_on_recovery(account)
-        by = f"{half_way.by}, {proof}"
-        return await self._entrance.admit(request, opened, account, by, half_way.proved_at, told=told)
+        message = "" if proof == "totp" else await self._words_on_recovery(account)
+        by = f"{pending.by}, {proof}"
+        return await self._completion.open_session(
+            request, opened, account, by, pending.proved_at, message=message
+        )
 
     async def sign_out(self, request: Request) -> Response:
-        posted = await read_posted(request, self._sessions)
-        if posted.opened is not None:
-            if posted.accepted is None:
+        submission = await read_submission(request, self._sessions)
+        if submission.opened is not None:
+            if submission.accepted is None:
                 raise HTTPException(403, EXPIRED)
-            await self._sessions.end(posted.opened.id)
-        response = self._frame.to(request, "/sign-in")
+            await self._sessions.end(submission.opened.id)
+        response = self._console.redirect(request, "/sign-in")
         security.clear_session(request, response)
         response.headers["Clear-Site-Data"] = '"storage"'  # files that the upload page remembers
         return response
 
-    async def _begin_again(self, request: Request, opened: Opened) -> Response:
+    async def _begin_again(self, request: Request, opened: OpenSession) -> Response:
         await self._sessions.end(opened.id)
-        return self._frame.to(request, "/sign-in")
+        return self._console.redirect(request, "/sign-in")
 
     async def _words_on_recovery(self, account: Account) -> str:
         view = await self._factors.find(account)
@@ -141,11 +144,16 @@ class SignInRoutes:
         )
 
     async def _form(
-        self, request: Request, opened: Opened | None, email: str = "", problem: str = "", status: int = 200
+        self,
+        request: Request,
+        opened: OpenSession | None,
+        email: str = "",
+        problem: str = "",
+        status: int = 200,
     ) -> Response:
         opened = opened or await self._sessions.begin()
-        said = opened.session.said if opened.session.user_id is None else ""
-        response = self._frame.page(
+        said = opened.session.flash if opened.session.user_id is None else ""
+        response = self._console.render(
             request,
             "sign_in.html",
             status,
@@ -156,16 +164,18 @@ class SignInRoutes:
             providers=self._providers,
         )
         if said:
-            await self._sessions.say(opened, "")
+            await self._sessions.set_flash(opened, "")
         if opened.fresh:
             security.set_session(request, response, opened.id)
         return response
 
-    def _code_form(self, request: Request, opened: Opened, problem: str = "", status: int = 200) -> Response:
+    def _code_form(
+        self, request: Request, opened: OpenSession, problem: str = "", status: int = 200
+    ) -> Response:
         token = opened.session.csrf_token
-        return self._frame.page(request, "sign_in_code.html", status, csrf_token=token, problem=problem)
+        return self._console.render(request, "sign_in_code.html", status, csrf_token=token, problem=problem)
 
 
-def _is_over(half_way: HalfWay, sessions_from: datetime | None) -> bool:
+def _is_over(pending: PendingSignIn, sessions_from: datetime | None) -> bool:
     """Whether the password that was proved has become another one meanwhile."""
-    return sessions_from is not None and half_way.proved_at < sessions_from.timestamp()
+    return sessions_from is not None and pending.proved_at < sessions_from.timestamp()

@@ -88,7 +88,7 @@ class Labels:
         return Label(named.name, "archived" if named.is_gone else "", path)
 
 
-class LabelBook:
+class LabelLookup:
     """Looks them up, all in one go."""
 
     def __init__(self, catalogue: AdapterCatalogue) -> None:

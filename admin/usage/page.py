@@ -12,8 +12,8 @@ from datetime import timedelta
 
 from admin import formatting
 from admin.charts.layout import Chart
-from admin.usage.labels import Label, LabelBook, Labels, May
-from admin.usage.query import BY_ID, DIMENSIONS, MEASURES, NONE, RANGES, Asked, Dimension
+from admin.usage.labels import Label, LabelLookup, Labels, May
+from admin.usage.query import BY_ID, DIMENSIONS, MEASURES, NONE, RANGES, Dimension, UsageQuery
 from admin.usage.totals import (
     TITLES,
     Bucket,
@@ -91,7 +91,7 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class UsageView:
-    asked: Asked
+    asked: UsageQuery
     ranges: list[tuple[str, str, bool]]
     """(title, query, whether it is this)."""
     months: list[tuple[str, str]]
@@ -114,11 +114,11 @@ class UsageView:
 class UsagePage:
     """Gathers it."""
 
-    def __init__(self, slices: UsageSlices, labels: LabelBook) -> None:
+    def __init__(self, slices: UsageSlices, labels: LabelLookup) -> None:
         self._slices = slices
         self._labels = labels
 
-    async def gather(self, tenant_id: str, asked: Asked, may: May) -> UsageView:
+    async def gather(self, tenant_id: str, asked: UsageQuery, may: May) -> UsageView:
         """Raises InvalidReportQuery, DatabaseUnavailable."""
         column = BY_ID[asked.group].column if asked.group else None
         looked = await self._slices.look(
@@ -152,7 +152,7 @@ class UsagePage:
         )
 
 
-def chips_of(asked: Asked, labels: Labels) -> list[Chip]:
+def chips_of(asked: UsageQuery, labels: Labels) -> list[Chip]:
     return [
         Chip(BY_ID[id].title, labels.of(id, value).text, asked.without(id, value).query)
         for id, values in asked.chosen.items()
@@ -160,7 +160,7 @@ def chips_of(asked: Asked, labels: Labels) -> list[Chip]:
     ]
 
 
-def _tile(measure: str, whole: Sums, asked: Asked) -> Tile:
+def _tile(measure: str, whole: Sums, asked: UsageQuery) -> Tile:
     value = whole.of(measure)
     if measure == "cost":
         figure, exact, hint = formatting.usd_roughly(value), formatting.usd(value), ""
@@ -177,7 +177,7 @@ def _tile(measure: str, whole: Sums, asked: Asked) -> Tile:
     )
 
 
-def _group_rows(sums: Gathered, asked: Asked, labels: Labels) -> list[Row]:
+def _group_rows(sums: Gathered, asked: UsageQuery, labels: Labels) -> list[Row]:
     ranked = sums.ranked(asked.show)
     coloured = tones(ranked)
     rows = []
@@ -196,7 +196,7 @@ def _group_rows(sums: Gathered, asked: Asked, labels: Labels) -> list[Row]:
     return rows
 
 
-def _bucket_rows(sums: Gathered, buckets: Sequence[Bucket], asked: Asked) -> list[Row]:
+def _bucket_rows(sums: Gathered, buckets: Sequence[Bucket], asked: UsageQuery) -> list[Row]:
     """The latest first; those that nothing was used in are left out."""
     rows = []
     for bucket in reversed(buckets):
@@ -206,7 +206,9 @@ def _bucket_rows(sums: Gathered, buckets: Sequence[Bucket], asked: Asked) -> lis
     return rows
 
 
-def _filter(dimension: Dimension, values: Sequence[tuple[str, int]], asked: Asked, labels: Labels) -> Filter:
+def _filter(
+    dimension: Dimension, values: Sequence[tuple[str, int]], asked: UsageQuery, labels: Labels
+) -> Filter:
     """The most frequent, and whatever is chosen."""
     chosen = asked.chosen.get(dimension.id, ())
     counts: Mapping[str, int] = dict(values)
@@ -222,7 +224,7 @@ def _filter(dimension: Dimension, values: Sequence[tuple[str, int]], asked: Aske
     )
 
 
-def _months(asked: Asked) -> list[tuple[str, str]]:
+def _months(asked: UsageQuery) -> list[tuple[str, str]]:
     found, at = [], asked.today.replace(day=1)
     for _ in range(MONTHS):
         found.append((f"{at:%Y-%m}", f"{at:%B %Y}"))

@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal, Protocol
 from urllib.parse import quote, quote_plus
 
-from admin.web.form_errors import Refused
+from admin.web.form_errors import FieldError
 from billing.reports.slices import Slice
 from billing.rollups import Unit
 
@@ -64,7 +64,7 @@ class Params(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UsageQuery:
     """One view of usage."""
 
     today: date
@@ -126,36 +126,36 @@ class Asked:
 
     # Other views ------------------------------------------------------------------------------------------
 
-    def over(self, range: str) -> Asked:
+    def over(self, range: str) -> UsageQuery:
         first, last = _span_of(range, self.today)
         return replace(self, first=first, last=last, range=range, hour=None)
 
-    def of_days(self, first: date, last: date) -> Asked:
+    def of_days(self, first: date, last: date) -> UsageQuery:
         return replace(self, range="days", first=first, last=last, hour=None)
 
-    def of_month(self, month: date) -> Asked:
+    def of_month(self, month: date) -> UsageQuery:
         last = month.replace(day=calendar.monthrange(month.year, month.month)[1])
         return replace(self, range="month", first=month.replace(day=1), last=last, hour=None)
 
-    def of_hour(self, at: datetime) -> Asked:
+    def of_hour(self, at: datetime) -> UsageQuery:
         return replace(self.of_days(at.date(), at.date()), hour=at.hour)
 
-    def only(self, dimension: str, value: str) -> Asked:
+    def only(self, dimension: str, value: str) -> UsageQuery:
         """Narrowed to one value; no longer grouped by what is one now."""
         group = "" if self.group == dimension else self.group
         return replace(self, chosen={**self.chosen, dimension: (value,)}, group=group)
 
-    def without(self, dimension: str, value: str) -> Asked:
+    def without(self, dimension: str, value: str) -> UsageQuery:
         left = tuple(one for one in self.chosen.get(dimension, ()) if one != value)
         return replace(self, chosen={**self.chosen, dimension: left})
 
-    def grouped(self, dimension: str) -> Asked:
+    def grouped(self, dimension: str) -> UsageQuery:
         return replace(self, group=dimension)
 
-    def showing(self, measure: str) -> Asked:
+    def showing(self, measure: str) -> UsageQuery:
         return replace(self, show=measure)
 
-    def unfiltered(self) -> Asked:
+    def unfiltered(self) -> UsageQuery:
         return replace(self, chosen={})
 
     @property
@@ -186,27 +186,27 @@ class Asked:
         return "&".join(f"{name}={quote_plus(value)}" for name, value in self.fields)
 
 
-def read(params: Params, today: date) -> Asked:
+def read(params: Params, today: date) -> UsageQuery:
     """Raises Refused naming the field."""
     range = params.get("range", "") or ("month" if params.get("month", "") else DEFAULT_RANGE)
     if range == "days" or (range not in RANGES and (params.get("from", "") or params.get("to", ""))):
-        asked = Asked(today, "days", *_days(params.get("from", ""), params.get("to", ""), today))
+        asked = UsageQuery(today, "days", *_days(params.get("from", ""), params.get("to", ""), today))
     elif range == "month" and params.get("month", ""):
-        asked = Asked(today, range, today, today).of_month(_month(params.get("month", "")))
+        asked = UsageQuery(today, range, today, today).of_month(_month(params.get("month", "")))
     elif range in RANGES:
-        asked = Asked(today, range, *_span_of(range, today))
+        asked = UsageQuery(today, range, *_span_of(range, today))
     else:
-        raise Refused(
+        raise FieldError(
             "range", f"There is no such stretch of time. Choose one of {', '.join(RANGES.values())}."
         )
     group, show = params.get("group", ""), params.get("show", "") or MEASURES[0]
     if group and group not in BY_ID:
-        raise Refused("group", "Usage cannot be grouped by this.")
+        raise FieldError("group", "Usage cannot be grouped by this.")
     if show not in MEASURES:
-        raise Refused("show", "There is no such chart.")
+        raise FieldError("show", "There is no such chart.")
     hour = params.get("hour", "")
     if hour and not (hour.isdecimal() and int(hour) < 24 and asked.first == asked.last):
-        raise Refused("hour", "This is no hour of one day.")
+        raise FieldError("hour", "This is no hour of one day.")
     chosen = {id: _values(id, params.getlist(id)) for id in BY_ID}
     return replace(
         asked,
@@ -217,8 +217,8 @@ def read(params: Params, today: date) -> Asked:
     )
 
 
-def default(today: date) -> Asked:
-    return Asked(today, DEFAULT_RANGE, *_span_of(DEFAULT_RANGE, today))
+def default(today: date) -> UsageQuery:
+    return UsageQuery(today, DEFAULT_RANGE, *_span_of(DEFAULT_RANGE, today))
 
 
 def quoted(id: str) -> str:
@@ -246,9 +246,9 @@ def _days(first: str, last: str, today: date) -> tuple[date, date]:
     begins = _day("from", first or last)
     ends = _day("to", last) if last else min(today, _LAST) if begins <= today else begins
     if ends < begins:
-        raise Refused("to", "The last day is before the first one.")
+        raise FieldError("to", "The last day is before the first one.")
     if (ends - begins).days >= MAX_DAYS:
-        raise Refused("to", f"At most {MAX_DAYS} days are shown at once. Choose a shorter time.")
+        raise FieldError("to", f"At most {MAX_DAYS} days are shown at once. Choose a shorter time.")
     return begins, ends
 
 
@@ -256,9 +256,9 @@ def _day(name: str, written: str) -> date:
     try:
         day = date.fromisoformat(written)
     except ValueError:
-        raise Refused(name, "Write the day as 2026-01-31.") from None
+        raise FieldError(name, "Write the day as 2026-01-31.") from None
     if not _FIRST <= day <= _LAST:
-        raise Refused(name, "There is no usage on this day.")
+        raise FieldError(name, "There is no usage on this day.")
     return day
 
 
@@ -266,16 +266,16 @@ def _month(written: str) -> date:
     try:
         month = datetime.strptime(written, "%Y-%m").date()
     except ValueError:
-        raise Refused("month", "Write the month as 2026-01.") from None
+        raise FieldError("month", "Write the month as 2026-01.") from None
     if not _FIRST <= month <= _LAST:
-        raise Refused("month", "There is no usage in this month.")
+        raise FieldError("month", "There is no usage in this month.")
     return month
 
 
 def _values(id: str, written: Sequence[str]) -> tuple[str, ...]:
     values = tuple(dict.fromkeys(value for value in written if value))
     if len(values) > MAX_VALUES:
-        raise Refused(id, f"At most {MAX_VALUES} can be chosen at once.")
+        raise FieldError(id, f"At most {MAX_VALUES} can be chosen at once.")
     if any("\x00" in value or len(value) > _MAX_VALUE_LEN for value in values):
-        raise Refused(id, "This cannot be the name of anything.")
+        raise FieldError(id, "This cannot be the name of anything.")
     return tuple("" if value == NONE else value for value in values)

@@ -12,11 +12,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from admin import formatting
-from admin.adapters.page import State
-from admin.usage.labels import Label, LabelBook, Labels, May
+from admin.badge import Badge
+from admin.usage.labels import Label, LabelLookup, Labels, May
 from admin.usage.page import Chip, chips_of
-from admin.usage.query import Asked
-from admin.web.form_errors import Refused
+from admin.usage.query import UsageQuery
+from admin.web.form_errors import FieldError
 from billing.models import UsageRecord
 from billing.reports.receipts import Receipts
 from billing.reports.slices import Place, UsageSlices
@@ -39,7 +39,7 @@ class RequestRow:
     at: datetime
     model: str
     key: Label
-    state: State | None
+    state: Badge | None
     """None: it ended, and is billed."""
     input: int
     cached: int
@@ -51,7 +51,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class RequestList:
-    asked: Asked
+    asked: UsageQuery
     chips: list[Chip]
     rows: list[RequestRow]
     next_after: str | None
@@ -98,7 +98,7 @@ class TakenBack:
 class Receipt:
     id: str
     at: datetime
-    state: State
+    state: Badge
     lines: list[Line]
     percent: int | None
     """What the class pays of the prices; None: nothing is priced."""
@@ -116,12 +116,12 @@ class Receipt:
 class RequestsPage:
     """Gathers both."""
 
-    def __init__(self, slices: UsageSlices, receipts: Receipts, labels: LabelBook) -> None:
+    def __init__(self, slices: UsageSlices, receipts: Receipts, labels: LabelLookup) -> None:
         self._slices = slices
         self._receipts = receipts
         self._labels = labels
 
-    async def list(self, tenant_id: str, asked: Asked, after: str, may: May) -> RequestList:
+    async def list(self, tenant_id: str, asked: UsageQuery, after: str, may: May) -> RequestList:
         """Raises Refused, InvalidReportQuery, DatabaseUnavailable."""
         page = await self._slices.requests(
             tenant_id, asked.start, asked.end, slice=asked.slice, after=_place(after), limit=PAGE
@@ -155,11 +155,11 @@ class RequestsPage:
 def _row(row: UsageRecord, labels: Labels, is_reversed: bool) -> RequestRow:
     state = None
     if is_reversed:
-        state = State("Taken back", "warn")
+        state = Badge("Taken back", "warn")
     elif row.finish_reason is None:
-        state = State("Running", "busy")
+        state = Badge("Running", "busy")
     elif row.finish_reason not in ("stop", "length"):
-        state = State(_state_word(row.finish_reason), "off")
+        state = Badge(_state_word(row.finish_reason), "off")
     return RequestRow(
         row.request_id,
         row.submitted_at,
@@ -212,19 +212,19 @@ def _receipt(found: Mapping[str, Any], labels: Mapping[str, Label]) -> Receipt:
     )
 
 
-def _whole_state(found: Mapping[str, Any], reversals: Sequence[TakenBack]) -> State:
+def _whole_state(found: Mapping[str, Any], reversals: Sequence[TakenBack]) -> Badge:
     if reversals:
         return (
-            State("Taken back", "warn")
+            Badge("Taken back", "warn")
             if not found["billed_micro_usd"]
-            else State("Partly taken back", "warn")
+            else Badge("Partly taken back", "warn")
         )
     if found["status"] != "completed":
-        return State("Running", "busy")
+        return Badge("Running", "busy")
     reasons = set(str(found["finish_reason"]).split(","))
     if reasons <= {"stop", "length"}:
-        return State("Completed", "good")
-    return State(_state_word((reasons - {"stop", "length"}).pop()), "off")
+        return Badge("Completed", "good")
+    return Badge(_state_word((reasons - {"stop", "length"}).pop()), "off")
 
 
 def _facts(found: Mapping[str, Any], labels: Mapping[str, Label]) -> list[Fact]:
@@ -283,7 +283,7 @@ def _place(written: str) -> Place | None:
         return None
     found = _PLACE.fullmatch(written)
     if found is None:
-        raise Refused("after", "This page of the list is not there. Begin with the newest.")
+        raise FieldError("after", "This page of the list is not there. Begin with the newest.")
     return Place(_EPOCH + timedelta(microseconds=int(found[1])), found[2])
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from admin.charts import layout
 from admin.charts.layout import COUNT, USD, Chart, Point, Series
 from admin.usage.labels import Label, Labels
-from admin.usage.query import BY_ID, Asked, day_words
+from admin.usage.query import BY_ID, UsageQuery, day_words
 from billing.reports.slices import REQUEST, Used
 
 TOP = 7
@@ -84,7 +84,7 @@ class Gathered:
         return self.both.get((group, bucket)) or Sums()
 
 
-def gathered(found: Iterable[Used], asked: Asked) -> Gathered:
+def gathered(found: Iterable[Used], asked: UsageQuery) -> Gathered:
     sums = Gathered()
     for used in found:
         bucket = used.bucket.astimezone(UTC)
@@ -106,14 +106,14 @@ def added(found: Iterable[Sums]) -> Sums:
     return total
 
 
-def buckets_of(asked: Asked) -> list[Bucket]:
+def buckets_of(asked: UsageQuery) -> list[Bucket]:
     """The steps, in order."""
     return [
         Bucket(at, _tick(at, asked), _words(at, asked), _narrowed(at, asked).query) for at in _starts(asked)
     ]
 
 
-def _starts(asked: Asked) -> list[datetime]:
+def _starts(asked: UsageQuery) -> list[datetime]:
     if asked.step == "month":
         found, at = [], asked.first.replace(day=1)
         while at <= asked.last:
@@ -124,13 +124,13 @@ def _starts(asked: Asked) -> list[datetime]:
     return [asked.start + number * width for number in range((asked.end - asked.start) // width)]
 
 
-def _tick(at: datetime, asked: Asked) -> str:
+def _tick(at: datetime, asked: UsageQuery) -> str:
     if asked.step == "hour":
         return f"{at:%H}:00"
     return f"{at:%b} {at.day}" if asked.step == "day" else f"{at:%b %Y}"
 
 
-def _words(at: datetime, asked: Asked) -> str:
+def _words(at: datetime, asked: UsageQuery) -> str:
     if asked.step == "month":
         return f"{at:%B %Y}"
     if asked.step == "hour":
@@ -138,7 +138,7 @@ def _words(at: datetime, asked: Asked) -> str:
     return f"{at:%a}, {day_words(at.date())}"
 
 
-def _narrowed(at: datetime, asked: Asked) -> Asked:
+def _narrowed(at: datetime, asked: UsageQuery) -> UsageQuery:
     if asked.step == "hour":
         return asked.of_hour(at)
     if asked.step == "day":
@@ -147,7 +147,7 @@ def _narrowed(at: datetime, asked: Asked) -> Asked:
     return asked.of_days(max(month.first, asked.first), min(month.last, asked.last))
 
 
-def group_label(group: Group, asked: Asked, labels: Labels) -> Label:
+def group_label(group: Group, asked: UsageQuery, labels: Labels) -> Label:
     kind, value = group
     return labels.of(asked.group, value) if kind == REQUEST else Label(CHARGES[kind], "not of a request")
 
@@ -157,7 +157,7 @@ def tones(ranked: Sequence[Group]) -> dict[Group, str]:
     return dict(zip(ranked[:TOP], layout.TONES, strict=False))
 
 
-def chart_of(sums: Gathered, buckets: Sequence[Bucket], asked: Asked, labels: Labels) -> Chart:
+def chart_of(sums: Gathered, buckets: Sequence[Bucket], asked: UsageQuery, labels: Labels) -> Chart:
     if asked.group:
         series = _by_group(sums, buckets, asked, labels)
     elif asked.show == "tokens":
@@ -197,7 +197,7 @@ def _by_charge(sums: Gathered, buckets: Sequence[Bucket]) -> list[Series]:
     ]
 
 
-def _by_group(sums: Gathered, buckets: Sequence[Bucket], asked: Asked, labels: Labels) -> list[Series]:
+def _by_group(sums: Gathered, buckets: Sequence[Bucket], asked: UsageQuery, labels: Labels) -> list[Series]:
     ranked = [group for group in sums.ranked(asked.show) if sums.groups[group].of(asked.show)]
     coloured = tones(sums.ranked(asked.show))
     series = [
@@ -216,7 +216,7 @@ def _by_group(sums: Gathered, buckets: Sequence[Bucket], asked: Asked, labels: L
     return series
 
 
-def _point(bucket: Bucket, asked: Asked) -> Point:
+def _point(bucket: Bucket, asked: UsageQuery) -> Point:
     if bucket.at.date() > asked.today:
         return Point(bucket.tick, bucket.words)
     path = "usage/requests" if asked.step == "hour" else "usage"

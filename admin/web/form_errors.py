@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from admin.services import Explanations
+from admin.services import ErrorMapping
 
 FORM = "form"
 """Where what is about no field in particular is told."""
 _NAMED = re.compile(r"([a-z_]+)(:? )")
 
 
-class Refused(Exception):
+class FieldError(Exception):
     """What a page itself has against a field."""
 
     def __init__(self, field: str, message: str) -> None:
@@ -25,27 +25,27 @@ class Refused(Exception):
         self.message = message
 
 
-class Problems(dict[str, str]):
+class FormErrors(dict[str, str]):
     """Words by field; "" where there is nothing to say."""
 
     def __missing__(self, field: str) -> str:
         return ""
 
 
-NONE = Problems()
+NO_ERRORS = FormErrors()
 
 
-def refusals(explanations: Explanations) -> tuple[type[Exception], ...]:
+def expected_errors(error_mapping: ErrorMapping) -> tuple[type[Exception], ...]:
     """What a form's page answers with the form: anything else is the frame's to tell."""
-    return (Refused, ValueError, *explanations.known)
+    return (FieldError, ValueError, *error_mapping.known)
 
 
-def explain(error: Exception, fields: Collection[str], explanations: Explanations) -> tuple[int, Problems]:
+def explain(error: Exception, fields: Collection[str], error_mapping: ErrorMapping) -> tuple[int, FormErrors]:
     """Status, and the words beside the one of `fields` they are about. Faults of ours are raised again."""
-    if isinstance(error, Refused):
+    if isinstance(error, FieldError):
         return 422, _beside(error.field, error.message, fields)
-    if isinstance(error, explanations.known):
-        status, envelope = explanations.tell(error)
+    if isinstance(error, error_mapping.known):
+        status, envelope = error_mapping.describe(error)
         if status >= 500:
             raise error
         told = envelope["error"]
@@ -58,8 +58,8 @@ def explain(error: Exception, fields: Collection[str], explanations: Explanation
     return 422, _beside(found[1], _sentence(message), fields)
 
 
-def _beside(field: str | None, message: str, fields: Collection[str]) -> Problems:
-    return Problems({field if field is not None and field in fields else FORM: message})
+def _beside(field: str | None, message: str, fields: Collection[str]) -> FormErrors:
+    return FormErrors({field if field is not None and field in fields else FORM: message})
 
 
 def _sentence(text: str) -> str:

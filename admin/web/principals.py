@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from starlette.requests import Request
 
 from admin.web.request_info import request_id_of
-from admin.web.sessions import Opened, Session
+from admin.web.sessions import OpenSession, Session
 from billing.invoices.accounts import Account as BillingAccount
 from tenants.accounts import Account
 from tenants.actors import Actor
@@ -23,7 +23,7 @@ class _SignedIn:
     """What both have."""
 
     account: Account
-    opened: Opened
+    opened: OpenSession
 
     @property
     def session(self) -> Session:
@@ -39,7 +39,7 @@ class _SignedIn:
 class Operator(_SignedIn):
     """A signed-in operator, whose pages are those of the service."""
 
-    owing: None = None
+    overdue: None = None
     """The service owes itself nothing."""
 
     @property
@@ -63,12 +63,12 @@ class Operator(_SignedIn):
 
 
 @dataclass(frozen=True)
-class Visitor(_SignedIn):
+class TenantUser(_SignedIn):
     """A signed-in user of a tenant, or an operator in that user's place."""
 
     operator: Account | None = None
     """Who it is in truth. None: the user."""
-    owing: BillingAccount | None = None
+    overdue: BillingAccount | None = None
     """How the tenant stands when a payment of its is overdue: every page tells."""
 
     @property
@@ -84,7 +84,7 @@ class Visitor(_SignedIn):
         return self.account.role
 
     @property
-    def looks_on(self) -> bool:
+    def is_read_only(self) -> bool:
         """An operator who was let in to see, and to change nothing."""
         taken, operator = self.session.impersonation, self.operator
         if operator is None:
@@ -109,7 +109,7 @@ class Visitor(_SignedIn):
         )
 
     def may(self, right: Right) -> bool:
-        if self.looks_on and not right.endswith(".read"):
+        if self.is_read_only and not right.endswith(".read"):
             return False
         return self.account.may(right)
 
@@ -118,7 +118,7 @@ class Visitor(_SignedIn):
         return self.may("members.write")
 
 
-Person = Visitor | Operator
+Principal = TenantUser | Operator
 
 
 def _origin(request: Request) -> tuple[str | None, str | None]:

@@ -27,3 +27,8 @@ def after_of(request: Request, pattern: re.Pattern[str]) -> str | None:
     if after is not None and pattern.fullmatch(after) is None:
         raise HTTPException(404, "There is no such page of the list.")
     return after
+
+
+def origin_of(request: Request) -> str:
+    """Returns this server's origin, as the browser sees it."""
+    return f"{request.url.scheme}://{request.url.netloc}"

@@ -16,7 +16,7 @@ from redis.asyncio import Redis
 
 ANONYMOUS_S = 3600
 """Life of the session behind a sign-in form: long enough to fetch a password, too short to pile up."""
-HALF_WAY_S = 600
+PENDING_S = 600
 """To find the second factor."""
 IDLE_S = 8 * 3600
 ABSOLUTE_S = 24 * 3600
@@ -37,7 +37,7 @@ class Impersonation(msgspec.Struct, frozen=True):
     reason: str
 
 
-class HalfWay(msgspec.Struct, frozen=True):
+class PendingSignIn(msgspec.Struct, frozen=True):
     """Somebody has proved the first of two things. Not signed in: nothing but the second is asked of them."""
 
     user_id: str
@@ -59,11 +59,11 @@ class Session(msgspec.Struct, frozen=True):
     tenant_id: str | None = None
     superseded: bool = False
     """Rotated away: serves the requests that were on their way, is never extended nor rotated again."""
-    said: str = ""
+    flash: str = msgspec.field(default="", name="said")
     """What the next page is to tell: that what was asked for is done."""
     impersonation: Impersonation | None = None
     """Of an operator alone."""
-    half_way: HalfWay | None = None
+    pending: PendingSignIn | None = msgspec.field(default=None, name="half_way")
     """With no user yet."""
     role: str = ""
     """Of the user, when they were last here."""
@@ -76,7 +76,7 @@ class Session(msgspec.Struct, frozen=True):
         return hmac.compare_digest(self.csrf_token.encode(), csrf_token.encode())
 
 
-class Opened(msgspec.Struct, frozen=True):
+class OpenSession(msgspec.Struct, frozen=True):
     """A session and the id its browser must present: new when `fresh`."""
 
     id: str
@@ -84,7 +84,7 @@ class Opened(msgspec.Struct, frozen=True):
     fresh: bool = True
 
 
-class Known(msgspec.Struct, frozen=True):
+class SessionSummary(msgspec.Struct, frozen=True):
     """One of a user's sessions, as they are shown it."""
 
     handle: str
@@ -100,17 +100,17 @@ class SessionStore:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def begin(self) -> Opened:
+    async def begin(self) -> OpenSession:
         """An anonymous session for a sign-in form."""
         now = time.time()
         return await self._store(Session(secrets.token_urlsafe(32), now, now), ANONYMOUS_S)
 
-    async def go_half_way(self, old: str | None, half_way: HalfWay) -> Opened:
+    async def begin_second_factor(self, old: str | None, pending: PendingSignIn) -> OpenSession:
         """Another id, of a session that can do nothing yet but take the second factor."""
         if old:
             await self.end(old)
         now = time.time()
-        return await self._store(Session(secrets.token_urlsafe(32), now, now, half_way=half_way), HALF_WAY_S)
+        return await self._store(Session(secrets.token_urlsafe(32), now, now, pending=pending), PENDING_S)
 
     async def sign_in(
         self,
@@ -122,7 +122,7 @@ class SessionStore:
         address: str = "",
         agent: str = "",
         proved_at: float | None = None,
-    ) -> Opened:
+    ) -> OpenSession:
         """A new id for a user who proved who they are; whoever knew the old id has nothing (session
         fixation). It counts from `proved_at`: what ends the sessions of before ends one that was being
         opened, too.
@@ -142,24 +142,24 @@ class SessionStore:
         )
         return await self._store(session, IDLE_S)
 
-    async def renew(self, opened: Opened) -> Opened:
+    async def renew(self, opened: OpenSession) -> OpenSession:
         """A new id and a new token for a user whose ways in have changed, counted from now: forms of pages
         that were shown before are worth nothing.
         """
         await self.end(opened.id)
         now = time.time()
         session = msgspec.structs.replace(
-            opened.session, csrf_token=secrets.token_urlsafe(32), started_at=now, rotated_at=now, said=""
+            opened.session, csrf_token=secrets.token_urlsafe(32), started_at=now, rotated_at=now, flash=""
         )
         return await self._store(session, IDLE_S)
 
-    async def find(self, session_id: str | None) -> Opened | None:
+    async def find(self, session_id: str | None) -> OpenSession | None:
         """The session of a request, its idle time started over; rotated when it is due."""
         session = await self._stored(session_id)
         if session_id is None or session is None:
             return None
         if session.user_id is None or session.superseded:
-            return Opened(session_id, session, fresh=False)
+            return OpenSession(session_id, session, fresh=False)
         now = time.time()
         if now - session.started_at >= ABSOLUTE_S:
             await self.end(session_id)
@@ -167,16 +167,16 @@ class SessionStore:
         if now - session.rotated_at >= ROTATE_S:
             return await self._rotate(session_id, session)
         await self._redis.expire(_key(session_id), IDLE_S)
-        return Opened(session_id, session, fresh=False)
+        return OpenSession(session_id, session, fresh=False)
 
-    async def peek(self, session_id: str | None) -> Opened | None:
+    async def peek(self, session_id: str | None) -> OpenSession | None:
         """The session of a request that may yet be refused: nothing of it changes, it lasts no longer."""
         session = await self._stored(session_id)
         if session_id is None or session is None:
             return None
         if session.user_id is not None and time.time() - session.started_at >= ABSOLUTE_S:
             return None
-        return Opened(session_id, session, fresh=False)
+        return OpenSession(session_id, session, fresh=False)
 
     async def _stored(self, session_id: str | None) -> Session | None:
         """As Redis has it, whatever has become of it."""
@@ -188,7 +188,7 @@ class SessionStore:
         assert isinstance(raw, bytes), "the client must not decode answers"
         return msgspec.msgpack.decode(raw, type=Session)
 
-    async def with_role(self, opened: Opened, role: str) -> Opened:
+    async def with_role(self, opened: OpenSession, role: str) -> OpenSession:
         """The session of a user who has this role now: rotated when it was another one before, whoever
         changed it, and wherever.
         """
@@ -196,32 +196,32 @@ class SessionStore:
             return opened
         return await self._rotate(opened.id, msgspec.structs.replace(opened.session, role=role))
 
-    async def _rotate(self, session_id: str, session: Session) -> Opened:
+    async def _rotate(self, session_id: str, session: Session) -> OpenSession:
         rotated = await self._store(msgspec.structs.replace(session, rotated_at=time.time()), IDLE_S)
         old = msgspec.structs.replace(session, superseded=True)
         await self._redis.set(_key(session_id), msgspec.msgpack.encode(old), ex=GRACE_S, xx=True)
         return rotated
 
-    async def impersonate(self, opened: Opened, impersonation: Impersonation | None) -> Opened:
+    async def impersonate(self, opened: OpenSession, impersonation: Impersonation | None) -> OpenSession:
         """A new id for whoever is now, or with None is no longer, in another's place: forms of pages that
         were shown before are worth nothing.
         """
         await self.end(opened.id)
         session = msgspec.structs.replace(
-            opened.session, csrf_token=secrets.token_urlsafe(32), rotated_at=time.time(), said=""
+            opened.session, csrf_token=secrets.token_urlsafe(32), rotated_at=time.time(), flash=""
         )
         return await self._store(msgspec.structs.replace(session, impersonation=impersonation), IDLE_S)
 
-    async def say(self, opened: Opened, message: str) -> None:
+    async def set_flash(self, opened: OpenSession, message: str) -> None:
         """Have the next page of this session tell it; with "", have it told."""
-        session = msgspec.structs.replace(opened.session, said=message)
+        session = msgspec.structs.replace(opened.session, flash=message)
         await self._redis.set(_key(opened.id), msgspec.msgpack.encode(session), keepttl=True, xx=True)
 
     async def end(self, session_id: str) -> None:
         """Forget a session, at once and everywhere."""
         await self._redis.delete(_key(session_id))
 
-    async def of_user(self, user_id: str) -> list[Known]:
+    async def of_user(self, user_id: str) -> list[SessionSummary]:
         """Their sessions, the one used last first."""
         handles = sorted(await self._handles(user_id))
         if not handles:
@@ -238,7 +238,7 @@ class SessionStore:
             if session is None or session.user_id != user_id:
                 over.append(handle)
             elif not session.superseded:
-                known.append(Known(handle, session, max(0, IDLE_S - left)))
+                known.append(SessionSummary(handle, session, max(0, IDLE_S - left)))
         if over:
             await self._redis.srem(_index(user_id), *over)
         return sorted(known, key=lambda one: one.idle_s)
@@ -259,7 +259,7 @@ class SessionStore:
         found = await self._redis.smembers(_index(user_id))
         return {one.decode() if isinstance(one, bytes) else one for one in found}
 
-    async def _store(self, session: Session, seconds: int) -> Opened:
+    async def _store(self, session: Session, seconds: int) -> OpenSession:
         session_id = secrets.token_urlsafe(32)
         async with self._redis.pipeline(transaction=True) as pipe:
             pipe.set(_key(session_id), msgspec.msgpack.encode(session), ex=seconds)
@@ -267,13 +267,13 @@ class SessionStore:
                 pipe.sadd(_index(session.user_id), _handle(session_id))
                 pipe.expire(_index(session.user_id), ABSOLUTE_S)
             await pipe.execute()
-        return Opened(session_id, session)
+        return OpenSession(session_id, session)
 
 
 _PREFIX = "rootstock:console:session:"
 
 
-def handle_of(opened: Opened) -> str:
+def handle_of(opened: OpenSession) -> str:
     """What tells the session from others."""
     return _handle(opened.id)
 

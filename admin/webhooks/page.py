@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from admin.adapters.page import State
+from admin.badge import Badge
 from billing.notifications import signing
 from billing.notifications.events import EVENTS, payload
 from billing.notifications.models import Delivery, Notification, WebhookEndpoint
@@ -24,8 +24,8 @@ EVENT_FIELD = "event:"
 CHOICES = [(event.name, event.description) for event in EVENTS.values()]
 _SOON = timedelta(minutes=1)
 _STATES = {
-    "delivered": State("Delivered", "good"),
-    "failed": State("Given up", "bad"),
+    "delivered": Badge("Delivered", "good"),
+    "failed": Badge("Given up", "bad"),
 }
 
 
@@ -35,7 +35,7 @@ class EndpointRow:
     name: str
     url: str
     events: list[str]
-    state: State
+    state: Badge
     created_at: datetime
     disabled_at: datetime | None
     secret_hint: str
@@ -49,7 +49,7 @@ class DeliveryRow:
     event: str
     event_id: str
     is_test: bool
-    state: State
+    state: Badge
     attempts: int
     answer: str
     """What the endpoint said last."""
@@ -113,7 +113,7 @@ def endpoint_row(endpoint: WebhookEndpoint) -> EndpointRow:
         name=endpoint.name,
         url=endpoint.url,
         events=[*endpoint.event_types],
-        state=State("Listening", "good") if endpoint.disabled_at is None else State("Disabled", "bad"),
+        state=Badge("Listening", "good") if endpoint.disabled_at is None else Badge("Disabled", "bad"),
         created_at=endpoint.created_at,
         disabled_at=endpoint.disabled_at,
         secret_hint=signing.hint(bytes(endpoint.secret)),
@@ -139,10 +139,10 @@ def _delivery_row(delivery: Delivery, told: Notification) -> DeliveryRow:
     )
 
 
-def _state(delivery: Delivery) -> State:
+def _state(delivery: Delivery) -> Badge:
     if delivery.state != "pending":
-        return _STATES.get(delivery.state, State(delivery.state, "off"))
-    return State("Trying again", "warn") if delivery.attempts else State("On its way", "busy")
+        return _STATES.get(delivery.state, Badge(delivery.state, "off"))
+    return Badge("Trying again", "warn") if delivery.attempts else Badge("On its way", "busy")
 
 
 def _answer(delivery: Delivery) -> str:

@@ -20,7 +20,7 @@ from adapters.service import AdapterService, ModelResolver
 from admin.app import BillingServices, ConsoleServices, create_console
 from admin.operator.services import OperatorServices
 from admin.sign_in.services import SignInServices
-from api.console import EXPLANATIONS
+from api.console import ERROR_MAPPING
 from api.deps import Services
 from api.edge import BodyLimit, BodyLimits, Edge
 from api.operation import operator_services
@@ -218,7 +218,7 @@ async def site(
                 billing=billing,
                 operation=operation,
                 base_digest=lambda: BASE_DIGEST,
-                explanations=EXPLANATIONS,
+                error_mapping=ERROR_MAPPING,
                 sign_in=sign_in_services,
             )
         )

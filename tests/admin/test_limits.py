@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from admin.limits.page import amount_written, read_amount
-from admin.web.form_errors import Refused
+from admin.web.form_errors import FieldError
 from billing.notifications.delivering import Deliveries
 from billing.notifications.models import Delivery, Notification
 from billing.spend.alerts import Threshold
@@ -142,7 +142,7 @@ async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.
 )
 def test_amounts_are_read_in_their_units(metric: Metric, written: str, amount: int | None) -> None:
     if amount is None:
-        with pytest.raises(Refused):
+        with pytest.raises(FieldError):
             read_amount(metric, written)
         return
     assert read_amount(metric, written) == amount

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from admin import formatting
-from admin.adapters.page import State
+from admin.badge import Badge
 from admin.charts import live
-from admin.charts.live import Layer, Strip
+from admin.charts.live import Layer, LiveChart
 from engine.gauges import EngineView, SlotView, StepSecond
 
 TONES = ("output", "input", "rest")
@@ -127,7 +127,7 @@ def columns_of(view: EngineView) -> list[Column]:
     return [Column(sum(second.steps for second in seconds), seconds) for seconds in found]
 
 
-def step_strips(columns: Sequence[Column]) -> list[Strip]:
+def step_strips(columns: Sequence[Column]) -> list[LiveChart]:
     decode = [
         Layer(
             title,
@@ -171,7 +171,7 @@ def step_strips(columns: Sequence[Column]) -> list[Strip]:
     ]
 
 
-def waiting_strip(columns: Sequence[Column]) -> Strip:
+def waiting_strip(columns: Sequence[Column]) -> LiveChart:
     layers = [
         Layer(title, tone, [one.seconds[-1].waiting[order] if one.seconds else 0.0 for one in columns])
         for order, (title, tone) in enumerate(zip(_TITLES, TONES, strict=True))
@@ -179,7 +179,7 @@ def waiting_strip(columns: Sequence[Column]) -> Strip:
     return live.stacked("Requests that wait", layers, formatting.compact, least=4)
 
 
-def blocks_strip(columns: Sequence[Column]) -> Strip:
+def blocks_strip(columns: Sequence[Column]) -> LiveChart:
     values = [float(one.seconds[-1].blocks_used) if one.seconds else 0.0 for one in columns]
     return live.stacked("Blocks held", [Layer("Held", "input", values)], formatting.compact, least=4)
 
@@ -268,12 +268,12 @@ def _parts(wanted: Sequence[tuple[str, str, float]], say: Callable[[float], str]
     return found
 
 
-def slot_state(slot: SlotView) -> State:
+def slot_state(slot: SlotView) -> Badge:
     if slot.loading:
-        return State("Loading", "busy")
+        return Badge("Loading", "busy")
     if slot.closing:
-        return State("Makes way", "warn")
-    return State("In use", "good") if slot.rows else State("Idle", "off")
+        return Badge("Makes way", "warn")
+    return Badge("In use", "good") if slot.rows else Badge("Idle", "off")
 
 
 _SLOT_TONES = {"Loading": "c4", "Makes way": "c1", "In use": "input"}

@@ -15,8 +15,8 @@ import msgspec
 
 from adapters.naming import AdapterName, AdapterNames
 from admin import formatting
-from admin.adapters.page import State
-from admin.charts.live import Strip
+from admin.badge import Badge
+from admin.charts.live import LiveChart
 from admin.operator.engines import charts as pictures
 from admin.operator.engines.charts import Part, Rows, SlotMap
 from admin.operator.engines.report import EngineReport, Engines
@@ -24,10 +24,10 @@ from engine.gauges import EngineView, Share, SlotView
 from engine.protocol import PriorityClass
 
 STATES = {
-    "starting": State("Starting", "busy"),
-    "serving": State("Serving", "good"),
-    "draining": State("Draining", "warn"),
-    "gone": State("Gone", "bad"),
+    "starting": Badge("Starting", "busy"),
+    "serving": Badge("Serving", "good"),
+    "draining": Badge("Draining", "warn"),
+    "gone": Badge("Gone", "bad"),
 }
 SILENT_SECONDS = 4.0
 """After which a view is said to be old."""
@@ -40,7 +40,7 @@ CLASSES = {"priority": "Priority", "default": "Default", "flex": "Flex"}
 @dataclass(frozen=True)
 class Tab:
     key: str
-    state: State
+    state: Badge
     is_shown: bool
 
 
@@ -76,7 +76,7 @@ class Named:
 class SlotRow:
     slot: int
     named: Named
-    state: State
+    state: Badge
     rank: int
     num_bytes: int | None
     rows: int
@@ -106,11 +106,11 @@ class Shown:
     rows: Rows
     step: str
     """What the last step was made of, in words."""
-    strips: list[Strip]
+    live: list[LiveChart]
     queue: list[QueueRow]
-    waiting: Strip
+    waiting: LiveChart
     blocks: list[Part]
-    used_blocks: Strip
+    used_blocks: LiveChart
     hit_rate: str
     memory: list[Part]
     map: SlotMap
@@ -126,7 +126,7 @@ class Shown:
 class EnginePage:
     tabs: list[Tab]
     key: str
-    state: State
+    state: Badge
     lead: str
     heed: str
     """What is to be known of how true the page is; empty when it is."""
@@ -205,7 +205,7 @@ class EnginePages:
             tiles=tiles,
             rows=pictures.rows_of(view),
             step=_step(view),
-            strips=pictures.step_strips(columns),
+            live=pictures.step_strips(columns),
             queue=[_queue_row(view, order) for order in range(len(CLASSES))],
             waiting=pictures.waiting_strip(columns),
             blocks=pictures.block_parts(view),

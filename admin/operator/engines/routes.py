@@ -15,7 +15,8 @@ from starlette.routing import Route
 from admin.navigation import ENGINES
 from admin.operator.engines.page import EnginePages
 from admin.services import ConsoleServices
-from admin.web.console import Frame, Operator
+from admin.web.console import Console
+from admin.web.principals import Operator
 
 HERE = ENGINES.path
 MAX_KEY_LEN = 256
@@ -27,16 +28,16 @@ _COMPRESSED = (Middleware(GZipMiddleware, minimum_size=4096, compresslevel=4),)
 class EngineRoutes:
     """Below `/operator/engines`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._pages = EnginePages(services.operation.engines, services.operation.adapter_names)
 
     def routes(self) -> list[Route]:
-        operating = self._frame.operating
+        view = self._console.operator_view
         return [
-            Route(HERE, operating(self.show), methods=["GET"], middleware=_COMPRESSED),
-            Route(f"{HERE}/live", operating(self.show_live), methods=["GET"], middleware=_COMPRESSED),
-            Route(f"{HERE}/report.json", operating(self.report), methods=["GET"], middleware=_COMPRESSED),
+            Route(HERE, view(self.show), methods=["GET"], middleware=_COMPRESSED),
+            Route(f"{HERE}/live", view(self.show_live), methods=["GET"], middleware=_COMPRESSED),
+            Route(f"{HERE}/report.json", view(self.report), methods=["GET"], middleware=_COMPRESSED),
         ]
 
     async def show(self, request: Request, operator: Operator) -> Response:
@@ -52,4 +53,4 @@ class EngineRoutes:
 
     async def _page(self, request: Request, operator: Operator, template: str) -> Response:
         page = await self._pages.gather(request.query_params.get("engine", "")[:MAX_KEY_LEN])
-        return self._frame.page(request, template, visitor=operator, section=ENGINES.id, page=page)
+        return self._console.render(request, template, principal=operator, section=ENGINES.id, page=page)

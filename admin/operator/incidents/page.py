@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from admin import formatting
-from admin.adapters.page import State
-from admin.web.form_errors import Refused
+from admin.badge import Badge
+from admin.web.form_errors import FieldError
 from sla.incidents.burning import Burn
 from sla.incidents.models import Incident
 from sla.objectives import WINDOWS
@@ -20,26 +20,26 @@ SEVERITY_CHOICES = (
     ("critical", "critical: nobody is served"),
 )
 _SEVERITIES = {
-    "minor": State("Minor", "off"),
-    "major": State("Major", "warn"),
-    "critical": State("Critical", "bad"),
+    "minor": Badge("Minor", "off"),
+    "major": Badge("Major", "warn"),
+    "critical": Badge("Critical", "bad"),
 }
-_ALERTS = {"page": State("Burns fast", "bad"), "ticket": State("Burns", "warn")}
+_ALERTS = {"page": Badge("Burns fast", "bad"), "ticket": Badge("Burns", "warn")}
 _CLASSES = {"priority": "Priority", "default": "Default", "flex": "Flex"}
 
 
 @dataclass(frozen=True)
 class IncidentRow:
     incident: Incident
-    severity: State
-    state: State
+    severity: Badge
+    state: Badge
     lasted: str
 
 
 @dataclass(frozen=True)
 class BurnRow:
     title: str
-    state: State
+    state: Badge
     rates: list[tuple[str, str]]
     """How many times faster than the month allows, and of how many requests how many failed."""
 
@@ -49,7 +49,7 @@ def row(incident: Incident, now: datetime) -> IncidentRow:
     return IncidentRow(
         incident,
         _SEVERITIES[incident.severity],
-        State("Open", "busy") if incident.ended_at is None else State("Closed", "off"),
+        Badge("Open", "busy") if incident.ended_at is None else Badge("Closed", "off"),
         formatting.duration(seconds),
     )
 
@@ -59,8 +59,8 @@ def burn_rows(burns: Sequence[Burn]) -> list[BurnRow]:
     for burn in burns:
         promised = any(rate is not None for *_, rate in burn.windows)
         quiet = not any(requests for _, requests, _, _ in burn.windows)
-        calm = State("Within budget", "good") if promised else State("No promise", "off")
-        calm = State("Nothing asked", "off") if quiet else calm
+        calm = Badge("Within budget", "good") if promised else Badge("No promise", "off")
+        calm = Badge("Nothing asked", "off") if quiet else calm
         rates = [
             (
                 formatting.NOTHING if rate is None else f"{rate:,.3g} ×",
@@ -89,4 +89,4 @@ def read_moment(field: str, written: str) -> datetime | None:
     try:
         return datetime.strptime(written.strip(), "%Y-%m-%dT%H:%M").replace(tzinfo=UTC)
     except ValueError:
-        raise Refused(field, "Write the moment as 2026-12-31T23:59.") from None
+        raise FieldError(field, "Write the moment as 2026-12-31T23:59.") from None

@@ -13,7 +13,8 @@ from admin.navigation import INCIDENTS
 from admin.operator.incidents import page
 from admin.services import ConsoleServices
 from admin.web import form_errors
-from admin.web.console import Frame, Operator
+from admin.web.console import Console
+from admin.web.principals import Operator
 
 HERE = INCIDENTS.path
 _FIELDS = ("title", "severity", "began_at", "note")
@@ -22,27 +23,27 @@ _FIELDS = ("title", "severity", "began_at", "note")
 class IncidentRoutes:
     """Below `/operator/incidents`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._incidents = services.operation.incidents
         self._burn = services.operation.burn
-        self._explanations = services.explanations
-        self._refusals = form_errors.refusals(services.explanations)
+        self._error_mapping = services.error_mapping
+        self._expected_errors = form_errors.expected_errors(services.error_mapping)
 
     def routes(self) -> list[Route]:
-        operating, changing = self._frame.operating, self._frame.changing_service
+        view, action = self._console.operator_view, self._console.operator_action
         one = f"{HERE}/{{incident}}"
         return [
-            Route(HERE, operating(self.show), methods=["GET"]),
-            Route(HERE, changing(self.open), methods=["POST"]),
-            Route(one, operating(self.show_one), methods=["GET"]),
-            Route(f"{one}/note", changing(self.note), methods=["POST"]),
-            Route(f"{one}/public", changing(self.set_public), methods=["POST"]),
-            Route(f"{one}/close", changing(self.close), methods=["POST"]),
+            Route(HERE, view(self.show), methods=["GET"]),
+            Route(HERE, action(self.open), methods=["POST"]),
+            Route(one, view(self.show_one), methods=["GET"]),
+            Route(f"{one}/note", action(self.note), methods=["POST"]),
+            Route(f"{one}/public", action(self.set_public), methods=["POST"]),
+            Route(f"{one}/close", action(self.close), methods=["POST"]),
         ]
 
     async def show(self, request: Request, operator: Operator) -> Response:
-        return await self._list(request, operator, {}, form_errors.NONE)
+        return await self._list(request, operator, {}, form_errors.NO_ERRORS)
 
     async def open(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         try:
@@ -54,13 +55,15 @@ class IncidentRoutes:
                 began_at=page.read_moment("began_at", form.get("began_at", "")),
                 note=form.get("note", ""),
             )
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, _FIELDS, self._explanations)
-            return await self._list(request, operator, form, beside, status)
-        return await self._frame.done(request, operator, f"{HERE}/{made.id}", "The incident is open.")
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, _FIELDS, self._error_mapping)
+            return await self._list(request, operator, form, errors, status)
+        return await self._console.redirect_with_message(
+            request, operator, f"{HERE}/{made.id}", "The incident is open."
+        )
 
     async def show_one(self, request: Request, operator: Operator) -> Response:
-        return await self._one(request, operator, {}, form_errors.NONE)
+        return await self._one(request, operator, {}, form_errors.NO_ERRORS)
 
     async def note(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         incident_id = request.path_params["incident"]
@@ -69,36 +72,40 @@ class IncidentRoutes:
                 incident_id, form.get("note", ""), operator.acting(request), is_public="is_public" in form
             )
         except ValueError as error:
-            status, beside = form_errors.explain(error, ("note",), self._explanations)
-            return await self._one(request, operator, form, beside, status)
-        return await self._frame.done(request, operator, f"{HERE}/{incident_id}", "It is noted.")
+            status, errors = form_errors.explain(error, ("note",), self._error_mapping)
+            return await self._one(request, operator, form, errors, status)
+        return await self._console.redirect_with_message(
+            request, operator, f"{HERE}/{incident_id}", "It is noted."
+        )
 
     async def set_public(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         incident_id, is_public = request.path_params["incident"], form.get("public") == "yes"
         await self._incidents.set_public(incident_id, is_public, operator.acting(request))
         said = "Tenants are told of it." if is_public else "Tenants are not told of it any more."
-        return await self._frame.done(request, operator, f"{HERE}/{incident_id}", said)
+        return await self._console.redirect_with_message(request, operator, f"{HERE}/{incident_id}", said)
 
     async def close(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         incident_id = request.path_params["incident"]
         await self._incidents.close(incident_id, operator.acting(request))
-        return await self._frame.done(request, operator, f"{HERE}/{incident_id}", "The incident is closed.")
+        return await self._console.redirect_with_message(
+            request, operator, f"{HERE}/{incident_id}", "The incident is closed."
+        )
 
     async def _list(
         self,
         request: Request,
         operator: Operator,
         given: Mapping[str, str],
-        beside: form_errors.Problems,
+        errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
         after = request.query_params.get("after") or None
         found = await self._incidents.page(after=after, limit=page.PAGE + 1)
-        return self._frame.page(
+        return self._console.render(
             request,
             "operator/incidents.html",
             status,
-            visitor=operator,
+            principal=operator,
             section=INCIDENTS.id,
             rows=[page.row(one, datetime.now(UTC)) for one in found[: page.PAGE]],
             next_after=found[page.PAGE - 1].id if len(found) > page.PAGE else None,
@@ -107,7 +114,7 @@ class IncidentRoutes:
             widths=page.WIDTHS,
             severities=page.SEVERITY_CHOICES,
             fields={name: given.get(name, "") for name in (*_FIELDS, "is_public")},
-            problems=beside,
+            errors=errors,
         )
 
     async def _one(
@@ -115,20 +122,20 @@ class IncidentRoutes:
         request: Request,
         operator: Operator,
         given: Mapping[str, str],
-        beside: form_errors.Problems,
+        errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
         incident, notes = await self._incidents.find(request.path_params["incident"])
-        return self._frame.page(
+        return self._console.render(
             request,
             "operator/incident.html",
             status,
-            visitor=operator,
+            principal=operator,
             section=INCIDENTS.id,
             row=page.row(incident, datetime.now(UTC)),
             notes=notes,
             burns=page.burn_rows(await self._burn.now()),
             widths=page.WIDTHS,
             note=given.get("note", ""),
-            problems=beside,
+            errors=errors,
         )

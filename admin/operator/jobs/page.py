@@ -8,7 +8,7 @@ from datetime import datetime
 from adapters.jobs.everywhere import FoundJob
 from adapters.jobs.models import JobStatus
 from adapters.jobs.repository import OPEN
-from admin.adapters.page import State
+from admin.badge import Badge
 
 PAGE = 50
 TABS = {
@@ -20,13 +20,13 @@ TABS = {
     "all": "All",
 }
 _STATES = {
-    JobStatus.VALIDATING_FILES: State("Waits for files", "off"),
-    JobStatus.QUEUED: State("Queued", "busy"),
-    JobStatus.RUNNING: State("Running", "busy"),
-    JobStatus.PAUSED: State("Paused", "off"),
-    JobStatus.SUCCEEDED: State("Done", "good"),
-    JobStatus.FAILED: State("Failed", "bad"),
-    JobStatus.CANCELLED: State("Cancelled", "off"),
+    JobStatus.VALIDATING_FILES: Badge("Waits for files", "off"),
+    JobStatus.QUEUED: Badge("Queued", "busy"),
+    JobStatus.RUNNING: Badge("Running", "busy"),
+    JobStatus.PAUSED: Badge("Paused", "off"),
+    JobStatus.SUCCEEDED: Badge("Done", "good"),
+    JobStatus.FAILED: Badge("Failed", "bad"),
+    JobStatus.CANCELLED: Badge("Cancelled", "off"),
 }
 
 
@@ -37,7 +37,7 @@ class JobRow:
     tenant: str
     what: str
     """The adapter and its version."""
-    state: State
+    state: Badge
     phase: str
     percent: int
     is_running: bool
@@ -58,7 +58,7 @@ def row(found: FoundJob) -> JobRow:
         tenant_id=job.tenant_id,
         tenant=found.tenant,
         what=f"{found.adapter}@{job.version}",
-        state=State("Being cancelled", "busy") if job.wanted == "cancel" else _STATES[status],
+        state=Badge("Being cancelled", "busy") if job.wanted == "cancel" else _STATES[status],
         phase=(job.phase or "") if status == JobStatus.RUNNING else "",
         percent=round(100 * job.progress),
         is_running=status == JobStatus.RUNNING,

@@ -13,7 +13,8 @@ from adapters.jobs.errors import JobNotFound
 from admin.navigation import JOBS
 from admin.operator.jobs import page
 from admin.services import ConsoleServices
-from admin.web.console import Frame, Operator
+from admin.web.console import Console
+from admin.web.principals import Operator
 
 HERE = JOBS.path
 
@@ -21,17 +22,17 @@ HERE = JOBS.path
 class JobRoutes:
     """Below `/operator/jobs`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._every = services.operation.jobs
         self._jobs = services.adapters.jobs
 
     def routes(self) -> list[Route]:
-        changing = self._frame.changing_service
+        action = self._console.operator_action
         return [
-            Route(HERE, self._frame.operating(self.show), methods=["GET"]),
-            Route(f"{HERE}/{{job}}/cancel", changing(self.cancel), methods=["POST"]),
-            Route(f"{HERE}/{{job}}/retry", changing(self.retry), methods=["POST"]),
+            Route(HERE, self._console.operator_view(self.show), methods=["GET"]),
+            Route(f"{HERE}/{{job}}/cancel", action(self.cancel), methods=["POST"]),
+            Route(f"{HERE}/{{job}}/retry", action(self.retry), methods=["POST"]),
         ]
 
     async def show(self, request: Request, operator: Operator) -> Response:
@@ -41,10 +42,10 @@ class JobRoutes:
         after = request.query_params.get("after") or None
         found = await self._every.page(group, after=after, limit=page.PAGE + 1)
         counts = await self._every.counts()
-        return self._frame.page(
+        return self._console.render(
             request,
             "operator/jobs.html",
-            visitor=operator,
+            principal=operator,
             section=JOBS.id,
             rows=[page.row(one) for one in found[: page.PAGE]],
             next_after=found[page.PAGE - 1].job.id if len(found) > page.PAGE else None,
@@ -58,12 +59,14 @@ class JobRoutes:
         job_id, tenant_id = await self._whose(request)
         job = await self._jobs.cancel(tenant_id, job_id, by=operator.acting(request))
         said = "The job is cancelled." if job.wanted is None else "The job is being cancelled."
-        return await self._frame.done(request, operator, HERE, said)
+        return await self._console.redirect_with_message(request, operator, HERE, said)
 
     async def retry(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         job_id, tenant_id = await self._whose(request)
         await self._jobs.retry(tenant_id, job_id, by=operator.acting(request))
-        return await self._frame.done(request, operator, HERE, "Another job is in the queue in its place.")
+        return await self._console.redirect_with_message(
+            request, operator, HERE, "Another job is in the queue in its place."
+        )
 
     async def _whose(self, request: Request) -> tuple[str, str]:
         job_id = request.path_params["job"]

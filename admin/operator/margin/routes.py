@@ -17,7 +17,8 @@ from admin.navigation import MARGIN
 from admin.operator.margin import page
 from admin.services import ConsoleServices
 from admin.web import form_errors
-from admin.web.console import Frame, Operator
+from admin.web.console import Console
+from admin.web.principals import Operator
 
 _MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
 
@@ -25,39 +26,39 @@ _MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
 class MarginRoutes:
     """`/operator/margin`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._margins = services.operation.margins
         self._directory = services.operation.directory
 
     def routes(self) -> list[Route]:
-        return [Route(MARGIN.path, self._frame.operating(self.show), methods=["GET"])]
+        return [Route(MARGIN.path, self._console.operator_view(self.show), methods=["GET"])]
 
     async def show(self, request: Request, operator: Operator) -> Response:
         now = datetime.now(UTC)
         months = page.months(now)
         given = {name: request.query_params.get(name, "") for name in ("month", "price", "gpus")}
-        run, shown, beside, status = None, None, form_errors.NONE, 200
+        run, shown, errors, status = None, None, form_errors.NO_ERRORS, 200
         if given["price"]:
             try:
                 run = await self._margins.look(*_question(given, now))
-            except form_errors.Refused as error:
-                beside, status = form_errors.Problems({error.field: error.message}), 422
+            except form_errors.FieldError as error:
+                errors, status = form_errors.FormErrors({error.field: error.message}), 422
             else:
                 if run.report is not None:
                     tenant_ids = {line["tenant_id"] for line in run.report["lines"]}
                     shown = page.margin(run.report, await self._directory.names([*tenant_ids]))
-        return self._frame.page(
+        return self._console.render(
             request,
             "operator/margin.html",
             status,
-            visitor=operator,
+            principal=operator,
             section=MARGIN.id,
             run=run,
             page=shown,
             months=months,
             fields={**given, "month": given["month"] or months[0][0]},
-            problems=beside,
+            errors=errors,
             is_pending=run is not None and run.report is None and not run.why_not,
         )
 
@@ -66,7 +67,7 @@ def _question(given: Mapping[str, str], now: datetime) -> tuple[str, int, int | 
     """Raises Refused."""
     month, gpus = given["month"] or f"{now:%Y-%m}", given["gpus"].strip()
     if _MONTH.fullmatch(month) is None or month > f"{now:%Y-%m}":
-        raise form_errors.Refused("month", "There is no margin of this month.")
+        raise form_errors.FieldError("month", "There is no margin of this month.")
     if gpus and not (gpus.isascii() and gpus.isdecimal() and len(gpus) < 6):
-        raise form_errors.Refused("gpus", "Write how many there were, or leave it empty.")
+        raise form_errors.FieldError("gpus", "Write how many there were, or leave it empty.")
     return month, read_dollars(given["price"], "price"), int(gpus) if gpus else None

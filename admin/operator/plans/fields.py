@@ -19,7 +19,7 @@ from admin import formatting
 from admin.amounts import read_dollars
 from admin.limits.page import amount_words, amount_written, read_amount, title_of
 from admin.operator.prices.page import written as dollars_written
-from admin.web.form_errors import Problems, Refused
+from admin.web.form_errors import FieldError, FormErrors
 from billing.previews.service import PlanCosts
 from engine.protocol import PriorityClass
 from tenants.limits.kinds import MAX_AMOUNT, MAX_RATE, Metric
@@ -92,7 +92,7 @@ class Field:
         value = self.unit.read(text, self.name)
         if self.unit.control == "input" and not self.low <= value <= self.high:
             bounds = f"from {self.unit.told(self.low)} to {self.unit.told(self.high)}"
-            raise Refused(self.name, f"It must be {bounds}.")
+            raise FieldError(self.name, f"It must be {bounds}.")
         return value
 
     def written(self, value: Any) -> str:
@@ -126,7 +126,7 @@ class Difference:
 def _read_share(text: str, field: str) -> int:
     found = _SHARE.fullmatch(text.removesuffix("%").strip())
     if found is None:
-        raise Refused(field, "Write a share in per cent, as 99.9.")
+        raise FieldError(field, "Write a share in per cent, as 99.9.")
     return int(found[1]) * 10_000 + int((found[2] or "").ljust(4, "0"))
 
 
@@ -141,15 +141,15 @@ def _read_rungs(text: str, field: str) -> tuple[tuple[int, int], ...]:
             continue
         found = _RUNG.fullmatch(" ".join(line.split()))
         if found is None:
-            raise Refused(field, f"Write each line as 99.9: 10, not {line.strip()[:40]}.")
+            raise FieldError(field, f"Write each line as 99.9: 10, not {line.strip()[:40]}.")
         below, percent = _read_share(found[1], field), int(found[2])
         if not (0 < below <= MILLION and 0 < percent <= 100):
-            raise Refused(field, "Shares and credits are more than 0 and at most 100 %.")
+            raise FieldError(field, "Shares and credits are more than 0 and at most 100 %.")
         table.append((below, percent))
     try:
         read({PriorityClass.DEFAULT: {"credits": table}})
     except ValueError:
-        raise Refused(field, "From line to line the share must fall and the credit rise.") from None
+        raise FieldError(field, "From line to line the share must fall and the credit rise.") from None
     return tuple(table)
 
 
@@ -163,7 +163,7 @@ def _rungs_told(table: Iterable[tuple[int, int]]) -> str:
 
 def _read_number(text: str, field: str) -> float:
     if _NUMBER.fullmatch(text) is None:
-        raise Refused(field, "Write a number, as 0.02.")
+        raise FieldError(field, "Write a number, as 0.02.")
     return float(text)
 
 
@@ -307,15 +307,15 @@ def written(plan: PlanView) -> dict[str, str]:
     return {field.name: field.written(field.of(plan)) for field in FIELDS}
 
 
-def read_values(fields: Mapping[str, str]) -> tuple[dict[str, Any], Problems]:
+def read_values(fields: Mapping[str, str]) -> tuple[dict[str, Any], FormErrors]:
     """Values by the fields' names, and what is wrong with the others."""
-    values, problems = {}, Problems()
+    values, errors = {}, FormErrors()
     for field in FIELDS:
         try:
             values[field.name] = field.read(fields.get(field.name, ""))
-        except Refused as error:
-            problems[field.name] = error.message
-    return values, problems
+        except FieldError as error:
+            errors[field.name] = error.message
+    return values, errors
 
 
 def differing(plan: PlanView, values: Mapping[str, Any]) -> list[Field]:

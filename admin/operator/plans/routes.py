@@ -20,7 +20,8 @@ from admin.operator.plans.fields import GROUPS, MAX_FIELDS
 from admin.operator.plans.page import Draft, PlanPages
 from admin.services import ConsoleServices
 from admin.web import form_errors
-from admin.web.console import Frame, Operator
+from admin.web.console import Console
+from admin.web.principals import Operator
 from billing.previews.service import Preview
 from tenants.errors import PlanChanged
 from tenants.plans import STANDARD
@@ -32,30 +33,30 @@ _NAMES = ("name", *(field.name for field in fields.FIELDS))
 class PlanRoutes:
     """Below `/operator/plans`, and a tenant's `plan`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._plans = services.account.plans
         self._tenants = services.account.tenants
         operation = services.operation
         self._pages = PlanPages(
             services.account.plans, services.account.tenants, operation.prices, operation.previews
         )
-        self._explanations = services.explanations
-        self._refusals = form_errors.refusals(services.explanations)
+        self._error_mapping = services.error_mapping
+        self._expected_errors = form_errors.expected_errors(services.error_mapping)
 
     def routes(self) -> list[Route]:
-        operating, changing = self._frame.operating, self._frame.changing_service
+        view, action = self._console.operator_view, self._console.operator_action
         of_tenant = f"{TENANTS.path}/{{tenant}}/plan"
-        create, change = (changing(one, max_fields=MAX_FIELDS) for one in (self.create, self.change))
+        create, change = (action(one, max_fields=MAX_FIELDS) for one in (self.create, self.change))
         return [
-            Route(HERE, operating(self.show), methods=["GET"]),
+            Route(HERE, view(self.show), methods=["GET"]),
             Route(HERE, create, methods=["POST"]),
-            Route(f"{HERE}/new", operating(self.show_new), methods=["GET"]),
-            Route(f"{HERE}/{{plan}}", operating(self.show_one), methods=["GET"]),
+            Route(f"{HERE}/new", view(self.show_new), methods=["GET"]),
+            Route(f"{HERE}/{{plan}}", view(self.show_one), methods=["GET"]),
             Route(f"{HERE}/{{plan}}", change, methods=["POST"]),
-            Route(f"{HERE}/{{plan}}/edit", operating(self.edit), methods=["GET"]),
-            Route(of_tenant, operating(self.show_move), methods=["GET"]),
-            Route(of_tenant, changing(self.move), methods=["POST"]),
+            Route(f"{HERE}/{{plan}}/edit", view(self.edit), methods=["GET"]),
+            Route(of_tenant, view(self.show_move), methods=["GET"]),
+            Route(of_tenant, action(self.move), methods=["POST"]),
         ]
 
     async def show(self, request: Request, operator: Operator) -> Response:
@@ -72,20 +73,20 @@ class PlanRoutes:
         return self._new(request, operator, {"name": ""} | fields.written(plan))
 
     async def create(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
-        values, beside = fields.read_values(form)
-        if beside:
-            return self._new(request, operator, form, 422, beside)
+        values, errors = fields.read_values(form)
+        if errors:
+            return self._new(request, operator, form, 422, errors)
         try:
             made = await self._plans.create(
                 form.get("name", "").strip(),
                 fields.changes(STANDARD, values),
                 operator.acting(request),
             )
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, _NAMES, self._explanations)
-            return self._new(request, operator, form, status, beside)
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, _NAMES, self._error_mapping)
+            return self._new(request, operator, form, status, errors)
         said = f"The plan {made.name} is made. Nobody is on it yet."
-        return await self._frame.done(request, operator, f"{HERE}/{made.id}", said)
+        return await self._console.redirect_with_message(request, operator, f"{HERE}/{made.id}", said)
 
     async def edit(self, request: Request, operator: Operator) -> Response:
         """The form, with what its fields would change above it once there are any."""
@@ -93,27 +94,27 @@ class PlanRoutes:
         if "monthly_fee" not in given:
             draft = await self._pages.draft(plan_id, None)
             return self._edit(request, operator, draft, fields.written(draft.plan))
-        values, beside = fields.read_values(given)
-        draft = await self._pages.draft(plan_id, None if beside else values)
-        effect = None if beside else await self._pages.effect(draft, values, datetime.now(UTC))
+        values, errors = fields.read_values(given)
+        draft = await self._pages.draft(plan_id, None if errors else values)
+        effect = None if errors else await self._pages.effect(draft, values, datetime.now(UTC))
         return self._edit(
             request,
             operator,
             draft,
             given,
-            422 if beside else 200,
-            beside,
+            422 if errors else 200,
+            errors,
             is_looked_at=True,
             effect=effect,
         )
 
     async def change(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         plan_id = request.path_params["plan"]
-        values, beside = fields.read_values(form)
-        draft = await self._pages.draft(plan_id, None if beside else values)
-        if beside or not draft.differences:
-            status = 422 if beside else 409
-            return self._edit(request, operator, draft, form, status, beside, is_looked_at=True)
+        values, errors = fields.read_values(form)
+        draft = await self._pages.draft(plan_id, None if errors else values)
+        if errors or not draft.differences:
+            status = 422 if errors else 409
+            return self._edit(request, operator, draft, form, status, errors, is_looked_at=True)
         try:
             if form.get("seen") != draft.seen:
                 raise PlanChanged(draft.plan.name)
@@ -124,23 +125,23 @@ class PlanRoutes:
                 seen=draft.seen,
             )
         except PlanChanged:
-            beside = form_errors.Problems(
+            errors = form_errors.FormErrors(
                 form="Somebody changed the plan meanwhile. Look at what would change now."
             )
             draft = await self._pages.draft(plan_id, values)
-            return self._edit(request, operator, draft, form, 409, beside, is_looked_at=True)
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, _NAMES, self._explanations)
-            return self._edit(request, operator, draft, form, status, beside)
+            return self._edit(request, operator, draft, form, 409, errors, is_looked_at=True)
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, _NAMES, self._error_mapping)
+            return self._edit(request, operator, draft, form, status, errors)
         said = f"The plan {draft.plan.name} is changed, for {_tenants(draft.tenants)}."
-        return await self._frame.done(request, operator, f"{HERE}/{plan_id}", said)
+        return await self._console.redirect_with_message(request, operator, f"{HERE}/{plan_id}", said)
 
     async def show_move(self, request: Request, operator: Operator) -> Response:
         """What another plan would change for a tenant."""
         plan = request.query_params.get("plan", STANDARD.name)
         page = await self._pages.move(request.path_params["tenant"], plan)
-        return self._frame.page(
-            request, "operator/plan_move.html", visitor=operator, section=TENANTS.id, page=page
+        return self._console.render(
+            request, "operator/plan_move.html", principal=operator, section=TENANTS.id, page=page
         )
 
     async def move(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
@@ -148,7 +149,9 @@ class PlanRoutes:
         plan = form.get("plan", "")
         await self._plans.set_tenant_plan(tenant.id, plan, operator.acting(request))
         said = f"{tenant.name} is on the plan {plan} now."
-        return await self._frame.done(request, operator, f"{TENANTS.path}/{tenant.id}", said)
+        return await self._console.redirect_with_message(
+            request, operator, f"{TENANTS.path}/{tenant.id}", said
+        )
 
     def _new(
         self,
@@ -156,9 +159,9 @@ class PlanRoutes:
         operator: Operator,
         given: Mapping[str, str],
         status: int = 200,
-        beside: form_errors.Problems = form_errors.NONE,
+        errors: form_errors.FormErrors = form_errors.NO_ERRORS,
     ) -> Response:
-        return self._form(request, "operator/plan_new.html", operator, given, status, beside)
+        return self._form(request, "operator/plan_new.html", operator, given, status, errors)
 
     def _edit(
         self,
@@ -167,13 +170,13 @@ class PlanRoutes:
         draft: Draft,
         given: Mapping[str, str],
         status: int = 200,
-        beside: form_errors.Problems = form_errors.NONE,
+        errors: form_errors.FormErrors = form_errors.NO_ERRORS,
         *,
         is_looked_at: bool = False,
         effect: Preview | None = None,
     ) -> Response:
         context = {"draft": draft, "is_looked_at": is_looked_at, "effect": effect}
-        return self._form(request, "operator/plan_edit.html", operator, given, status, beside, **context)
+        return self._form(request, "operator/plan_edit.html", operator, given, status, errors, **context)
 
     def _form(
         self,
@@ -182,18 +185,20 @@ class PlanRoutes:
         operator: Operator,
         given: Mapping[str, str],
         status: int,
-        beside: form_errors.Problems,
+        errors: form_errors.FormErrors,
         **context: Any,
     ) -> Response:
         fields = {name: given.get(name, "") for name in _NAMES}
         return self._page(
-            *(request, template, operator, status), groups=GROUPS, fields=fields, problems=beside, **context
+            *(request, template, operator, status), groups=GROUPS, fields=fields, errors=errors, **context
         )
 
     def _page(
         self, request: Request, template: str, operator: Operator, status: int = 200, **context: Any
     ) -> Response:
-        return self._frame.page(request, template, status, visitor=operator, section=PLANS.id, **context)
+        return self._console.render(
+            request, template, status, principal=operator, section=PLANS.id, **context
+        )
 
 
 def _tenants(number: int) -> str:

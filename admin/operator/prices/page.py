@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from admin.adapters.page import State
 from admin.amounts import read_dollars
-from admin.web.form_errors import Refused
+from admin.badge import Badge
+from admin.web.form_errors import FieldError
 from billing.previews.service import Preview, PricePreviews
 from billing.pricing import AMOUNTS, PriceService, PriceVersion
 
@@ -33,7 +33,7 @@ FIELDS = (*AMOUNTS, "effective_from", "at")
 @dataclass(frozen=True)
 class VersionRow:
     version: PriceVersion
-    state: State
+    state: Badge
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ def _rows(versions: list[PriceVersion], now: datetime) -> list[VersionRow]:
     rows, seen = [], False
     for version in reversed(versions):
         if version.effective_from > now:
-            state = State("To come", "busy")
+            state = Badge("To come", "busy")
         elif not seen:
-            state, seen = State("In effect", "good"), True
+            state, seen = Badge("In effect", "good"), True
         else:
-            state = State("Past", "off")
+            state = Badge("Past", "off")
         rows.append(VersionRow(version, state))
     return rows
 
@@ -92,4 +92,4 @@ def read_moment(fields: Mapping[str, str]) -> datetime | None:
     try:
         return datetime.strptime(fields.get("at", ""), "%Y-%m-%dT%H:%M").replace(tzinfo=UTC)
     except ValueError:
-        raise Refused("at", "Write the moment as 2027-01-01T00:00.") from None
+        raise FieldError("at", "Write the moment as 2027-01-01T00:00.") from None

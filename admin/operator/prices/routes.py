@@ -17,7 +17,8 @@ from admin.operator.prices import page
 from admin.operator.prices.page import PricePages
 from admin.services import ConsoleServices
 from admin.web import form_errors
-from admin.web.console import Frame, Operator
+from admin.web.console import Console
+from admin.web.principals import Operator
 from billing.errors import PriceTaken
 from billing.previews.service import Preview
 from billing.pricing import AMOUNTS, checked_amounts
@@ -28,25 +29,25 @@ HERE = PRICES.path
 class PriceRoutes:
     """Below `/operator/prices`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._prices = services.operation.prices
         self._pages = PricePages(self._prices, services.operation.previews)
-        self._explanations = services.explanations
-        self._refusals = form_errors.refusals(services.explanations)
+        self._error_mapping = services.error_mapping
+        self._expected_errors = form_errors.expected_errors(services.error_mapping)
 
     def routes(self) -> list[Route]:
         return [
-            Route(HERE, self._frame.operating(self.show), methods=["GET"]),
-            Route(HERE, self._frame.changing_service(self.publish), methods=["POST"]),
-            Route(f"{HERE}/new", self._frame.operating(self.draft), methods=["GET"]),
+            Route(HERE, self._console.operator_view(self.show), methods=["GET"]),
+            Route(HERE, self._console.operator_action(self.publish), methods=["POST"]),
+            Route(f"{HERE}/new", self._console.operator_view(self.draft), methods=["GET"]),
         ]
 
     async def show(self, request: Request, operator: Operator) -> Response:
-        return self._frame.page(
+        return self._console.render(
             request,
             "operator/prices.html",
-            visitor=operator,
+            principal=operator,
             section=PRICES.id,
             page=await self._pages.list(datetime.now(UTC)),
             labels=page.LABELS,
@@ -63,7 +64,7 @@ class PriceRoutes:
             return self._form(request, operator, given)
         try:
             amounts = checked_amounts(page.read_amounts(given))
-        except self._refusals as error:
+        except self._expected_errors as error:
             return self._problem(request, operator, given, error)
         return self._form(request, operator, given, preview=await self._pages.preview(amounts, now))
 
@@ -75,20 +76,20 @@ class PriceRoutes:
                 actor=operator.acting(request),
             )
         except PriceTaken:
-            beside = form_errors.Problems(at="Another version begins at that very moment.")
-            return self._form(request, operator, form, 409, beside)
-        except self._refusals as error:
+            errors = form_errors.FormErrors(at="Another version begins at that very moment.")
+            return self._form(request, operator, form, 409, errors)
+        except self._expected_errors as error:
             return self._problem(request, operator, form, error)
         said = f"The prices are published: in effect from {made.effective_from:%Y-%m-%d %H:%M} UTC on."
-        return await self._frame.done(request, operator, HERE, said)
+        return await self._console.redirect_with_message(request, operator, HERE, said)
 
     def _problem(
         self, request: Request, operator: Operator, given: Mapping[str, str], error: Exception
     ) -> Response:
-        status, beside = form_errors.explain(error, page.FIELDS, self._explanations)
-        if "effective_from" in beside:
-            beside = form_errors.Problems(at=beside["effective_from"])
-        return self._form(request, operator, given, status, beside)
+        status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
+        if "effective_from" in errors:
+            errors = form_errors.FormErrors(at=errors["effective_from"])
+        return self._form(request, operator, given, status, errors)
 
     def _form(
         self,
@@ -96,17 +97,17 @@ class PriceRoutes:
         operator: Operator,
         given: Mapping[str, str],
         status: int = 200,
-        beside: form_errors.Problems = form_errors.NONE,
+        errors: form_errors.FormErrors = form_errors.NO_ERRORS,
         preview: Preview | None = None,
     ) -> Response:
-        return self._frame.page(
+        return self._console.render(
             request,
             "operator/price_new.html",
             status,
-            visitor=operator,
+            principal=operator,
             section=PRICES.id,
             fields={name: given.get(name, "") for name in page.FIELDS},
-            problems=beside,
+            errors=errors,
             preview=preview,
             amounts=AMOUNTS,
             labels=page.LABELS,

@@ -14,7 +14,8 @@ from starlette.routing import Route
 
 from admin.navigation import BOOKS
 from admin.services import ConsoleServices
-from admin.web.console import Frame, Operator
+from admin.web.console import Console
+from admin.web.principals import Operator
 from billing.reconciliation import rendering
 from billing.reconciliation.differences import CHECKS, NOT_THERE, Report
 
@@ -27,19 +28,19 @@ LONGEST = timedelta(days=366)
 class BookRoutes:
     """Below `/operator/reconciliation`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._books = services.operation.books
         self._comparing = services.operation.comparing
         self._directory = services.operation.directory
 
     def routes(self) -> list[Route]:
-        operating = self._frame.operating
+        view = self._console.operator_view
         return [
-            Route(HERE, operating(self.show), methods=["GET"]),
-            Route(f"{HERE}/run", self._frame.changing_service(self.run), methods=["POST"]),
-            Route(f"{HERE}/{{reconciliation}}", operating(self.show_one), methods=["GET"]),
-            Route(f"{HERE}/{{reconciliation}}/differences.csv", operating(self.download), methods=["GET"]),
+            Route(HERE, view(self.show), methods=["GET"]),
+            Route(f"{HERE}/run", self._console.operator_action(self.run), methods=["POST"]),
+            Route(f"{HERE}/{{reconciliation}}", view(self.show_one), methods=["GET"]),
+            Route(f"{HERE}/{{reconciliation}}/differences.csv", view(self.download), methods=["GET"]),
         ]
 
     async def show(self, request: Request, operator: Operator) -> Response:
@@ -47,10 +48,10 @@ class BookRoutes:
         found = await self._books.page(after=after, limit=PAGE + 1)
         current = await self._comparing.latest()
         today = datetime.now(UTC).date()
-        return self._frame.page(
+        return self._console.render(
             request,
             "operator/books.html",
-            visitor=operator,
+            principal=operator,
             section=BOOKS.id,
             rows=found[:PAGE],
             next_after=found[PAGE - 1].id if len(found) > PAGE else None,
@@ -68,7 +69,7 @@ class BookRoutes:
         if not timedelta(0) < end - start <= LONGEST:
             raise HTTPException(422, "The last day must not be before the first, nor a year after it.")
         await self._comparing.start(start, end, operator.acting(request))
-        return self._frame.to(request, HERE)
+        return self._console.redirect(request, HERE)
 
     async def show_one(self, request: Request, operator: Operator) -> Response:
         report = await self._report(request)
@@ -81,10 +82,10 @@ class BookRoutes:
         if page < 1:
             raise HTTPException(404, "There is no such page of the list.")
         shown = rows[ROWS * (page - 1) : ROWS * page]
-        return self._frame.page(
+        return self._console.render(
             request,
             "operator/books_one.html",
-            visitor=operator,
+            principal=operator,
             section=BOOKS.id,
             report=report,
             checks=CHECKS,

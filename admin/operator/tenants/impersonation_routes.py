@@ -14,7 +14,9 @@ from starlette.routing import Route
 
 from admin.services import ConsoleServices
 from admin.web import security
-from admin.web.console import OPERATOR_HOME, Frame, Operator
+from admin.web.console import Console
+from admin.web.principals import Operator
+from admin.web.rendering import OPERATOR_HOME
 from admin.web.sessions import Impersonation
 from tenants.errors import TenantNotFound, UserNotFound
 
@@ -22,15 +24,15 @@ from tenants.errors import TenantNotFound, UserNotFound
 class ImpersonationRoutes:
     """Into a console below `/operator/tenants`, out of it at `/operator/leave`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._impersonations = services.operation.impersonations
 
     def routes(self) -> list[Route]:
-        changing = self._frame.changing_service
+        action = self._console.operator_action
         return [
-            Route("/operator/tenants/{tenant}/open", changing(self.open, always=True), methods=["POST"]),
-            Route("/operator/leave", changing(self.leave, always=True), methods=["POST"]),
+            Route("/operator/tenants/{tenant}/open", action(self.open, always=True), methods=["POST"]),
+            Route("/operator/leave", action(self.leave, always=True), methods=["POST"]),
         ]
 
     async def open(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
@@ -58,7 +60,7 @@ class ImpersonationRoutes:
     async def leave(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         taken = operator.session.impersonation
         if taken is None:
-            return self._frame.to(request, OPERATOR_HOME)
+            return self._console.redirect(request, OPERATOR_HOME)
         with suppress(TenantNotFound, UserNotFound):  # since: when it would have ended is on record
             await self._impersonations.end(operator.acting(request), taken.tenant_id, taken.user_id)
         return await self._go(request, operator, None, f"{OPERATOR_HOME}/tenants/{taken.tenant_id}")
@@ -66,7 +68,7 @@ class ImpersonationRoutes:
     async def _go(
         self, request: Request, operator: Operator, taken: Impersonation | None, path: str
     ) -> Response:
-        opened = await self._frame.sessions.impersonate(operator.opened, taken)
-        response = self._frame.to(request, path)
+        opened = await self._console.sessions.impersonate(operator.opened, taken)
+        response = self._console.redirect(request, path)
         security.set_session(request, response, opened.id)
         return response

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from adapters.catalogue import AdapterCatalogue
-from admin.adapters.page import State
+from admin.badge import Badge
 from admin.operator.services import OperatorServices
-from admin.web.form_errors import Refused
+from admin.web.form_errors import FieldError
 from billing.customers.service import CustomerUse
 from billing.invoices.accounts import Account
 from billing.invoices.credits import Balance
@@ -36,11 +36,11 @@ STANDINGS = (
 )
 MEMBERS = INVOICES = ADAPTERS = 20
 _STATES = {
-    "active": State("Active", "good"),
-    "grace": State("Overdue", "warn"),
-    "suspended": State("Unpaid", "bad"),
+    "active": Badge("Active", "good"),
+    "grace": Badge("Overdue", "warn"),
+    "suspended": Badge("Unpaid", "bad"),
 }
-SHUT_OUT = State("Shut out", "off")
+SHUT_OUT = Badge("Shut out", "off")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class TenantRow:
     id: str
     name: str
     plan: str
-    state: State
+    state: Badge
     use: CustomerUse
 
 
@@ -71,7 +71,7 @@ class TenantPage:
     """Of one tenant."""
 
     tenant: Tenant
-    state: State
+    state: Badge
     plan: PlanView
     plans: list[str]
     use: CustomerUse
@@ -140,7 +140,7 @@ class TenantPages:
         )
 
 
-def state_of(tenant: Tenant) -> State:
+def state_of(tenant: Tenant) -> Badge:
     return SHUT_OUT if tenant.disabled_at is not None else _STATES[tenant.billing_state]
 
 
@@ -149,9 +149,9 @@ def read_filter(fields: Mapping[str, str]) -> TenantFilter:
     given = {name: fields.get(name, "").strip() for name in FIELDS}
     for name, value in given.items():
         if len(value) > 200 or "\x00" in value:
-            raise Refused(name, "Nothing is called like this.")
+            raise FieldError(name, "Nothing is called like this.")
     if given["standing"] not in {name for name, _ in STANDINGS}:
-        raise Refused("standing", "There is no such standing.")
+        raise FieldError("standing", "There is no such standing.")
     return TenantFilter(**given)  # type: ignore[arg-type]
 
 

@@ -20,7 +20,8 @@ from admin.operator.tenants import page
 from admin.operator.tenants.page import TenantPages
 from admin.services import ConsoleServices
 from admin.web import form_errors
-from admin.web.console import Frame, Operator
+from admin.web.console import Console
+from admin.web.principals import Operator
 
 HERE = TENANTS.path
 _CREDIT_FIELDS = ("amount", "reason")
@@ -29,43 +30,43 @@ _CREDIT_FIELDS = ("amount", "reason")
 class TenantRoutes:
     """Below `/operator/tenants`."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._account = services.account
         self._credits = services.billing.credits
         self._pages = TenantPages(services.account, services.adapters.catalogue, services.operation)
-        self._explanations = services.explanations
-        self._refusals = form_errors.refusals(services.explanations)
+        self._error_mapping = services.error_mapping
+        self._expected_errors = form_errors.expected_errors(services.error_mapping)
 
     def routes(self) -> list[Route]:
-        operating, changing = self._frame.operating, self._frame.changing_service
+        view, action = self._console.operator_view, self._console.operator_action
         return [
-            Route(HERE, operating(self.show), methods=["GET"]),
-            Route(f"{HERE}/{{tenant}}", operating(self.show_one), methods=["GET"]),
-            Route(f"{HERE}/{{tenant}}/shut-out", changing(self.shut_out), methods=["POST"]),
-            Route(f"{HERE}/{{tenant}}/let-in", changing(self.let_in), methods=["POST"]),
-            Route(f"{HERE}/{{tenant}}/credit", changing(self.credit), methods=["POST"]),
+            Route(HERE, view(self.show), methods=["GET"]),
+            Route(f"{HERE}/{{tenant}}", view(self.show_one), methods=["GET"]),
+            Route(f"{HERE}/{{tenant}}/shut-out", action(self.shut_out), methods=["POST"]),
+            Route(f"{HERE}/{{tenant}}/let-in", action(self.let_in), methods=["POST"]),
+            Route(f"{HERE}/{{tenant}}/credit", action(self.credit), methods=["POST"]),
         ]
 
     async def show(self, request: Request, operator: Operator) -> Response:
         given = {name: request.query_params.get(name, "") for name in page.FIELDS}
         after = request.query_params.get("after") or None
-        beside, status = form_errors.NONE, 200
+        errors, status = form_errors.NO_ERRORS, 200
         shown = page.TenantList([], 0, 0, None, [])
         try:
             wanted = page.read_filter(given)
             shown = await self._pages.list(wanted, None if after is None else after[:200].replace("\x00", ""))
-        except form_errors.Refused as error:
-            beside, status = form_errors.Problems({error.field: error.message}), 422
-        return self._frame.page(
+        except form_errors.FieldError as error:
+            errors, status = form_errors.FormErrors({error.field: error.message}), 422
+        return self._console.render(
             request,
             "operator/tenants.html",
             status,
-            visitor=operator,
+            principal=operator,
             section=TENANTS.id,
             page=shown,
             fields=given,
-            problems=beside,
+            errors=errors,
             standings=page.STANDINGS,
             is_filtered=any(given.values()),
             is_first=after is None,
@@ -88,7 +89,7 @@ class TenantRoutes:
             amount = read_dollars(form.get("amount", ""), "amount")
             reason = " ".join(form.get("reason", "").split())
             if not 3 <= len(reason) <= 200 or not reason.isprintable():
-                raise form_errors.Refused("reason", "Say in 3 to 200 characters what it is for.")
+                raise form_errors.FieldError("reason", "Say in 3 to 200 characters what it is for.")
             await self._credits.add(
                 tenant.id,
                 "grant",
@@ -98,30 +99,32 @@ class TenantRoutes:
                 now=datetime.now(UTC),
                 reason=reason,
             )
-        except self._refusals as error:
-            status, beside = form_errors.explain(error, _CREDIT_FIELDS, self._explanations)
-            return await self._one(request, operator, tenant.id, status, fields=form, problems=beside)
+        except self._expected_errors as error:
+            status, errors = form_errors.explain(error, _CREDIT_FIELDS, self._error_mapping)
+            return await self._one(request, operator, tenant.id, status, fields=form, errors=errors)
         said = f"${amount / 1_000_000:,.2f} is put into the balance of {tenant.name}."
-        return await self._frame.done(request, operator, f"{HERE}/{tenant.id}", said)
+        return await self._console.redirect_with_message(request, operator, f"{HERE}/{tenant.id}", said)
 
     async def _set_disabled(
         self, request: Request, operator: Operator, disabled: bool, said: str
     ) -> Response:
         tenant = await self._account.tenants.find_tenant(request.path_params["tenant"])
         await self._account.tenants.set_tenant_disabled(tenant.id, disabled, operator.acting(request))
-        return await self._frame.done(request, operator, f"{HERE}/{tenant.id}", f"{tenant.name} {said}")
+        return await self._console.redirect_with_message(
+            request, operator, f"{HERE}/{tenant.id}", f"{tenant.name} {said}"
+        )
 
     async def _one(
         self, request: Request, operator: Operator, tenant_id: str, status: int = 200, **context: Any
     ) -> Response:
         shown = await self._pages.one(tenant_id)
-        return self._frame.page(
+        return self._console.render(
             request,
             "operator/tenant.html",
             status,
-            visitor=operator,
+            principal=operator,
             section=TENANTS.id,
             page=shown,
             once=token_hex(16),
-            **{"fields": {}, "problems": form_errors.NONE} | context,
+            **{"fields": {}, "problems": form_errors.NO_ERRORS} | context,
         )

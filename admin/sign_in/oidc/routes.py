@@ -17,17 +17,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from admin.account.routes import Confirming, renewed
+from admin.account.reauthentication import Reauthentication, redirect_with_new_session
 from admin.services import ConsoleServices
-from admin.sign_in.completion import Entrance
+from admin.sign_in.completion import SignInCompletion
 from admin.sign_in.oidc.errors import NotVouched, ProviderAway
 from admin.sign_in.oidc.flows import Flow, Flows, Purpose
 from admin.sign_in.oidc.provider import Provider
 from admin.web import form_errors, security
-from admin.web.console import EXPIRED, Frame, Person, Visitor, origin_of
-from admin.web.form_submission import read_posted
-from admin.web.request_info import address_of, request_id_of
-from admin.web.sessions import Opened
+from admin.web.authorization import EXPIRED
+from admin.web.console import Console
+from admin.web.form_submission import read_submission
+from admin.web.principals import Principal, TenantUser
+from admin.web.request_info import address_of, origin_of, request_id_of
+from admin.web.sessions import OpenSession
 from tenants.errors import IdentityTaken, InviteInvalid, InviteNotTheirs, NameTaken
 from tenants.vouched import Vouched
 
@@ -54,25 +56,25 @@ _TAKEN = "This {0} account lets somebody else in here already."
 class OidcRoutes:
     """What the buttons "with ..." lead to, and where providers lead back to. None without providers."""
 
-    def __init__(self, frame: Frame, services: ConsoleServices) -> None:
-        self._frame = frame
+    def __init__(self, console: Console, services: ConsoleServices) -> None:
+        self._console = console
         self._providers = {provider.name: provider for provider in services.sign_in.providers}
         self._url = services.sign_in.url
         self._flows = Flows(services.redis)
         self._identities = services.account.identities
         self._invites = services.account.invites
-        self._entrance = Entrance(frame, services)
-        self._confirming = Confirming(services)
+        self._completion = SignInCompletion(console, services)
+        self._reauthentication = Reauthentication(services)
 
     def routes(self) -> list[Route]:
         if not self._providers:
             return []
-        told = self._frame.told
+        public = self._console.public
         return [
-            Route("/sign-in/with", told(self.sign_in), methods=["POST"]),
-            Route("/join/with", told(self.join), methods=["POST"]),
-            Route("/account/connect", self._frame.changing_own(self.connect), methods=["POST"]),
-            Route("/sign-in/from/{provider}", told(self.answered), methods=["GET"]),
+            Route("/sign-in/with", public(self.sign_in), methods=["POST"]),
+            Route("/join/with", public(self.join), methods=["POST"]),
+            Route("/account/connect", self._console.account_action(self.connect), methods=["POST"]),
+            Route("/sign-in/from/{provider}", public(self.answered), methods=["GET"]),
         ]
 
     async def sign_in(self, request: Request) -> Response:
@@ -87,24 +89,24 @@ class OidcRoutes:
             return self._told(request, "Not valid", _INVITE_INVALID, 422)
         return await self._lead(request, opened, form, "join", digest)
 
-    async def connect(self, request: Request, person: Person, form: dict[str, str]) -> Response:
+    async def connect(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
         try:
-            await self._confirming.ask(request, person, form)
-        except form_errors.Refused as error:
+            await self._reauthentication.require(request, principal, form)
+        except form_errors.FieldError as error:
             return self._told(request, "Not connected", error.message, 422, "/account")
-        return await self._lead(request, person.opened, form, "connect")
+        return await self._lead(request, principal.opened, form, "connect")
 
     async def answered(self, request: Request) -> Response:
         provider = self._providers.get(request.path_params["provider"])
         if provider is None:
             raise HTTPException(404, "There is no such provider.")
-        opened = await self._frame.sessions.find(security.session_id(request))
+        opened = await self._console.sessions.find(security.session_id(request))
         response = await self._answer(request, provider, opened)
         if opened is not None and opened.fresh and "set-cookie" not in response.headers:
             security.set_session(request, response, opened.id)
         return response
 
-    async def _answer(self, request: Request, provider: Provider, opened: Opened | None) -> Response:
+    async def _answer(self, request: Request, provider: Provider, opened: OpenSession | None) -> Response:
         query = request.query_params
         session = None if opened is None else opened.session
         flow = await self._flows.take(query.get("state", ""), provider.name, session)
@@ -133,15 +135,15 @@ class OidcRoutes:
         return await self._signed_in(request, opened, provider, vouched, flow)
 
     async def _signed_in(
-        self, request: Request, opened: Opened, provider: Provider, vouched: Vouched, flow: Flow
+        self, request: Request, opened: OpenSession, provider: Provider, vouched: Vouched, flow: Flow
     ) -> Response:
         account = await self._identities.find(vouched)
         if account is None:
             return self._told(request, "Not connected", _NOBODY.format(provider.title), 403)
-        return await self._entrance.enter(request, opened, account, provider.name, flow.began_at)
+        return await self._completion.complete(request, opened, account, provider.name, flow.began_at)
 
     async def _joined(
-        self, request: Request, opened: Opened, provider: Provider, vouched: Vouched, flow: Flow
+        self, request: Request, opened: OpenSession, provider: Provider, vouched: Vouched, flow: Flow
     ) -> Response:
         try:
             account = await self._invites.accept_vouched(
@@ -154,33 +156,35 @@ class OidcRoutes:
         except NameTaken:
             return self._told(request, "Somebody is here already", _TAKEN.format(provider.title), 409)
         said = f"Welcome to {account.tenant_name}. You are its {account.role}."
-        return await self._entrance.enter(request, opened, account, provider.name, flow.began_at, told=said)
+        return await self._completion.complete(
+            request, opened, account, provider.name, flow.began_at, message=said
+        )
 
     async def _connected(
-        self, request: Request, opened: Opened, provider: Provider, vouched: Vouched
+        self, request: Request, opened: OpenSession, provider: Provider, vouched: Vouched
     ) -> Response:
-        person = await self._frame.person_of(opened)
-        if person is None or (isinstance(person, Visitor) and person.operator is not None):
+        principal = await self._console.principal_of(opened)
+        if principal is None or (isinstance(principal, TenantUser) and principal.operator is not None):
             return self._told(request, "Begin again", _STALE, 400)
         try:
-            await self._identities.bind(person.account, vouched, person.acting(request))
+            await self._identities.bind(principal.account, vouched, principal.acting(request))
         except IdentityTaken:
             taken = _TAKEN.format(provider.title)
             return self._told(request, "Not connected", taken, 409, "/account")
         said = f"{provider.title} lets you in from now on."
-        return await renewed(self._frame, request, person, "/account", said)
+        return await redirect_with_new_session(self._console, request, principal, "/account", said)
 
-    async def _asked(self, request: Request) -> tuple[Opened, dict[str, str]]:
+    async def _asked(self, request: Request) -> tuple[OpenSession, dict[str, str]]:
         """A form of somebody who is not signed in."""
-        posted = await read_posted(request, self._frame.sessions)
-        if posted.accepted is None:
+        submission = await read_submission(request, self._console.sessions)
+        if submission.accepted is None:
             raise HTTPException(403, EXPIRED)
-        return posted.accepted, posted.fields
+        return submission.accepted, submission.fields
 
     async def _lead(
         self,
         request: Request,
-        opened: Opened,
+        opened: OpenSession,
         form: dict[str, str],
         purpose: Purpose,
         invite: bytes = b"",
@@ -197,7 +201,7 @@ class OidcRoutes:
             )
         except ProviderAway as error:
             return self._away(request, provider, error, "/account" if purpose == "connect" else "/sign-in")
-        return self._frame.page(request, "lead_on.html", title=provider.title, url=url)
+        return self._console.render(request, "lead_on.html", title=provider.title, url=url)
 
     def _away(self, request: Request, provider: Provider, error: ProviderAway, back: str) -> Response:
         log.error("a provider of identities cannot be asked", provider=provider.name, reason=error.reason)
@@ -205,6 +209,6 @@ class OidcRoutes:
 
     def _told(self, request: Request, title: str, text: str, status: int, back: str = "/sign-in") -> Response:
         label = "Back to your account" if back == "/account" else "Back to the sign-in"
-        return self._frame.page(
+        return self._console.render(
             request, "sign_in_notice.html", status, title=title, text=text, back=back, label=label
         )

@@ -11,8 +11,8 @@ import redis.asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from admin.sign_in.completion import Entrance
-from admin.web.sessions import Opened, SessionStore
+from admin.sign_in.completion import SignInCompletion
+from admin.web.sessions import OpenSession, SessionStore
 from tenants.accounts import Account
 
 PROVED_AT = time.time() - 60
@@ -22,17 +22,17 @@ class Site:
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self.sessions = SessionStore(client)
         self.noted: list[tuple[str, str, str]] = []
-        frame: Any = SimpleNamespace(
+        console: Any = SimpleNamespace(
             sessions=self.sessions,
-            to=lambda request, path: Response(status_code=303, headers={"location": path}),
+            redirect=lambda request, path: Response(status_code=303, headers={"location": path}),
         )
         services: Any = SimpleNamespace(accounts=SimpleNamespace(note_sign_in=self._note))
-        self.entrance = Entrance(frame, services)
+        self.completion = SignInCompletion(console, services)
 
     async def _note(self, account: Account, by: str, *, address: str, request_id: str | None) -> None:
         self.noted.append((account.user_id, by, address))
 
-    async def enter(self, opened: Opened | None, **account: bool) -> tuple[str, Opened]:
+    async def enter(self, opened: OpenSession | None, **account: bool) -> tuple[str, OpenSession]:
         """Where it leads, and the session that the browser has then."""
         headers = [(b"user-agent", b"Browser"), (b"host", b"test")]
         scope = {
@@ -44,8 +44,8 @@ class Site:
         }
         scope |= {"scheme": "https", "server": ("test", 443), "query_string": b""}
         who = Account("usr_1", "ann@acme.example", "owner", "tnt_1", "Acme", **account)
-        response = await self.entrance.enter(
-            Request(scope), opened, who, "password", PROVED_AT, told="Hello."
+        response = await self.completion.complete(
+            Request(scope), opened, who, "password", PROVED_AT, message="Hello."
         )
         cookie = response.headers["set-cookie"].partition("=")[2].partition(";")[0]
         found = await self.sessions.peek(cookie)
@@ -73,7 +73,7 @@ async def test_a_proof_opens_a_session_that_counts_from_when_the_proving_began(s
     session = found.session
     assert (session.user_id, session.tenant_id, session.role) == ("usr_1", "tnt_1", "owner")
     assert (session.started_at, session.address, session.agent) == (PROVED_AT, "192.0.2.7", "Browser")
-    assert session.said == "Hello."
+    assert session.flash == "Hello."
     assert site.noted == [("usr_1", "password", "192.0.2.7")]
 
 
@@ -81,6 +81,6 @@ async def test_whoever_has_a_second_factor_is_asked_for_it_first(site: Site) -> 
     location, found = await site.enter(None, has_second_factor=True)
     assert location == "/sign-in/code"
     assert found.session.user_id is None
-    assert found.session.half_way is not None
-    assert (found.session.half_way.user_id, found.session.half_way.proved_at) == ("usr_1", PROVED_AT)
+    assert found.session.pending is not None
+    assert (found.session.pending.user_id, found.session.pending.proved_at) == ("usr_1", PROVED_AT)
     assert site.noted == [], "not in yet"
