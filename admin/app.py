@@ -1,7 +1,4 @@
-"""The web console as a mountable ASGI app.
-
-Owns which routes there are. Refuses to know SQL, and what the pages show (`admin.pages`).
-"""
+"""Assembles the web console as a mountable ASGI app."""
 
 from __future__ import annotations
 

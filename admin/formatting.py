@@ -1,4 +1,4 @@
-"""How figures and states are put into words, the same on every page. Knows no rows and no markup."""
+"""Formats numbers, amounts, sizes, durations and times for pages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The sections of the console, and who sees which. Knows no pages.
-
-A section that a role may not read is not offered; its pages ask for the same right.
-"""
+"""Lists the sections of the console, and returns those that a role can see."""
 
 from __future__ import annotations
 

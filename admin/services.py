@@ -1,7 +1,4 @@
-"""What the console calls, as one object that the API process builds.
-
-Owns the list and nothing else.
-"""
+"""Lists the services that the console calls; the API process builds them."""
 
 from __future__ import annotations
 

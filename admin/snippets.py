@@ -1,6 +1,6 @@
-"""Code to copy: how to bring an adapter from a terminal, and how to ask it. Knows no markup.
+"""Builds code samples: how to upload an adapter from a terminal, and how to send it a request.
 
-Everything put in is of the grammar of names, or this server's own address.
+Every inserted value is a model name or this server's address, both of a safe grammar.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The page of whoever is signed in: what they are called, how they get in, and where they are in.
-
-Owns how sessions and second factors are put into words, and the picture of a QR code. Refuses to know HTTP.
-"""
+"""Gathers the account page: the signed-in user's name, sign-in methods and active sessions."""
 
 from __future__ import annotations
 
@@ -104,7 +101,7 @@ def agent_words(agent: str) -> str:
     system = next((name for mark, name in _SYSTEMS if mark in agent), "")
     if browser and system:
         return f"{browser} on {system}"
-    return browser or system or "An unknown browser"
+    return browser or system or "Unknown browser"
 
 
 def _session(known: SessionSummary, this: str, now: datetime) -> SessionRow:

@@ -44,9 +44,9 @@ class Reauthentication:
             else:
                 await self._factors.verify(account.tenant_id, account.user_id, given)
         except WrongPassword:
-            raise form_errors.FieldError(field, "This is not your password.") from None
+            raise form_errors.FieldError(field, "Incorrect password.") from None
         except WrongCode:
-            raise form_errors.FieldError(field, "This code is not right, or not any more.") from None
+            raise form_errors.FieldError(field, "Incorrect or expired code.") from None
         await self._lockout.succeeded(whose, address)
 
 

@@ -1,7 +1,6 @@
-"""The account of whoever is signed in, over HTTP: their name, their password, their sessions.
+"""Routes of the signed-in user's account: name, password, connected providers and sessions.
 
-Owns the paths, and that whoever changes what lets them in proves again who they are, gets another session,
-and is out everywhere else. Operators have one as everybody has.
+A change to how the user signs in asks for the password again, starts a new session and ends all others.
 """
 
 from __future__ import annotations
@@ -66,15 +65,13 @@ class AccountRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return await self._page(request, principal, form, errors, status)
-        return await self._console.redirect_with_message(
-            request, principal, "/account", "Your name is changed."
-        )
+        return await self._console.redirect_with_message(request, principal, "/account", "Name updated.")
 
     async def change_password(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
         account = principal.account
         try:
             if form.get("password") != form.get("again"):
-                raise form_errors.FieldError("password", "The two passwords are not the same.")
+                raise form_errors.FieldError("password", "The passwords don't match.")
             await self._reauthentication.require(request, principal, form, "old")
             await self._credentials.change(
                 account, form.get("old", ""), form.get("password", ""), principal.acting(request)
@@ -82,31 +79,29 @@ class AccountRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return await self._page(request, principal, {}, errors, status)
-        said = "Your password is changed. Everywhere else you are signed out."
+        said = "Password changed. You've been signed out on all other devices."
         return await redirect_with_new_session(self._console, request, principal, "/account", said)
 
     async def unbind(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
         await self._identities.unbind(
             principal.account, request.path_params["identity"], principal.acting(request)
         )
-        return await redirect_with_new_session(
-            self._console, request, principal, "/account", "It lets you in no longer."
-        )
+        return await redirect_with_new_session(self._console, request, principal, "/account", "Disconnected.")
 
     async def end_one(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
         handle = request.path_params["handle"]
         if page.HANDLE.fullmatch(handle) is None:
-            raise HTTPException(404, "There is no such session.")
+            raise HTTPException(404, "This session doesn't exist.")
         ended = await self._console.sessions.end_of_user(
             principal.account.user_id, handle=handle, but=principal.opened.id
         )
-        said = "That session is ended." if ended else "That session had ended already."
+        said = "Session signed out." if ended else "This session had already ended."
         return await self._console.redirect_with_message(request, principal, "/account", said)
 
     async def end_others(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
         await self._credentials.end_sessions(principal.account)
         return await redirect_with_new_session(
-            self._console, request, principal, "/account", "You are signed out everywhere else."
+            self._console, request, principal, "/account", "You've been signed out on all other devices."
         )
 
     async def _page(
@@ -122,7 +117,7 @@ class AccountRoutes:
         context: dict[str, Any] = {
             "page": shown,
             "fields": {"name": fields.get("name", principal.account.name)},
-            "problems": errors,
+            "errors": errors,
             "providers": [(one.name, one.title) for one in self._providers if one.title not in connected],
             "min_len": MIN_PASSWORD_LEN,
         }

@@ -1,7 +1,6 @@
-"""A second factor of whoever is signed in, over HTTP: set up, confirmed by a code, removed.
+"""Routes of two-factor authentication: setting it up, confirming it, renewing recovery codes, disabling it.
 
-Owns the paths, and that what an authenticator application is given is on no page of a GET: it is shown in
-answer to the form that asks for it, and codes to recover with in answer to the one that made them.
+The secret and the recovery codes are shown only in answer to the form that created them, never by a GET.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from admin.web.principals import Principal
 from admin.web.request_info import address_of
 from tenants.errors import NoSecondFactor, SecondFactorKept, WrongCode
 
-_WRONG = "This code is not right. Look whether the device's clock is, and type the one it shows now."
+_WRONG = "Incorrect code. Check your device's clock and enter the current code."
 
 
 class SecondFactorRoutes:
@@ -77,7 +76,7 @@ class SecondFactorRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, ("confirm",), self._error_mapping)
             return await self._about(request, principal, errors, status)
-        said = "Your second factor is removed: your password alone lets you in."
+        said = "Two-factor authentication disabled."
         return await redirect_with_new_session(self._console, request, principal, "/account", said)
 
     async def _counted(

@@ -1,7 +1,4 @@
-"""The pages of adapters: all of them, and one with its versions, its work and what happened to it.
-
-Owns what is gathered, and the words for states and progress. Refuses to know HTTP, sessions and markup.
-"""
+"""Gathers the adapters pages: the list, and one adapter with its versions, jobs and activity."""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ EVENTS = 15
 MAX_VERSIONS = 100
 MAX_JOBS = 100
 _PHASES = (
-    ("validating", "Inspect", "The files are inspected value by value."),
-    ("packing", "Pack", "The weights are brought into the form that serves."),
-    ("calibrating", "Calibrate", "The adapter answers samples on the engine that will serve it."),
-    ("gate", "Decide", "What was measured is held against the gate."),
+    ("validating", "Inspect", "Checking the uploaded files."),
+    ("packing", "Pack", "Converting the weights for serving."),
+    ("calibrating", "Calibrate", "Running samples on the engine that will serve it."),
+    ("gate", "Decide", "Comparing the results with the thresholds."),
 )
 
 
@@ -211,15 +208,15 @@ def work_of(job: Job) -> Work:
     place = names.index(job.phase) if job.phase in names else -1
     paused = job.status == JobStatus.PAUSED
     if job.wanted == "cancel":
-        headline, hint = "Cancelling", "The worker stops at the next step."
+        headline, hint = "Cancelling", "Stops at the next step."
     elif job.wanted == "pause":
-        headline, hint = "Pausing", "The worker keeps what it has done and stops at the next step."
+        headline, hint = "Pausing", "Stops at the next step. Progress is kept."
     elif paused:
-        headline, hint = "Paused", "What is done is kept. Resume when you like."
+        headline, hint = "Paused", "Progress is kept. Resume at any time."
     elif job.status == JobStatus.VALIDATING_FILES:
-        headline, hint = "Waiting for the files", "It starts when the last upload is completed."
+        headline, hint = "Waiting for the files", "Starts when all uploads are complete."
     elif job.status == JobStatus.QUEUED or place < 0:
-        headline, hint = "Waiting for a worker", "It starts by itself."
+        headline, hint = "Waiting for a worker", "Starts automatically."
     else:
         headline, hint = f"{_PHASES[place][1].removesuffix('e')}ing", _PHASES[place][2]
     phases = [
@@ -292,7 +289,7 @@ def _version_row(adapter: Adapter, version: AdapterVersion, is_paused: bool) -> 
 def _refusal(version: AdapterVersion) -> Refusal | None:
     if version.state != VersionState.FAILED:
         return None
-    message = version.error or "It failed, and nobody said why."
+    message = version.error or "Failed for an unknown reason."
     return Refusal(
         version=version.version,
         was_cancelled=message == CANCELLED,

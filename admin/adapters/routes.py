@@ -1,8 +1,4 @@
-"""The pages of adapters over HTTP, and what can be done on them.
-
-Owns the paths, and that only admins delete. What pages show is `admin.pages`', what actions do is
-`adapters`'. Every action is a form of its own and ends with the page it was on.
-"""
+"""Routes of adapters: pages, activation, rollback, disabling, deletion and control of jobs."""
 
 from __future__ import annotations
 
@@ -29,9 +25,9 @@ from admin.web.request_info import after_of, origin_of
 _EVENT_ID = re.compile(r"[a-z]{3}_[0-9a-z]{20,40}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 _STEERED = {
-    "pause": "Paused. It goes on from here when you resume it.",
+    "pause": "Paused. Resume it to continue from here.",
     "resume": "Resumed.",
-    "cancel": "It is being cancelled, and will not serve.",
+    "cancel": "Cancelling.",
 }
 # Charts and tables of a large model are long. Safe beside a token, since nothing of the request is in them:
 # whoever sees the length of the answer cannot try out what makes it shorter.
@@ -98,7 +94,7 @@ class AdapterRoutes:
     async def _detail(self, request: Request, principal: TenantUser, template: str) -> Response:
         before = request.query_params.get("before")
         if before is not None and _EVENT_ID.fullmatch(before) is None:
-            raise HTTPException(404, "There is no such page of events.")
+            raise HTTPException(404, "This page of activity doesn't exist.")
         shown = await self._list.detail(principal.tenant_id, request.path_params["adapter"], before)
         return self._console.render(
             request,
@@ -120,7 +116,7 @@ class AdapterRoutes:
         adapter, number = _version_of(request)
         document = await self._version.document(principal.tenant_id, adapter, number)
         if document is None:
-            raise HTTPException(404, "This version has no report.")
+            raise HTTPException(404, "This version has no calibration report.")
         disposition = f'attachment; filename="calibration-{number}.json"'
         headers = {"content-disposition": disposition}
         return Response(document, media_type="application/json", headers=headers)
@@ -131,44 +127,40 @@ class AdapterRoutes:
         await self._services.adapters.rollback(
             principal.tenant_id, request.path_params["adapter"], by=principal.acting(request)
         )
-        return await self._back(
-            request, principal, "Rolled back. New requests get the version that served before."
-        )
+        return await self._back(request, principal, "Rolled back. New requests use the previous version.")
 
     async def disable(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         await self._services.adapters.set_disabled(
             principal.tenant_id, request.path_params["adapter"], True, by=principal.acting(request)
         )
         return await self._back(
-            request, principal, "Disabled. New requests are refused until you enable it again."
+            request, principal, "Adapter disabled. New requests are rejected until you enable it again."
         )
 
     async def enable(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         await self._services.adapters.set_disabled(
             principal.tenant_id, request.path_params["adapter"], False, by=principal.acting(request)
         )
-        return await self._back(request, principal, "Enabled. New requests are served again.")
+        return await self._back(request, principal, "Adapter enabled.")
 
     async def delete(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         """For good, so the name has to be typed."""
         authorization.require_admin(principal)
         shown = await self._services.catalogue.get(principal.tenant_id, request.path_params["adapter"])
         if form.get("name", "").strip() != shown.adapter.name:
-            raise HTTPException(400, "The name you typed is not this adapter's. Nothing was deleted.")
+            raise HTTPException(400, "The name doesn't match, so nothing was deleted.")
         await self._services.deletion.delete(
             principal.tenant_id, shown.adapter.id, by=principal.acting(request)
         )
         return await self._console.redirect_with_message(
-            request, principal, "/adapters", f"{shown.adapter.name} is deleted."
+            request, principal, "/adapters", f"{shown.adapter.name} was deleted."
         )
 
     async def activate(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         await self._services.adapters.activate(
             principal.tenant_id, *_version_of(request), by=principal.acting(request)
         )
-        return await self._back(
-            request, principal, f"Version {_version_of(request)[1]} is active: new requests get it."
-        )
+        return await self._back(request, principal, f"Version {_version_of(request)[1]} is now active.")
 
     async def disable_version(
         self, request: Request, principal: TenantUser, form: dict[str, str]
@@ -183,7 +175,7 @@ class AdapterRoutes:
         await self._services.adapters.set_version_disabled(
             principal.tenant_id, adapter, number, disabled, by=principal.acting(request)
         )
-        said = f"Version {number} is {'disabled' if disabled else 'enabled'}."
+        said = f"Version {number} {'disabled' if disabled else 'enabled'}."
         return await self._console.redirect_with_message(
             request, principal, f"/adapters/{adapter}/versions/{number}", said
         )
@@ -197,7 +189,7 @@ class AdapterRoutes:
         }
         verb = verbs.get(request.path_params["verb"])
         if verb is None:
-            raise HTTPException(404, "There is no such action.")
+            raise HTTPException(404, "This action doesn't exist.")
         await verb(principal.tenant_id, request.path_params["job"], by=principal.acting(request))
         return await self._back(request, principal, _STEERED[request.path_params["verb"]])
 
@@ -211,5 +203,5 @@ def _version_of(request: Request) -> tuple[str, int]:
     """Raises `HTTPException` for what is no number of a version."""
     number = request.path_params["version"]
     if _NUMBER.fullmatch(number) is None:
-        raise HTTPException(404, "There is no such version.")
+        raise HTTPException(404, "This version doesn't exist.")
     return request.path_params["adapter"], int(number)

@@ -1,7 +1,4 @@
-"""The fields of the upload page, and which of them a refusal is about.
-
-Services name what is at fault as the API does: a request's field, a file, a field of the config, a tensor.
-"""
+"""Maps the parameter that an error is about to a field of the upload page."""
 
 from __future__ import annotations
 

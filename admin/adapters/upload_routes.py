@@ -1,7 +1,5 @@
-"""Bringing an adapter's files in: in parts from the upload page's script, or all at once from its plain form.
-
-Owns the paths, the form of requests and answers, and beside which field of the page a refusal is shown.
-Refuses to know what files and adapters must be.
+"""Routes that upload an adapter's files: in resumable parts from the page's script, or at once from its
+form.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ MAX_JSON_BYTES = 1024 * 1024
 KEEP_FILES_S = 24 * 3600
 """An adapter has copies of its own: what is uploaded here is only on its way there."""
 _PIECE = 1 << 20
-_NAME_RULE = "A name has 1 to 64 of the characters a-z, 0-9, dot, underscore and hyphen."
+_NAME_RULE = "Use 1 to 64 lowercase letters, digits, dots, underscores or hyphens."
 
 T = TypeVar("T")
 Id = Annotated[str, Meta(min_length=1, max_length=100)]
@@ -202,13 +200,13 @@ class UploadRoutes:
         if is_new:
             _check_name(name)
         if dtype not in DTYPES:
-            raise FieldError("form", f"The weights can be of {', '.join(DTYPES)}, and of nothing else.")
+            raise FieldError("form", f"Choose one of these precisions: {', '.join(DTYPES)}.")
         kept: dict[str, str] = {}
         for slot, purpose in PURPOSES.items():
             file = files.get(slot)
             if file is None or not file.filename:
                 if slot != "calibration":
-                    raise FieldError(slot, "Choose this file.")
+                    raise FieldError(slot, "Choose a file.")
                 continue
             try:
                 stored = await self._files.create(

@@ -1,7 +1,6 @@
-"""The page of one version: what the inspection found, what calibration measured, and why it was decided so.
+"""Gathers the page of one adapter version: inspection, calibration report and plots.
 
-Owns how the report is put into tables, and its plots drawn for a page that brings the style sheet. Refuses to
-judge: every verdict and its words are the report's. Refuses to know HTTP and markup.
+Verdicts and their wording are the report's; this module puts them into tables.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from telemetry.svg import without_style
 MAX_ROWS = 400
 """Of a table: a report on more samples is read as the document."""
 _ORIGINS = {
-    "tenant": "your own samples",
-    "base": "the default samples of the base model",
-    "general": "the general default samples",
+    "tenant": "Your samples",
+    "base": "Default samples of the base model",
+    "general": "General default samples",
 }
 _RULES = {
-    "gain": "Better than the base alone",
-    "scale": "Its scale is the one it was trained with",
-    "nll_rise": "Likelihood kept on the quantised base",
-    "top1": "Agrees with the unquantised model",
+    "gain": "Improves on the base model",
+    "scale": "Scale matches training",
+    "nll_rise": "Likelihood preserved after quantization",
+    "top1": "Agrees with the unquantized model",
 }
 
 
@@ -179,10 +178,10 @@ def report_view(document: bytes) -> ReportView:
             ("Scored tokens", f"{data['num_scored']:,}"),
             ("Base", f"{report['subject']['quantization']} on {report['subject']['device']}"),
         ],
-        notes=_cut(Table("Samples left out or cut", ["Line", "Why"], notes)) if notes else None,
+        notes=_cut(Table("Skipped or truncated samples", ["Line", "Reason"], notes)) if notes else None,
         cost=[
-            ("On the engine", f"{cost['serving_seconds']:.1f} s"),
-            ("Unquantised reference", f"{cost['reference_seconds']:.1f} s"),
+            ("Engine time", f"{cost['serving_seconds']:.1f} s"),
+            ("Unquantized reference time", f"{cost['reference_seconds']:.1f} s"),
         ],
     )
 
@@ -200,9 +199,9 @@ def _rule(rule: Mapping[str, Any]) -> RuleRow:
 
 def _figures(measures: Mapping[str, Any]) -> Table:
     rows = [
-        ["Unquantised, base alone", _estimate(measures["nll_reference_base"]), *[formatting.NOTHING] * 3],
+        ["Unquantized base model", _estimate(measures["nll_reference_base"]), *[formatting.NOTHING] * 3],
         [
-            "Unquantised, with the adapter",
+            "Unquantized with adapter",
             _estimate(measures["nll_reference"]),
             formatting.NOTHING,
             formatting.NOTHING,
@@ -212,7 +211,7 @@ def _figures(measures: Mapping[str, Any]) -> Table:
     for name in sorted(measures["fidelity"], key=lambda name: name != BASE):
         found = measures["fidelity"][name]
         gain = formatting.NOTHING if name == BASE else _estimate(measures["gain"][name]["nats"])
-        label = "Served, base alone" if name == BASE else f"Served, adapter in {formatting.dtype(name)}"
+        label = "Served base model" if name == BASE else f"Served with adapter in {formatting.dtype(name)}"
         rows.append(
             [
                 label,
@@ -222,8 +221,8 @@ def _figures(measures: Mapping[str, Any]) -> Table:
                 gain,
             ]
         )
-    head = ["Model", "Nats per token", "Beside its reference", "Same likeliest token", "Gain over the base"]
-    return Table("What was measured, with intervals of 95 %", head, rows)
+    head = ["Model", "Nats per token", "Change from reference", "Top-1 agreement", "Gain over base model"]
+    return Table("Results with 95 % confidence intervals", head, rows)
 
 
 def _estimate(estimate: Mapping[str, Any], as_text: Any = formatting.figure) -> str:
@@ -235,8 +234,8 @@ def _plots(samples: Sequence[SampleMeasures], modules: Sequence[ModuleError], dt
     by_layer = [svg for name, svg in drawn.items() if name.startswith("layer")]
     by_sample = [svg for name, svg in drawn.items() if not name.startswith("layer")]
     plots = [
-        Plots("Layer by layer", by_layer, _layer_table(modules)),
-        Plots("Sample by sample", by_sample, _sample_table(samples, dtype)),
+        Plots("By layer", by_layer, _layer_table(modules)),
+        Plots("By sample", by_sample, _sample_table(samples, dtype)),
     ]
     return [one for one in plots if one.svgs]
 
@@ -260,8 +259,8 @@ def _sample_table(samples: Sequence[SampleMeasures], dtype: str) -> Table:
     head = [
         "Line",
         "Tokens",
-        "Base alone",
-        "Unquantised",
+        "Base model",
+        "Unquantized",
         f"Served in {formatting.dtype(dtype)}",
         "Agreement",
     ]
@@ -312,8 +311,8 @@ def _facts(inspection: Mapping[str, Any]) -> list[tuple[str, str]]:
     facts = [
         ("Tensors", f"{inspection['num_tensors']:,}"),
         ("Adapted modules", f"{len(inspection['modules']):,}"),
-        ("Largest rank", str(inspection["rank"])),
-        ("File of weights", formatting.size(inspection["num_bytes"])),
+        ("Maximum rank", str(inspection["rank"])),
+        ("Weights file", formatting.size(inspection["num_bytes"])),
     ]
     return facts + [
         (name, _shown(value)) for name, value in sorted(config.items()) if value not in (None, {})

@@ -1,7 +1,4 @@
-"""The page of the audit log: entries by filter, put into words, and whether the chain is whole.
-
-Owns reading the filter's fields and how entries are shown. Refuses to know HTTP and how the chain is made.
-"""
+"""Gathers the audit log page: reads its filter, and formats entries."""
 
 from __future__ import annotations
 
@@ -98,7 +95,7 @@ def read_filter(fields: Mapping[str, str]) -> AuditFilter:
     given = {name: fields.get(name, "").strip() for name in FIELDS}
     for name, value in given.items():
         if len(value) > _MAX_LEN or "\x00" in value:
-            raise FieldError(name, "Nothing in the log is written like this.")
+            raise FieldError(name, "This value is too long or contains invalid characters.")
     until = _day("until", given["until"])
     actor = given["actor"]
     return AuditFilter(
@@ -119,7 +116,7 @@ def _day(name: str, written: str) -> datetime | None:
         if not 2000 <= day.year < 9999:
             raise ValueError(written)
     except ValueError:
-        raise FieldError(name, "Write the day as 2026-12-31.") from None
+        raise FieldError(name, "Enter a date such as 2026-12-31.") from None
     return datetime.combine(day, time(), UTC)
 
 

@@ -1,7 +1,4 @@
-"""What is on record, over HTTP: the audit log and the service levels of a month. Changes nothing.
-
-Owns the paths. What was recorded is `tenants.audit`'s and `sla`'s.
-"""
+"""Routes of a tenant's audit log: entries by filter, and verification of the hash chain."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The page of billing: what this month costs so far and may come to, how it is paid, what the plan includes;
-with the ledger of the balance, and the form of the account's details.
-
-Owns the forecast and how accounts are put into words. Refuses to know HTTP; and how money is collected, which
-is `billing.payments`'.
-"""
+"""Gathers the billing page: this month's cost and forecast, payment status, balance and plan."""
 
 from __future__ import annotations
 
@@ -37,17 +32,17 @@ PACE_DAYS = 7
 """Whole days whose mean says what the rest of a month may cost."""
 _DAY = 86_400
 _STATES = {
-    "active": Badge("In order", "good"),
+    "active": Badge("Active", "good"),
     "grace": Badge("Payment overdue", "warn"),
     "suspended": Badge("Suspended", "bad"),
 }
 _KINDS = {
-    "top_up": "Paid in",
-    "grant": "Granted",
-    "credit_note": "From a credit note",
-    "kept": "Left over from an invoice",
-    "applied": "Taken by an invoice",
-    "refund": "Paid back to you",
+    "top_up": "Top-up",
+    "grant": "Granted credit",
+    "credit_note": "Credit note",
+    "kept": "Remainder of an invoice",
+    "applied": "Applied to an invoice",
+    "refund": "Refund",
     "expiry": "Expired",
 }
 _CLASSES = {"priority": "Priority", "default": "Default", "flex": "Flex"}
@@ -152,7 +147,7 @@ class BillingPage:
             forecast=None if expected is None or rest is None else formatting.usd_roughly(
                 used + rest if is_prepaid else expected
             ),
-            forecast_note=f"at the pace of the last {PACE_DAYS} days",
+            forecast_note=f"Based on the last {PACE_DAYS} days",
             lines=[line_row(line) for line in preview.lines],
             total=exact(preview.total),
             chart=_chart(own, month, root),
@@ -193,9 +188,9 @@ def read_top_up(form: Mapping[str, str]) -> int:
     """Cents. Raises Refused."""
     found, rest = divmod(read_dollars(form.get("amount", ""), "amount"), MICRO_USD_PER_CENT)
     if rest:
-        raise FieldError("amount", "There is nothing smaller than a cent to pay.")
+        raise FieldError("amount", "Enter whole cents.")
     if not LEAST_TOP_UP <= found <= MOST_TOP_UP:
-        raise FieldError("amount", f"It can be from {cents(LEAST_TOP_UP)} to {cents(MOST_TOP_UP)}.")
+        raise FieldError("amount", f"Enter an amount from {cents(LEAST_TOP_UP)} to {cents(MOST_TOP_UP)}.")
     return found
 
 
@@ -226,15 +221,15 @@ def _expected(preview: InvoiceView, used: int, rest: int, plan: PlanView) -> int
 
 def _balance_note(balance: Balance, days: Sequence[tuple[date, int]], is_prepaid: bool) -> str:
     if not is_prepaid:
-        return "is taken off the next invoice" if balance.amount > 0 else "nothing to take off invoices"
+        return "Applied to your next invoice" if balance.amount > 0 else "No credit available"
     if balance.amount <= 0:
-        return "requests are refused until you top up"
+        return "Requests are rejected until you top up"
     pace = [cost for _, cost in days[:-1]][-PACE_DAYS:]
     daily = sum(pace) / len(pace) if pace else 0
     if daily <= 0:
-        return "is drawn as you use models"
+        return "Deducted as you use models"
     lasts = balance.amount / daily
-    return f"lasts about {round(lasts)} days at this pace" if lasts < 400 else "lasts more than a year"
+    return f"Lasts about {round(lasts)} days at the current pace" if lasts < 400 else "Lasts more than a year"
 
 
 def _chart(days: Sequence[tuple[date, int]], month: date, root: str) -> Chart:
@@ -286,8 +281,8 @@ def _details(account: Account, tenant_name: str) -> list[tuple[str, str]]:
         ("Name", account.name or tenant_name),
         ("Address", account.address or formatting.NOTHING),
         ("Country", account.country or formatting.NOTHING),
-        ("Tax id", account.tax_id or formatting.NOTHING),
-        ("E-mail for bills", account.email or formatting.NOTHING),
+        ("Tax ID", account.tax_id or formatting.NOTHING),
+        ("Billing email", account.email or formatting.NOTHING),
     ]
 
 
@@ -301,23 +296,23 @@ def _classes(plan: PlanView) -> list[ClassTerms]:
 
 def _price(terms: Terms) -> str:
     if terms.price_percent == 100:
-        return "at list price"
-    return f"at {terms.price_percent} % of list price"
+        return "List price"
+    return f"{terms.price_percent} % of list price"
 
 
 def _promises(terms: Terms) -> list[str]:
     found = []
     if terms.availability_ppm:
-        found.append(f"{_share(terms.availability_ppm)} of requests answered")
+        found.append(f"{_share(terms.availability_ppm)} availability")
     if terms.output_rate_ppm and terms.min_output_tokens_per_second:
         rate = terms.min_output_tokens_per_second
-        found.append(f"{_share(terms.output_rate_ppm)} at {rate} tokens/s or more")
+        found.append(f"{_share(terms.output_rate_ppm)} of responses at {rate} tokens/s or more")
     if terms.contracted_tokens_per_minute is not None:
-        found.append(f"up to {terms.contracted_tokens_per_minute:,} tokens a minute")
-    found.append(f"aims for a first token within {terms.ttft_target_ms:,} ms")
+        found.append(f"Up to {terms.contracted_tokens_per_minute:,} tokens per minute")
+    found.append(f"Target time to first token: {terms.ttft_target_ms:,} ms")
     if terms.credits:
         most = max(percent for _, percent in terms.credits)
-        found.append(f"missed: up to {most} % of its cost credited")
+        found.append(f"Credit of up to {most} % if missed")
     return found
 
 

@@ -1,7 +1,7 @@
-"""Billing and invoices over HTTP.
+"""Routes of billing: the page, billing details, top-ups, payment mode and the customer portal.
 
-Owns the paths, and how a visitor gets to the payment provider's pages: by one of ours that leads on, since
-forms may be answered by this server alone. What is owed is `billing`'s.
+Links to the payment provider lead over a page of ours, since the content security policy allows forms to be
+answered by this server alone.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class BillingRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return self._details(request, principal, changes, errors, status)
-        said = "Bills made from now on name these details."
+        said = "Billing details updated. They apply to future invoices."
         return await self._console.redirect_with_message(request, principal, "/billing", said)
 
     async def open_portal(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
@@ -115,16 +115,19 @@ class BillingRoutes:
             return await self._show(request, principal, errors, form.get("amount", ""), 422)
         except PaymentError as error:
             return await self._not_paid(request, principal, error)
-        return self._page(request, "leaving.html", principal, url=made.url, what="the page to pay on")
+        return self._page(request, "leaving.html", principal, url=made.url, what="checkout")
 
     async def pay_in_advance(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         return await self._set_mode(
-            request, principal, "prepaid", "From this minute on, usage is drawn from your balance."
+            request, principal, "prepaid", "Switched to prepaid. Usage is now deducted from your balance."
         )
 
     async def pay_afterwards(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         return await self._set_mode(
-            request, principal, "postpaid", "From this minute on, usage is invoiced at the end of the month."
+            request,
+            principal,
+            "postpaid",
+            "Switched to invoicing. Usage is invoiced at the end of the month.",
         )
 
     async def _set_mode(self, request: Request, principal: TenantUser, mode: Mode, said: str) -> Response:
@@ -134,7 +137,7 @@ class BillingRoutes:
             )
         except (BalanceEmpty, ModeNotAllowed) as error:
             status, _ = self._error_mapping.describe(error)
-            why = "Top up your balance first: it is empty." if isinstance(error, BalanceEmpty) else str(error)
+            why = "Your balance is empty. Top it up first." if isinstance(error, BalanceEmpty) else str(error)
             return await self._show(request, principal, form_errors.FormErrors(provider=why), "", status)
         return await self._console.redirect_with_message(request, principal, "/billing", said)
 

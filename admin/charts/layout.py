@@ -2,9 +2,9 @@
 
     layout.bars("Tokens by day", points, [Series("Input", "input", values), ...], COUNT)
 
-returns what `templates/charts.html` draws (`charts.figure`), styled by `static/charts.css`: an axis, a legend, a
-tooltip for each point, and the same values as a table for screen readers. Horizontal positions are per cent of
-the chart's width, so that its text stays legible on a telephone. It needs no script.
+returns what `templates/charts.html` draws (`charts.figure`), styled by `static/charts.css`: an axis, a
+legend, a tooltip for each point, and the same values as a table for screen readers. Horizontal positions are
+per cent of the chart's width, so that its text stays legible on a telephone. It needs no script.
 
 `admin.charts.svg` and the template write the markup. A `Unit` formats values, and colours are roles (`tone`)
 which the style sheet defines.

@@ -1,8 +1,8 @@
 """Lays out live charts of the last minutes, redrawn every second: stacked areas or lines.
 
-They are lighter than `admin.charts.layout`: points have no tooltip, since by the time one is read it has moved
-on. A chart's `words` say the same in a sentence for screen readers. The vertical axis has a hundred units, the
-horizontal one a unit for each column.
+They are lighter than `admin.charts.layout`: points have no tooltip, since by the time one is read it has
+moved on. A chart's `words` say the same in a sentence for screen readers. The vertical axis has a hundred
+units, the horizontal one a unit for each column.
 """
 
 from __future__ import annotations

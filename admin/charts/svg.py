@@ -1,8 +1,9 @@
-"""Writes the SVG elements that a chart has for each of its points: bars, tooltips, and the rows of its table.
+"""Writes the SVG elements that a chart has for each of its points: bars, tooltips, and the rows of its
+table.
 
-There are hundreds of them, which a template would escape one by one. `templates/charts.html` writes the frame
-around them, and `admin.charts.layout` computes the positions. Every text is escaped here; numbers are written by
-formats that accept nothing else.
+There are hundreds of them, which a template would escape one by one. `templates/charts.html` writes the
+frame around them, and `admin.charts.layout` computes the positions. Every text is escaped here; numbers are
+written by formats that accept nothing else.
 """
 
 from __future__ import annotations

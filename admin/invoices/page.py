@@ -1,8 +1,4 @@
-"""The pages of invoices: the list, one with its lines, the preview of one, and the proof of one.
-
-Owns how invoices are put into words, and which of the pages of usage shows the rows behind a line. Refuses to
-know HTTP, and what an invoice is made of: that is `billing.invoices`'.
-"""
+"""Gathers the invoices pages: the list, one invoice with its line items, a preview, a verification."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from billing.rates import MICRO_USD_PER_CENT
 
 PAGE = 24
 _OF_LEDGER = ("usage", "storage", "calibration")
-_SETTLEMENTS = {"due": "less is to be paid", "credit": "put into your balance", "refund": "paid back"}
+_SETTLEMENTS = {"due": "Amount due reduced", "credit": "Credited to your balance", "refund": "Refunded"}
 
 
 @dataclass(frozen=True)
@@ -160,7 +156,7 @@ def state_of(view: InvoiceView) -> Badge:
     if view.number is None:
         return Badge("Preview", "busy")
     if view.status == "paid":
-        return Badge("Paid" if view.total_cents else "Nothing to pay", "good")
+        return Badge("Paid" if view.total_cents else "No payment due", "good")
     return Badge("Overdue", "bad") if view.due_at < datetime.now(UTC) else Badge("Open", "warn")
 
 
@@ -214,7 +210,7 @@ def _sums(view: InvoiceView) -> Sums:
         for note in view.notes
     ]  # fmt: skip
     corrections += [
-        ("Payment" if one.kind == "payment" else "Paid back", one.at, cents(-one.amount_cents))
+        ("Payment" if one.kind == "payment" else "Refund", one.at, cents(-one.amount_cents))
         for one in view.payments
     ]
     return Sums(
@@ -229,4 +225,4 @@ def _sums(view: InvoiceView) -> Sums:
 def _party(facts: Mapping[str, str]) -> list[str]:
     tax = facts.get("tax_id", "")
     written = [facts.get("name", ""), *facts.get("address", "").split("\n"), facts.get("country", "")]
-    return [line for line in (*written, facts.get("email", ""), f"Tax id {tax}" if tax else "") if line]
+    return [line for line in (*written, facts.get("email", ""), f"Tax ID {tax}" if tax else "") if line]

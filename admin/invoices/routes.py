@@ -85,7 +85,7 @@ class InvoiceRoutes:
         try:
             return await self._invoices.preview(principal.tenant_id, _month(request))
         except InvalidBillingMonth as error:
-            raise HTTPException(404, f"There is no preview of this month: {error}.") from None
+            raise HTTPException(404, f"There's no preview for this month: {error}.") from None
 
     def _page(
         self, request: Request, template: str, principal: TenantUser, status: int = 200, **context: Any

@@ -1,8 +1,4 @@
-"""The pages of API keys: the list, one of them, and what the form for a new one offers.
-
-Owns how keys and what they may do are put into words, and reading the form's fields. Refuses to know HTTP,
-and what a key's text is: only whoever made it is shown that.
-"""
+"""Gathers the API key pages, and parses the forms that create and edit keys."""
 
 from __future__ import annotations
 
@@ -25,23 +21,23 @@ FIELDS = ("name", "project", "owner", "scopes", "models", "networks", "origins",
 SCOPE_FIELD = "scope:"
 """Before the scope, in the name of its box."""
 GRACES = (
-    (86_400, "a day"),
-    (3_600, "an hour"),
-    (7 * 86_400, "a week"),
+    (86_400, "24 hours"),
+    (3_600, "1 hour"),
+    (7 * 86_400, "7 days"),
     (30 * 86_400, "30 days"),
-    (0, "not at all: it stops at once"),
+    (0, "Immediately"),
 )
 _SOON = timedelta(days=7)
 _WORDS: Mapping[str, str] = {
-    "model.request": "Ask models for answers",
-    "models.read": "See which models there are",
+    "model.request": "Send requests to models",
+    "models.read": "List models",
     "files.read": "Read files",
     "files.write": "Upload and delete files",
-    "adapters.read": "See adapters, jobs and reports",
-    "adapters.write": "Bring, activate and delete adapters",
-    "generations.read": "Read what a request used and cost",
-    "sla.read": "Read service level reports",
-    "usage.read": "Read usage and costs",
+    "adapters.read": "View adapters, jobs and reports",
+    "adapters.write": "Create, activate and delete adapters",
+    "generations.read": "View usage and cost of requests",
+    "sla.read": "View service level reports",
+    "usage.read": "View usage and costs",
 }
 _THINGS: Mapping[str, str] = {
     "members": "members and invitations",
@@ -124,7 +120,7 @@ def scope_words(scope: str) -> str:
     if scope in _WORDS:
         return _WORDS[scope]
     *_, thing, verb = ["", *scope.split(".")]
-    return f"{'Change' if verb == 'write' else 'See'} {_THINGS.get(thing, thing)}"
+    return f"{'Manage' if verb == 'write' else 'View'} {_THINGS.get(thing, thing)}"
 
 
 def read_terms(form: Mapping[str, str], scopes: Collection[str]) -> KeyTerms:
@@ -170,9 +166,9 @@ def read_scopes(form: Mapping[str, str], scopes: Collection[str]) -> frozenset[s
     """Empty: everything. Raises Refused."""
     chosen = frozenset(name.removeprefix(SCOPE_FIELD) for name in form if name.startswith(SCOPE_FIELD))
     if form.get("all_scopes") == "no" and not chosen:
-        raise FieldError("scopes", "Choose at least one, or let the key do everything its kind may.")
+        raise FieldError("scopes", "Choose at least one permission, or All.")
     if not chosen <= frozenset(scopes):
-        raise FieldError("scopes", "One of these is no scope of this kind of key.")
+        raise FieldError("scopes", "One of these permissions isn't available for this key type.")
     return chosen if form.get("all_scopes") == "no" else frozenset()
 
 
@@ -185,7 +181,7 @@ def read_grace(form: Mapping[str, str]) -> timedelta:
     """How long the old key works on. Raises Refused."""
     seconds = form.get("grace", "")
     if seconds not in {str(one) for one, _ in GRACES}:
-        raise FieldError("grace", "Choose how long the old key works on.")
+        raise FieldError("grace", "Choose when the old key expires.")
     return timedelta(seconds=int(seconds))
 
 
@@ -196,9 +192,9 @@ def read_end(written: str) -> datetime | None:
     try:
         day = date.fromisoformat(written.strip())
     except ValueError:
-        raise FieldError("expires_at", "Write the day as 2030-12-31.") from None
+        raise FieldError("expires_at", "Enter a date such as 2030-12-31.") from None
     if day < datetime.now(UTC).date():
-        raise FieldError("expires_at", "This day is over. Choose today or a later one.")
+        raise FieldError("expires_at", "Choose today or a later date.")
     return datetime.combine(day, time(23, 59, 59), UTC)
 
 
@@ -242,11 +238,11 @@ def _state(key: ApiKey, user: User | None, now: datetime) -> Badge:
     if key.expires_at is not None and key.expires_at <= now:
         return Badge("Expired", "off")
     if user is not None and user.disabled_at is not None:
-        return Badge("Owner shut out", "off")
+        return Badge("Owner suspended", "off")
     if key.replaced_by is not None:
-        return Badge("Being replaced", "warn")
+        return Badge("Rotating", "warn")
     if key.expires_at is not None and key.expires_at <= now + _SOON:
-        return Badge("Ends soon", "warn")
+        return Badge("Expires soon", "warn")
     return Badge("Active", "good")
 
 
@@ -254,4 +250,4 @@ def checked_kind(written: str) -> KeyKind:
     """Raises Refused."""
     if written == "inference" or written == "admin":
         return written  # type: ignore[return-value]
-    raise FieldError("kind", "A key is for inference or for administration.")
+    raise FieldError("kind", "Choose inference or admin.")

@@ -1,7 +1,6 @@
-"""API keys over HTTP: listing, making, rotating and revoking them.
+"""Routes of API keys: listing, creating, editing, rotating and revoking them.
 
-Owns the paths, and that a key's text is shown once, on the answer to the form that made it: it is kept
-nowhere, so that no later page could show it. What keys are is `tenants`'.
+A key's plaintext is shown once, in answer to the form that created it; it is stored nowhere.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class KeyRoutes:
     async def show_form(self, request: Request, principal: TenantUser) -> Response:
         kind = request.query_params.get("kind", "inference")
         if kind not in self._scopes:
-            raise HTTPException(404, "There is no such kind of key.")
+            raise HTTPException(404, "This key type doesn't exist.")
         fields = {"all_scopes": "yes", "project": request.query_params.get("project", "")}
         return await self._form(request, principal, kind, fields, form_errors.NO_ERRORS)  # type: ignore[arg-type]
 
@@ -109,7 +108,7 @@ class KeyRoutes:
     async def revoke(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         shown = await self._pages.one(principal.tenant_id, request.path_params["key"])
         await self._keys.revoke(principal.tenant_id, shown.id, principal.acting(request))
-        said = f"{shown.name} is revoked: nobody gets in with it any more."
+        said = f"{shown.name} was revoked."
         return await self._console.redirect_with_message(request, principal, "/keys", said)
 
     async def show_terms(self, request: Request, principal: TenantUser) -> Response:
@@ -126,7 +125,7 @@ class KeyRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return self._terms(request, principal, shown, form, errors, status)
-        said = "The key is changed: every process knows within a second."
+        said = "API key updated. Changes take effect within a second."
         return await self._console.redirect_with_message(request, principal, f"/keys/{key_id}", said)
 
     def _terms(

@@ -68,7 +68,7 @@ class AlertRoutes:
             status, errors = form_errors.explain(error, alert_page.FIELDS, self._error_mapping)
             shown = await self._alert_pages.form(principal.tenant_id, None)
             return self._alert(request, principal, shown, form, errors, status)
-        said = "The alert is set. Send a test to see that it arrives."
+        said = "Alert created. Send a test to check delivery."
         return await self._console.redirect_with_message(
             request, principal, f"/limits/alerts/{made.id}", said
         )
@@ -90,7 +90,7 @@ class AlertRoutes:
             shown = await self._alert_pages.form(principal.tenant_id, found.id)
             return self._alert(request, principal, shown, form, errors, status)
         return await self._console.redirect_with_message(
-            request, principal, "/limits/alerts", "The alert is changed."
+            request, principal, "/limits/alerts", "Alert updated."
         )
 
     async def test_alert(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
@@ -103,11 +103,11 @@ class AlertRoutes:
             now=datetime.now(UTC),
         )
         if to is None:
-            said = "A test was sent in this minute already. Wait a moment before the next."
+            said = "A test was sent less than a minute ago. Wait a moment before you send another."
         elif not to:
-            said = "Nobody would hear of it: name an address."
+            said = "No recipients. Add an email address first."
         else:
-            said = f"A test is on its way to {', '.join(to[:3])}{' and others' if len(to) > 3 else ''}."
+            said = f"Test sent to {', '.join(to[:3])}{' and others' if len(to) > 3 else ''}."
         return await self._console.redirect_with_message(
             request, principal, f"/limits/alerts/{found.id}", said
         )
@@ -116,7 +116,7 @@ class AlertRoutes:
         found = await self._alerts.find(principal.tenant_id, request.path_params["alert"])
         await self._alerts.delete(principal.tenant_id, found.project_id, found.id, principal.acting(request))
         return await self._console.redirect_with_message(
-            request, principal, "/limits/alerts", "The alert is deleted."
+            request, principal, "/limits/alerts", "Alert deleted."
         )
 
     def _alert(

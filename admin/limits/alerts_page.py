@@ -1,8 +1,4 @@
-"""The pages of spend alerts: all of them with how far each is, and one with what was mailed of it.
-
-Owns the words, and reading the form. Refuses to know HTTP; and when alerts are raised, which is
-`billing.spend`'s.
-"""
+"""Gathers the spend alert pages, and parses the form of an alert."""
 
 from __future__ import annotations
 
@@ -34,9 +30,9 @@ MAX_PREFIX_LEN = 60
 MAILED = 20
 _PIECES = re.compile(r"[\s,;]+")
 _MAIL_STATES = {
-    "pending": Badge("On its way", "busy"),
+    "pending": Badge("Sending", "busy"),
     "delivered": Badge("Sent", "good"),
-    "failed": Badge("Not sent", "bad"),
+    "failed": Badge("Failed", "bad"),
 }
 
 
@@ -115,7 +111,7 @@ class AlertsPage:
         if alert_id is None:
             projects = await self._projects.list(tenant_id, limit=MAX_PROJECTS, newest_first=False)
             choices = [
-                ("", "All that the organisation spends"),
+                ("", "Organization"),
                 *((one.id, f"Project {one.name}") for one in projects),
             ]
             return AlertForm(None, choices, await self._alerts.recipients(tenant_id), [])
@@ -155,21 +151,21 @@ def read_threshold(form: Mapping[str, str]) -> Threshold:
     if form.get("kind") == "percent":
         written = form.get("threshold_percent", "").strip().removesuffix("%").strip()
         if not (written.isascii() and written.isdecimal()) or not 1 <= int(written[:6]) <= 1000:
-            raise FieldError("threshold_percent", "Write a percentage from 1 to 1000.")
+            raise FieldError("threshold_percent", "Enter a percentage from 1 to 1000.")
         percent = int(written)
     else:
         amount = read_dollars(form.get("threshold_amount", ""), "threshold_amount")
         if not amount:
-            raise FieldError("threshold_amount", "It must be more than nothing.")
+            raise FieldError("threshold_amount", "Enter an amount greater than 0.")
     recipients = list(dict.fromkeys(one for one in _PIECES.split(form.get("recipients", "")) if one))
     for one in recipients:
         if not (is_email(one) and one.isascii()):
-            raise FieldError("recipients", f"{one[:80]} is not an address.")
+            raise FieldError("recipients", f"{one[:80]} is not a valid email address.")
     if len(recipients) > MAX_RECIPIENTS:
-        raise FieldError("recipients", f"There can be at most {MAX_RECIPIENTS}.")
+        raise FieldError("recipients", f"Enter at most {MAX_RECIPIENTS} recipients.")
     prefix = form.get("subject_prefix", "").strip()
     if len(prefix) > MAX_PREFIX_LEN or not prefix.isprintable():
-        raise FieldError("subject_prefix", f"It can have at most {MAX_PREFIX_LEN} printable characters.")
+        raise FieldError("subject_prefix", f"Use at most {MAX_PREFIX_LEN} printable characters.")
     return Threshold(amount, percent, recipients, prefix or None)
 
 
@@ -191,23 +187,21 @@ def _row(
     amount, note = alert.amount, ""
     if alert.percent is not None:
         amount = None if most is None else max(1, -(-most * alert.percent // 100))
-        note = (
-            "there is no monthly limit to take a share of"
-            if amount is None
-            else f"{formatting.usd(amount)} now"
-        )
+        note = "No monthly limit set" if amount is None else f"Currently {formatting.usd(amount)}"
     used = spent.get(budget)
     share = min(100, 100 * used // amount) if amount and used is not None else 0
     return AlertRow(
         id=alert.id,
         project_id=alert.project_id,
-        whose="All spend" if alert.project_id is None else names.get(alert.project_id, alert.project_id),
+        whose="Organization" if alert.project_id is None else names.get(alert.project_id, alert.project_id),
         threshold=formatting.usd(amount) if alert.percent is None else f"{alert.percent} % of the limit",
         is_percent=alert.percent is not None,
         spent=None if used is None else formatting.usd(used),
         share=share,
         tone="over" if share >= 100 else "near" if share >= 80 else "",
-        state=Badge("Reached", "warn") if raised_at else Badge("Waits" if amount else "Idle", "off"),
+        state=Badge("Reached", "warn")
+        if raised_at
+        else Badge("Not reached" if amount else "Inactive", "off"),
         raised_at=raised_at,
         recipients=[*alert.recipients],
         subject_prefix=alert.subject_prefix or "",

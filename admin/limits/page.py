@@ -1,8 +1,4 @@
-"""The pages of limits: all that hold, with what is used of each now, and the form that sets one.
-
-Owns the words and units of limits, and how amounts are read in them. Refuses to know HTTP; and how limits are
-counted and enforced, which is `tenants.quotas`'.
-"""
+"""Gathers the limits page with current usage, and parses amounts in the unit of each metric."""
 
 from __future__ import annotations
 
@@ -38,18 +34,18 @@ Tab = Literal["organisation", "projects", "keys"]
 SCOPES: Mapping[Tab, Scope] = {"organisation": "tenant", "projects": "project", "keys": "key"}
 _NEAR = 80
 _METRICS: Mapping[Metric, tuple[str, str]] = {
-    Metric.SPEND_PER_MONTH: ("Spend a month", "US dollars, as 250 or 99.50"),
-    Metric.REQUESTS_PER_MINUTE: ("Requests a minute", ""),
-    Metric.TOKENS_PER_MINUTE: ("Tokens a minute", "input and output"),
-    Metric.INPUT_TOKENS_PER_MINUTE: ("Input tokens a minute", ""),
-    Metric.OUTPUT_TOKENS_PER_MINUTE: ("Output tokens a minute", ""),
-    Metric.CONCURRENT_REQUESTS: ("Requests at once", ""),
-    Metric.REQUESTS_PER_DAY: ("Requests a day", ""),
-    Metric.TOKENS_PER_DAY: ("Tokens a day", "input and output"),
-    Metric.TOKENS_PER_MONTH: ("Tokens a month", "input and output"),
-    Metric.ADAPTERS: ("Adapters", "for the whole organisation alone"),
-    Metric.STORAGE_BYTES: ("Storage", "such as 20 GB, for the whole organisation alone"),
-    Metric.PREPAID_BALANCE: ("Prepaid balance", "what was paid in"),
+    Metric.SPEND_PER_MONTH: ("Spend per month", "US dollars, such as 250 or 99.50"),
+    Metric.REQUESTS_PER_MINUTE: ("Requests per minute", ""),
+    Metric.TOKENS_PER_MINUTE: ("Tokens per minute", "input and output"),
+    Metric.INPUT_TOKENS_PER_MINUTE: ("Input tokens per minute", ""),
+    Metric.OUTPUT_TOKENS_PER_MINUTE: ("Output tokens per minute", ""),
+    Metric.CONCURRENT_REQUESTS: ("Concurrent requests", ""),
+    Metric.REQUESTS_PER_DAY: ("Requests per day", ""),
+    Metric.TOKENS_PER_DAY: ("Tokens per day", "input and output"),
+    Metric.TOKENS_PER_MONTH: ("Tokens per month", "input and output"),
+    Metric.ADAPTERS: ("Adapters", "organization only"),
+    Metric.STORAGE_BYTES: ("Storage", "such as 20 GB, organization only"),
+    Metric.PREPAID_BALANCE: ("Prepaid balance", "from top-ups"),
 }
 CHOICES = [
     (metric.value, f"{title} ({unit})" if unit else title)
@@ -160,7 +156,7 @@ class LimitsPage:
             self._keys.list(tenant_id, kind="inference", limit=MAX_KEYS),
         )
         return [
-            ("tenant", "The whole organisation"),
+            ("tenant", "Organization"),
             *((f"project:{one.id}", f"Project {one.name}") for one in projects),
             *((f"key:{one.id}", f"Key {one.name}") for one, *_ in keys),
         ]
@@ -215,7 +211,7 @@ def read_limit(form: Mapping[str, str], tenant_id: str) -> Limit:
 def read_metric(written: str) -> Metric:
     """Raises Refused."""
     if written not in Metric.__members__.values() or written == Metric.PREPAID_BALANCE:
-        raise FieldError("metric", "Choose what is limited.")
+        raise FieldError("metric", "Choose a metric.")
     return Metric(written)
 
 
@@ -228,7 +224,7 @@ def read_scope(written: str, tenant_id: str) -> tuple[Scope, str]:
         return "project", scope_id
     if scope == "key" and scope_id:
         return "key", scope_id
-    raise FieldError("for", "Choose whom the limit is for.")
+    raise FieldError("for", "Choose a scope.")
 
 
 def read_amount(metric: Metric, written: str, field: str = "amount") -> int:
@@ -239,15 +235,15 @@ def read_amount(metric: Metric, written: str, field: str = "amount") -> int:
     if metric == Metric.STORAGE_BYTES:
         found = _SIZE.fullmatch(text)
         if found is None:
-            raise FieldError(field, "Write a size, as 500 MB or 20 GB.")
+            raise FieldError(field, "Enter a size such as 500 MB or 20 GB.")
         whole, _, rest = found[1].partition(".")
         power = _POWERS[(found[2] or "").lower()]
         if rest and power == 0:
-            raise FieldError(field, "There is nothing smaller than a byte.")
+            raise FieldError(field, "Enter a whole number of bytes.")
         return int(whole) * 10**power + (int(rest) * 10**power // 10 ** len(rest) if rest else 0)
     text = text.replace(",", "").replace(" ", "")
     if _COUNT.fullmatch(text) is None:
-        raise FieldError(field, "Write a whole number, as 1000.")
+        raise FieldError(field, "Enter a whole number such as 1000.")
     return int(text)
 
 
@@ -255,11 +251,11 @@ def check_most(limit: Limit, plan: PlanView, field: str = "amount") -> None:
     """What the service would refuse in its own units. Raises Refused."""
     most = MAX_RATE if limit.metric.kind == "rate" else MAX_AMOUNT
     if limit.amount > most:
-        raise FieldError(field, f"It can be at most {amount_words(limit.metric, most)}.")
+        raise FieldError(field, f"The maximum is {amount_words(limit.metric, most)}.")
     of_plan = {Metric.ADAPTERS.value: plan.max_adapters, **plan.limits}.get(limit.metric)
     if limit.scope == "tenant" and not limit.model and of_plan is not None and limit.amount > of_plan:
         words_of_plan = amount_words(limit.metric, of_plan)
-        raise FieldError(field, f"It can be at most {words_of_plan}, which is your plan's.")
+        raise FieldError(field, f"The maximum is {words_of_plan}, your plan's limit.")
 
 
 def _named(limit: Limit) -> tuple[str, ...]:
@@ -320,4 +316,4 @@ def _behind(limit: Limit) -> str | None:
 def _note(limit: Limit, held: int) -> str:
     if not held or limit.metric.kind == "held":
         return ""
-    return f"of it {amount_words(limit.metric, held)} held by open requests"
+    return f"including {amount_words(limit.metric, held)} reserved by requests in progress"

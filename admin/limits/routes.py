@@ -1,7 +1,4 @@
-"""Limits and spend alerts over HTTP.
-
-Owns the paths. Who may limit what, and by how much, is `tenants.quotas`' and `billing.spend`'s.
-"""
+"""Routes of usage limits: the page, and setting and removing a limit."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ class LimitRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return await self._form(request, principal, form, _of_scope(errors, status), status)
-        said = f"{page.title_of(limit.metric)}: at most {page.amount_words(limit.metric, limit.amount)} now."
+        said = f"{page.title_of(limit.metric)}: limit set to {page.amount_words(limit.metric, limit.amount)}."
         return await self._console.redirect_with_message(request, principal, _tab_path(limit.scope), said)
 
     async def set_spend(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
@@ -93,7 +90,7 @@ class LimitRoutes:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             told = next(iter(errors.values()))
             return await self._show(request, principal, form_errors.FormErrors(spend=told), written, status)
-        said = f"From now on {page.amount_words(metric, limit.amount)} can be spent in a month."
+        said = f"Monthly spend limit set to {page.amount_words(metric, limit.amount)}."
         return await self._console.redirect_with_message(request, principal, "/limits", said)
 
     async def remove(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
@@ -109,9 +106,8 @@ class LimitRoutes:
             limit.model,
             limit.metric,
         )
-        said = (
-            f"The limit is gone ({page.title_of(limit.metric).lower()}). Where your plan has one, that holds."
-        )
+        title = page.title_of(limit.metric).lower()
+        said = f"Limit removed ({title}). Your plan's limit applies, if there is one."
         return await self._console.redirect_with_message(request, principal, _tab_path(limit.scope), said)
 
     async def _show(
@@ -126,7 +122,7 @@ class LimitRoutes:
         written = request.query_params.get("page", "1")
         number = int(written) if written.isdecimal() and len(written) < 4 else 0
         if tab not in page.SCOPES or not 1 <= number <= _MAX_PAGES:
-            raise HTTPException(404, "There is no such page of the list.")
+            raise HTTPException(404, "This page of the list doesn't exist.")
         shown = await self._pages.gather(principal.tenant_id, principal.account.plan, tab, number)  # type: ignore[arg-type]
         if spend is None:
             spend = "" if shown.spend is None else shown.spend.written

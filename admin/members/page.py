@@ -1,8 +1,4 @@
-"""The page of members: who is in, as what, and who is invited.
-
-Owns how roles are put into words and what the form of an invitation offers. Refuses to know HTTP, and who may
-appoint whom: that is `tenants`'.
-"""
+"""Gathers the members page, and parses the form of an invitation."""
 
 from __future__ import annotations
 
@@ -27,11 +23,11 @@ FIELDS = ("email", "role", "projects")
 PROJECT_FIELD = "project:"
 """Before the project's id, in the name of its box."""
 ROLE_WORDS: Mapping[Role, str] = {
-    "owner": "everything, and alone appoints owners and changes how bills are paid",
-    "admin": "members, keys, projects, limits and adapters",
-    "developer": "adapters and the playground; sees keys, limits and members",
-    "billing": "bills and how they are paid; sees members and limits",
-    "viewer": "sees adapters, keys, limits and members, and changes nothing",
+    "owner": "full access, including owners and payment methods",
+    "admin": "manages members, keys, projects, limits and adapters",
+    "developer": "manages adapters and uses the playground; views keys, limits and members",
+    "billing": "manages billing and payments; views members and limits",
+    "viewer": "read-only access to adapters, keys, limits and members",
 }
 ROLE_CHOICES = [(role, f"{role.capitalize()}: {words}") for role, words in ROLE_WORDS.items()]
 
@@ -119,5 +115,5 @@ def read_places(form: Mapping[str, str]) -> dict[str, ProjectRole]:
 
 def _invite(invite: Invite, now: datetime) -> InviteRow:
     expired = invite.expires_at <= now
-    state = Badge("Expired", "off") if expired else Badge("Waiting", "good")
+    state = Badge("Expired", "off") if expired else Badge("Pending", "good")
     return InviteRow(invite.id, invite.email, invite.role, state, invite.expires_at)

@@ -1,7 +1,7 @@
-"""Members and invitations over HTTP.
+"""Routes of members and invitations: roles, suspension, removal, password and two-factor resets.
 
-Owns the paths, and how a link reaches whom it is for: by mail where mail is sent; else it is shown once, to
-whoever made it, to be passed on. Who may appoint and remove whom is `tenants`'.
+Invitation and reset links are sent by email. Where email is not configured, the admin who created the link
+is shown it once.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ class MemberRoutes:
                 projects=page.read_places(form),
             )
         except NameTaken:
-            errors = form_errors.FormErrors(email="Whoever has this address is a member already.")
+            errors = form_errors.FormErrors(email="A member with this email already exists.")
             return await self._form(request, principal, form, errors, 409)
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return await self._form(request, principal, form, errors, status)
         if await self._mailed(principal, made):
-            said = f"An invitation is on its way to {made.invite.email}."
+            said = f"Invitation sent to {made.invite.email}."
             return await self._console.redirect_with_message(request, principal, "/members", said)
         link = self._link(request, "/join", made.token)
         failed = self._mail is not None
@@ -155,7 +155,7 @@ class MemberRoutes:
         if self._mail is not None:
             try:
                 await self._mail.reset(made.email, made.token, until=formatting.moment(made.expires_at))
-                said = f"A link to choose another password is on its way to {made.email}."
+                said = f"Password reset link sent to {made.email}."
                 return await self._console.redirect_with_message(
                     request, principal, f"/members/{user_id}", said
                 )
@@ -170,54 +170,54 @@ class MemberRoutes:
     async def take_factor(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         user = await self._members.get(principal.tenant_id, request.path_params["user"])
         await self._factors.take_away(principal.tenant_id, user.id, principal.acting(request))
-        said = f"{user.email} signs in without a second factor now, until they set up another."
+        said = f"Two-factor authentication was reset for {user.email}."
         return await self._console.redirect_with_message(request, principal, f"/members/{user.id}", said)
 
     async def require(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         required = form.get("required") == "yes"
         await self._factors.require(principal.account, required, principal.acting(request))
-        said = "Every member is asked for a second factor now: who has none sets one up before anything else."
+        said = "Two-factor authentication is now required for all members."
         if not required:
-            said = "A second factor is everybody's own choice now."
+            said = "Two-factor authentication is now optional."
         return await self._console.redirect_with_message(request, principal, "/members", said)
 
     async def withdraw(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         invite = await self._invites.get(principal.tenant_id, request.path_params["invite"])
         await self._invites.delete(principal.tenant_id, invite.id, principal.acting(request))
-        said = f"The invitation of {invite.email} is withdrawn: its link is good for nothing any more."
+        said = f"The invitation for {invite.email} was revoked."
         return await self._console.redirect_with_message(request, principal, "/members", said)
 
     async def change_role(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         role = form.get("role", "")
         if role not in ROLES:
-            raise HTTPException(400, f"A role is one of {', '.join(ROLES)}.")
+            raise HTTPException(400, f"Choose one of these roles: {', '.join(ROLES)}.")
         chosen: Role = role  # type: ignore[assignment]
         user = await self._members.update(
             principal.tenant_id, request.path_params["user"], principal.acting(request), role=chosen
         )
         # Whoever has just made themselves less than an admin still sees the members, as every role does.
         return await self._console.redirect_with_message(
-            request, principal, "/members", f"{user.email} is {role} now."
+            request, principal, "/members", f"{user.email} is now {role}."
         )
 
     async def disable(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         user = await self._members.disable(
             principal.tenant_id, request.path_params["user"], principal.acting(request)
         )
-        said = f"{user.email} is shut out: signed out everywhere, and every key of theirs is refused."
+        said = f"{user.email} was suspended."
         return await self._console.redirect_with_message(request, principal, f"/members/{user.id}", said)
 
     async def enable(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         user = await self._members.enable(
             principal.tenant_id, request.path_params["user"], principal.acting(request)
         )
-        said = f"{user.email} can sign in again, and their keys work."
+        said = f"{user.email} was reinstated."
         return await self._console.redirect_with_message(request, principal, f"/members/{user.id}", said)
 
     async def remove(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         user = await self._members.get(principal.tenant_id, request.path_params["user"])
         await self._members.remove(principal.tenant_id, user.id, principal.acting(request))
-        said = f"{user.email} is removed, and with them every key that was theirs."
+        said = f"{user.email} was removed and their keys revoked."
         return await self._console.redirect_with_message(request, principal, "/members", said)
 
     async def _form(

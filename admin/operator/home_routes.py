@@ -1,4 +1,4 @@
-"""Where an operator begins. Owns the path."""
+"""Redirects an operator to their first section."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All routes of the operator's pages, as one list. Knows no page."""
+"""Lists all routes of the operator's sections."""
 
 from __future__ import annotations
 

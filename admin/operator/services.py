@@ -1,4 +1,4 @@
-"""What the operator's pages call, as one object. Owns the list and nothing else."""
+"""Lists the services that the operator's pages call."""
 
 from __future__ import annotations
 

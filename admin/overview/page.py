@@ -1,8 +1,4 @@
-"""The first page: what is spent and used, how it was served lately, the adapters at a glance, and for whoever
-begins what to do first.
-
-Owns what is gathered and how it is summed for display. Refuses to know HTTP and markup.
-"""
+"""Gathers the overview page: spend, usage, latency, adapters, and the first steps of a new tenant."""
 
 from __future__ import annotations
 
@@ -239,7 +235,7 @@ def _chart(by_day: dict[date, Used], days: Sequence[date], may: May) -> Chart:
         Series("Cached input", "cached", cached),
         Series("Output", "output", of("output_tokens")),
     ]
-    return layout.bars(f"Tokens by day, the last {DAYS} days", points, series, COUNT)
+    return layout.bars(f"Tokens by day, last {DAYS} days", points, series, COUNT)
 
 
 def _class_row(lately: Lately) -> ClassRow:
@@ -272,9 +268,9 @@ def _adapter_row(shown: Shown, used: Sequence[Used], today: date) -> AdapterRow:
 
 def _ago(day: date | None, today: date) -> str:
     if day is None:
-        return f"not in {DAYS} days"
+        return f"{DAYS}+ days ago"
     num_days = (today - day).days
-    return "today" if num_days <= 0 else "yesterday" if num_days == 1 else f"{num_days} days ago"
+    return "Today" if num_days <= 0 else "Yesterday" if num_days == 1 else f"{num_days} days ago"
 
 
 def _steps(may: May, has_adapter: bool, has_key: bool) -> list[Step]:
@@ -282,8 +278,8 @@ def _steps(may: May, has_adapter: bool, has_key: bool) -> list[Step]:
     if may("adapters.write"):
         steps.append(
             Step(
-                "Bring an adapter",
-                "Upload the two files of a LoRA adapter: inspected, packed, measured, it serves.",
+                "Upload an adapter",
+                "Upload the two files of a LoRA adapter. Inspection and calibration are automatic.",
                 "/adapters/new",
                 has_adapter,
             )
@@ -291,8 +287,8 @@ def _steps(may: May, has_adapter: bool, has_key: bool) -> list[Step]:
     if may("keys.write"):
         steps.append(
             Step(
-                "Make an API key",
-                "It lets a program in. The stock OpenAI client takes it, and nothing else has to change.",
+                "Create an API key",
+                "Use it with any OpenAI client: only the base URL and the key change.",
                 "/keys/new",
                 has_key,
             )
@@ -300,8 +296,8 @@ def _steps(may: May, has_adapter: bool, has_key: bool) -> list[Step]:
     if may("adapters.write"):
         steps.append(
             Step(
-                "Ask it something",
-                "In the playground, beside the base alone; the code for it is there to copy.",
+                "Send your first request",
+                "Try your adapter in the playground and copy the code.",
                 "/playground",
                 False,
             )

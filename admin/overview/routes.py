@@ -1,4 +1,4 @@
-"""The first page over HTTP. Changes nothing."""
+"""Route of the overview page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The playground: which models there are to talk to, and which is meant. Refuses to know HTTP and engines."""
+"""Gathers the playground page: the models to choose from, and their prices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Stage:
     @property
     def choices(self) -> list[tuple[str, str]]:
         """(name, what a list shows)."""
-        return [(name, f"{name} (the base)" if name == self.base else name) for name in self.models]
+        return [(name, f"{name} (base model)" if name == self.base else name) for name in self.models]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
-"""The playground over HTTP: its page, and the answers that its script streams through the visitor's session.
+"""Routes of the playground: its page, and chat responses streamed through the user's session.
 
-No key is in the browser: whoever is signed in asks, within their organisation's limits and on its bill. What
-an answer is, and what refuses it, is the API's.
+The browser holds no API key: the user's own limits and rights apply.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The pages of projects: the list, and one with its members, keys and limits.
-
-Owns how they are put into words. Refuses to know HTTP.
-"""
+"""Gathers the project pages: the list, and one project with its members, keys and limits."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ MAX_MEMBERS = 100
 MAX_KEYS = 50
 MAX_ACCOUNTS = 10
 FIELDS = ("name", "user", "role")
-ROLES = [("member", "Member: works in it"), ("owner", "Owner: runs it")]
+ROLES = [("member", "Member"), ("owner", "Owner")]
 
 
 @dataclass(frozen=True)

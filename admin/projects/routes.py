@@ -1,7 +1,4 @@
-"""Projects over HTTP: made, renamed, archived, and who is in them.
-
-Owns the paths. What a project is, and what ends with it, is `tenants`'.
-"""
+"""Routes of projects: creating, renaming and archiving them, and managing their members."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from tenants.errors import NameTaken
 from tenants.roles import ProjectRole, checked_project_role
 
 _PROJECT_ID = re.compile(r"proj_[0-9a-zA-Z]{1,40}")
-_TAKEN = "A project that is not archived has this name already."
+_TAKEN = "An active project with this name already exists."
 
 
 class ProjectRoutes:
@@ -81,7 +78,7 @@ class ProjectRoutes:
             status, errors = self._explained(error)
             return self._page(request, "project_new.html", principal, status, fields=form, errors=errors)
         return await self._console.redirect_with_message(
-            request, principal, f"/projects/{made.id}", f"{made.name} is made."
+            request, principal, f"/projects/{made.id}", f"{made.name} was created."
         )
 
     async def show(self, request: Request, principal: TenantUser) -> Response:
@@ -96,13 +93,13 @@ class ProjectRoutes:
         except self._expected_errors as error:
             status, errors = self._explained(error)
             return await self._one(request, principal, form, errors, status)
-        said = f"The project is called {made.name} now."
+        said = f"Project renamed to {made.name}."
         return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
 
     async def archive(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         project_id = request.path_params["project"]
         done = await self._projects.archive(principal.tenant_id, project_id, principal.acting(request))
-        said = f"{done.name} is archived, and its keys are revoked."
+        said = f"{done.name} was archived and its keys revoked."
         return await self._console.redirect_with_message(request, principal, "/projects", said)
 
     async def add_member(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
@@ -111,7 +108,7 @@ class ProjectRoutes:
         _, user = await self._members.add_to_project(
             principal.tenant_id, project_id, form.get("user", ""), role, principal.acting(request)
         )
-        said = f"{user.email} is in it now."
+        said = f"{user.email} was added to the project."
         return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
 
     async def change_role(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
@@ -120,7 +117,7 @@ class ProjectRoutes:
         _, user = await self._members.update_in_project(
             principal.tenant_id, project_id, user_id, role, principal.acting(request)
         )
-        said = f"{user.email} is its {role} now."
+        said = f"{user.email} is now a project {role}."
         return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
 
     async def remove(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
@@ -129,7 +126,7 @@ class ProjectRoutes:
         await self._members.remove_from_project(
             principal.tenant_id, project_id, user_id, principal.acting(request)
         )
-        said = f"{user.email} is out of it, and their keys of it are revoked."
+        said = f"{user.email} was removed from the project and their keys for it revoked."
         return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
 
     def _explained(self, error: Exception) -> tuple[int, form_errors.FormErrors]:
@@ -170,4 +167,4 @@ def checked_role(form: Mapping[str, str]) -> ProjectRole:
     try:
         return checked_project_role(form.get("role", ""))
     except ValueError:
-        raise HTTPException(400, "Somebody is a member or an owner of a project.") from None
+        raise HTTPException(400, "Choose member or owner.") from None

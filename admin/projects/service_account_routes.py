@@ -1,7 +1,6 @@
-"""Service accounts over HTTP: programs that work in a project, made with a key, listed and deleted.
+"""Routes of service accounts: creating, renaming and deleting them, and creating their keys.
 
-Owns the paths, and that the text of a key of theirs is shown once, on the answer to the form that made it.
-What ends with an account is `tenants`'.
+A key's plaintext is shown once, in answer to the form that created it.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ class ServiceAccountRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return await self._one(request, principal, form, errors, status)
-        said = f"The service account is called {account.name} now."
+        said = f"Service account renamed to {account.name}."
         return await self._console.redirect_with_message(request, principal, self._path(account), said)
 
     async def add_key(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
@@ -113,7 +112,7 @@ class ServiceAccountRoutes:
         project_id, account_id = self._named(request)
         account = await self._accounts.get(principal.tenant_id, project_id, account_id)
         await self._accounts.delete(principal.tenant_id, project_id, account_id, principal.acting(request))
-        said = f"{account.name} is deleted, and every key of it refused."
+        said = f"{account.name} was deleted and its keys revoked."
         return await self._console.redirect_with_message(request, principal, f"/projects/{project_id}", said)
 
     async def _made(

@@ -1,7 +1,4 @@
-"""The pages of service accounts: those of a project, and one with its keys.
-
-Owns how they are put into words. Refuses to know HTTP, and what a key's text is.
-"""
+"""Gathers the service account pages: those of a project, and one with its keys."""
 
 from __future__ import annotations
 

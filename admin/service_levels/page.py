@@ -1,7 +1,4 @@
-"""The page of service levels: what was promised of a month, what was kept, in words and figures to compare.
-
-Owns how the report is shown. What counts, and what it comes to, is `sla`'s.
-"""
+"""Gathers the service levels page: targets, delivered values and error budgets of a month."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from sla.service import SlaReports
 
 MONTHS = 12
 _CLASSES = {"priority": "Priority", "default": "Default", "flex": "Flex"}
-_ALERTS = {"page": Badge("Budget burns fast", "bad"), "ticket": Badge("Budget burns", "warn")}
+_ALERTS = {"page": Badge("Burning fast", "bad"), "ticket": Badge("Burning", "warn")}
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class SlaPage:
 def _class(one: Mapping[str, Any]) -> ClassReport:
     availability, rate, first = one["availability"], one["output_rate"], one["time_to_first_token"]
     quiet = not one["requests"]
-    state = Badge("Nothing asked", "off") if quiet else _kept(one["kept"])
+    state = Badge("No requests", "off") if quiet else _kept(one["kept"])
     tier = one["service_tier"]
     return ClassReport(
         id=tier,
@@ -94,13 +91,13 @@ def _class(one: Mapping[str, Any]) -> ClassReport:
         requests=f"{one['requests']:,}",
         failed=f"{one['failed']:,}",
         promises=[
-            _promise("Availability", availability, "of requests answered"),
-            _promise("Output rate", rate, _pace(rate["tokens_per_second"])),
+            _promise("Availability", availability, "of requests succeeded"),
+            _promise("Output speed", rate, _pace(rate["tokens_per_second"])),
             Promise(
-                "First token in time",
-                "no promise",
+                "Time to first token",
+                "No target",
                 _share(first["in_time"]),
-                Badge("Aim", "off"),
+                Badge("No target", "off"),
                 f"within {first['target_ms']:,} ms",
             ),
         ],
@@ -116,18 +113,18 @@ def _class(one: Mapping[str, Any]) -> ClassReport:
 def _promise(title: str, found: Mapping[str, Any], note: str) -> Promise:
     promised, delivered = found["promised"], found["delivered"]
     if promised is None:
-        return Promise(title, "no promise", _share(delivered), Badge("Aim", "off"), note)
+        return Promise(title, "No target", _share(delivered), Badge("No target", "off"), note)
     if delivered is None:
-        return Promise(title, _share(promised), formatting.NOTHING, Badge("Nothing asked", "off"), note)
+        return Promise(title, _share(promised), formatting.NOTHING, Badge("No requests", "off"), note)
     return Promise(title, _share(promised), _share(delivered), _kept(delivered >= promised), note)
 
 
 def _pace(least: float) -> str:
-    return f"of answers at {least:g} tokens/s or more" if least else "no least rate is set"
+    return f"of responses at {least:g} tokens/s or more" if least else "no minimum speed set"
 
 
 def _kept(kept: bool) -> Badge:
-    return Badge("Kept", "good") if kept else Badge("Missed", "bad")
+    return Badge("Met", "good") if kept else Badge("Missed", "bad")
 
 
 def _budget(found: Mapping[str, Any] | None) -> Budget | None:

@@ -35,7 +35,7 @@ class ServiceLevelRoutes:
         try:
             shown = await self._sla.gather(principal.tenant_id, month)
         except InvalidMonth as error:
-            raise HTTPException(404, f"There is no report of this month: {error}.") from None
+            raise HTTPException(404, f"There's no report for this month: {error}.") from None
         return self._console.render(request, "sla.html", principal=principal, section=SLA.id, page=shown)
 
     async def download(self, request: Request, principal: TenantUser) -> Response:
@@ -43,7 +43,7 @@ class ServiceLevelRoutes:
         try:
             report = await self._sla.report(principal.tenant_id, request.query_params.get("month") or None)
         except InvalidMonth as error:
-            raise HTTPException(404, f"There is no report of this month: {error}.") from None
+            raise HTTPException(404, f"There's no report for this month: {error}.") from None
         disposition = f'attachment; filename="service-levels-{report["month"]}.json"'
         headers = {"content-disposition": disposition}
         return Response(msgspec.json.encode(report), media_type="application/json", headers=headers)

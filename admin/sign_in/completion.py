@@ -1,7 +1,6 @@
-"""From somebody who has proved who they are to a session of theirs, whatever they proved it by.
+"""Completes a sign-in: opens a session, or asks for the second factor first.
 
-Owns that whoever has a second factor is asked for it, that a sign-in goes on record, and that no sign-in goes
-on with the id that the browser had before. Refuses to know passwords and providers.
+Every way to sign in ends here. The session that the browser came with ends, and the sign-in is recorded.
 """
 
 from __future__ import annotations

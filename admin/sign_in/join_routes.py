@@ -1,7 +1,7 @@
-"""How an invited person becomes a user: a page that takes the invitation's code and a password of their own.
+"""Routes on which an invited person creates their account.
 
-The code comes behind the hash of the link they were given, which the page's script puts into the form;
-without scripts they paste it. Refuses to know what an invitation is good for.
+The invitation's token comes behind the # of its link. The page's script puts it into the form; without
+scripts it is pasted.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ from tenants.errors import InviteInvalid
 from tenants.passwords import MIN_PASSWORD_LEN
 
 _FIELDS = ("token", "name", "password")
-_INVALID = (
-    "This invitation is not valid, or not any more: it was used, withdrawn, or is too old. Ask whoever "
-    "invited you for another one."
-)
+_INVALID = "This invitation is invalid or has expired. Ask an admin of the organization for a new one."
 
 
 class JoinRoutes:
@@ -62,7 +59,7 @@ class JoinRoutes:
             )
         try:
             if form.get("password") != form.get("again"):
-                raise form_errors.FieldError("password", "The two passwords are not the same.")
+                raise form_errors.FieldError("password", "The passwords don't match.")
             account = await self._invites.accept(
                 form.get("token", "").strip().rpartition("#")[2],  # the link itself will do
                 form.get("password", ""),
@@ -75,7 +72,7 @@ class JoinRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, _FIELDS, self._error_mapping)
             return await self._form(request, opened, form, errors, status)
-        said = f"Welcome to {account.tenant_name}. You are its {account.role}."
+        said = f"Welcome to {account.tenant_name}. Your role is {account.role}."
         return await self._completion.open_session(
             request, opened, account, "invitation", began_at, message=said
         )

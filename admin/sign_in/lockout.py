@@ -1,7 +1,6 @@
-"""Slows password guessing: after a few failures an account and an address have to wait.
+"""Limits password guessing: after a few failures an account and an IP address have to wait.
 
-Owns: the failure counters in Redis. Refuses to know: passwords, and whether an account exists (unknown ones
-are counted alike, so that the lock tells nothing).
+Counters lie in Redis. Unknown accounts are counted like known ones, so that a lock reveals nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A forgotten password over HTTP: asking for a mail, and choosing another by what the mail has.
+"""Routes of a forgotten password: requesting a reset link by email, and choosing a new password with it.
 
-Owns the paths, and that nobody is told, in words or in time, which addresses have an account. Where no mail
-can be sent, an admin of the organisation passes a link on (`member_routes`).
+Neither wording nor timing of the answer reveals which emails have an account. Where email is not configured,
+an admin shares a link (`admin.members.routes`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tenants.passwords import MIN_PASSWORD_LEN
 
 log = structlog.get_logger(__name__)
 _FIELDS = ("token", "password")
-_INVALID = "This link is not valid, or not any more: it was used, or is too old. Ask for another one."
+_INVALID = "This link is invalid or has expired. Request a new one."
 
 
 class RecoveryRoutes:
@@ -65,7 +65,10 @@ class RecoveryRoutes:
         if opened is None:
             return await self._page(request, submission.opened, "forgot.html", 403, problem=EXPIRED, asked="")
         if self._mail is None:
-            raise HTTPException(404, "No mail is sent here. Ask an admin of your organisation for a link.")
+            raise HTTPException(
+                404,
+                "Email isn't configured on this service. Ask an admin of your organization for a reset link.",
+            )
         email = form.get("email", "").strip()[:254]
         wait_s = await self._lockout.attempt(f"reset:{email}", address_of(request))
         if wait_s:
@@ -92,7 +95,7 @@ class RecoveryRoutes:
             )
         try:
             if form.get("password") != form.get("again"):
-                raise form_errors.FieldError("password", "The two passwords are not the same.")
+                raise form_errors.FieldError("password", "The passwords don't match.")
             await self._credentials.reset(
                 token,
                 form.get("password", ""),
@@ -107,7 +110,7 @@ class RecoveryRoutes:
         if opened.session.user_id is not None:  # of whoever was signed in here
             await self._sessions.end(opened.id)
             opened = await self._sessions.begin()
-        await self._sessions.set_flash(opened, "Your password is changed. Sign in with it.")
+        await self._sessions.set_flash(opened, "Password changed. Sign in with your new password.")
         response = self._console.redirect(request, "/sign-in")
         security.set_session(request, response, opened.id)
         return response

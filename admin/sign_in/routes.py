@@ -1,8 +1,4 @@
-"""Signing in by a password, and by a second factor where there is one; and signing out.
-
-Owns the paths, and how wrong passwords and codes are counted and told. Refuses to know how either is
-verified.
-"""
+"""Routes of signing in with a password and a second factor, and of signing out."""
 
 from __future__ import annotations
 
@@ -26,11 +22,8 @@ from admin.web.sessions import OpenSession, PendingSignIn
 from tenants.accounts import Account
 from tenants.errors import NoSecondFactor, WrongCode
 
-_WRONG = "That email and password do not match an account."
-_WRONG_CODE = (
-    "This code is not right, or not any more. Each is good for half a minute and for one sign-in: wait for "
-    "the next one."
-)
+_WRONG = "Incorrect email or password."
+_WRONG_CODE = "Incorrect or expired code. Each code works once and for 30 seconds. Wait for the next one."
 
 
 class SignInRoutes:
@@ -139,8 +132,8 @@ class SignInRoutes:
         view = await self._factors.find(account)
         left = 0 if view is None else view.num_recovery
         return (
-            f"You signed in with a recovery code, which is used up now: {left} are left. Under your account "
-            "you can make others, or set up another device."
+            f"You signed in with a recovery code, which can't be used again. {left} left. In your account "
+            "settings you can generate new codes or set up another device."
         )
 
     async def _form(

@@ -1,8 +1,4 @@
-"""What signing in needs beside accounts: whoever else vouches for people, mail, what is asked of operators.
-
-Owns the list and nothing else. Without any of it people sign in with passwords, and links are passed on by
-hand.
-"""
+"""Lists what signing in uses besides accounts: identity providers, email, and the policy for operators."""
 
 from __future__ import annotations
 

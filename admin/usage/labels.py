@@ -1,8 +1,4 @@
-"""What ids in the ledger are called on a page, and where that leads: keys, people, projects and adapters by
-their names, what is gone by what it was.
-
-Refuses to know what is counted.
-"""
+"""Resolves ids in usage records to names and links: keys, members, projects and adapters."""
 
 from __future__ import annotations
 
@@ -16,15 +12,15 @@ from tenants.roles import Right
 TIERS = {"priority": "Priority", "default": "Default", "flex": "Flex"}
 _NOTHING = {
     "project": "No project",
-    "user": "Nobody in person",
+    "user": "–",
     "key": "No key",
     "model": "Unknown model",
-    "adapter": "The base alone",
-    "tier": "No class",
+    "adapter": "Base model",
+    "tier": "No service tier",
 }
 _GONE = {
     "project": "Deleted project",
-    "user": "Deleted person",
+    "user": "Deleted member",
     "key": "Deleted key",
     "adapter": "Deleted adapter",
 }
@@ -79,7 +75,7 @@ class Labels:
             return Label(named.name, "revoked" if named.is_gone else "", path)
         if named.kind == "user":
             # Who signed in and asks in the playground has no key: their id stands in its place.
-            detail = "removed" if named.is_gone else "in the playground" if dimension == "key" else ""
+            detail = "removed" if named.is_gone else "playground" if dimension == "key" else ""
             path = f"/members/{id}" if self._may("members.write") and not named.is_gone else ""
             return Label(named.name, detail, path)
         if named.kind == "service_account":

@@ -1,7 +1,6 @@
-"""The page of usage: figures, a chart over time and a table, by whatever they are grouped and filtered.
+"""Gathers the usage page: figures, a chart and a table, by any grouping and filter.
 
-Owns how slices of the ledger's sums are shown. The figures are those that the API reports, to the last digit.
-Refuses to know HTTP and markup.
+The figures equal those that the API reports.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ class UsagePage:
             asked=asked,
             ranges=[(title, asked.over(id).query, asked.over(id) == asked) for id, title in RANGES.items()],
             months=_months(asked),
-            groups=[("", "Time alone"), *((one.id, one.title) for one in DIMENSIONS)],
+            groups=[("", "None"), *((one.id, one.title) for one in DIMENSIONS)],
             tiles=[_tile(measure, sums.whole, asked) for measure in MEASURES],
             chart=chart_of(sums, buckets, asked, labels),
             head=BY_ID[asked.group].title if asked.group else asked.step.capitalize(),
@@ -165,10 +164,10 @@ def _tile(measure: str, whole: Sums, asked: UsageQuery) -> Tile:
     if measure == "cost":
         figure, exact, hint = formatting.usd_roughly(value), formatting.usd(value), ""
         if whole.tokens > 0:
-            hint = f"{formatting.usd_roughly(value * 1_000_000 / whole.tokens)} a million tokens"
+            hint = f"{formatting.usd_roughly(value * 1_000_000 / whole.tokens)} per 1M tokens"
     else:
         figure, exact = formatting.compact(value), formatting.count(value)
-        per_day = f"{formatting.compact(value / asked.num_days)} a day"
+        per_day = f"{formatting.compact(value / asked.num_days)} per day"
         hint = per_day if asked.num_days > 1 else ""
         if measure == "tokens" and whole.input > 0:
             hint = f"{whole.cached / whole.input:.0%} of input from cache"

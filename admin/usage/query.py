@@ -1,8 +1,4 @@
-"""What is asked of usage: days, buckets, a group, a measure and filters; read from an address and written
-into one, so that every view is a link.
-
-Owns the address. Refuses to know sums and labels.
-"""
+"""Parses a view of usage from a URL and writes it into one: dates, grouping, metric and filters."""
 
 from __future__ import annotations
 
@@ -36,11 +32,11 @@ class Dimension:
 
 DIMENSIONS = (
     Dimension("project", "Project", "project", "project_id", "project_ids"),
-    Dimension("user", "Person", "person", "user_id", "user_ids"),
+    Dimension("user", "Member", "member", "user_id", "user_ids"),
     Dimension("key", "API key", "API key", "api_key_id", "key_ids"),
     Dimension("model", "Model", "model", "model", "models"),
     Dimension("adapter", "Adapter", "adapter", "adapter_id", "adapter_ids"),
-    Dimension("tier", "Class", "class", "service_tier", "service_tiers"),
+    Dimension("tier", "Service tier", "service tier", "service_tier", "service_tiers"),
 )
 BY_ID = {one.id: one for one in DIMENSIONS}
 NONE = "none"
@@ -196,17 +192,15 @@ def read(params: Params, today: date) -> UsageQuery:
     elif range in RANGES:
         asked = UsageQuery(today, range, *_span_of(range, today))
     else:
-        raise FieldError(
-            "range", f"There is no such stretch of time. Choose one of {', '.join(RANGES.values())}."
-        )
+        raise FieldError("range", f"Unknown date range. Choose one of {', '.join(RANGES.values())}.")
     group, show = params.get("group", ""), params.get("show", "") or MEASURES[0]
     if group and group not in BY_ID:
-        raise FieldError("group", "Usage cannot be grouped by this.")
+        raise FieldError("group", "Usage can't be grouped by this.")
     if show not in MEASURES:
-        raise FieldError("show", "There is no such chart.")
+        raise FieldError("show", "Unknown metric.")
     hour = params.get("hour", "")
     if hour and not (hour.isdecimal() and int(hour) < 24 and asked.first == asked.last):
-        raise FieldError("hour", "This is no hour of one day.")
+        raise FieldError("hour", "Choose an hour of a single day.")
     chosen = {id: _values(id, params.getlist(id)) for id in BY_ID}
     return replace(
         asked,
@@ -246,9 +240,9 @@ def _days(first: str, last: str, today: date) -> tuple[date, date]:
     begins = _day("from", first or last)
     ends = _day("to", last) if last else min(today, _LAST) if begins <= today else begins
     if ends < begins:
-        raise FieldError("to", "The last day is before the first one.")
+        raise FieldError("to", "The end date is before the start date.")
     if (ends - begins).days >= MAX_DAYS:
-        raise FieldError("to", f"At most {MAX_DAYS} days are shown at once. Choose a shorter time.")
+        raise FieldError("to", f"Choose at most {MAX_DAYS} days.")
     return begins, ends
 
 
@@ -256,9 +250,9 @@ def _day(name: str, written: str) -> date:
     try:
         day = date.fromisoformat(written)
     except ValueError:
-        raise FieldError(name, "Write the day as 2026-01-31.") from None
+        raise FieldError(name, "Enter a date such as 2026-01-31.") from None
     if not _FIRST <= day <= _LAST:
-        raise FieldError(name, "There is no usage on this day.")
+        raise FieldError(name, "There's no usage on this date.")
     return day
 
 
@@ -266,16 +260,16 @@ def _month(written: str) -> date:
     try:
         month = datetime.strptime(written, "%Y-%m").date()
     except ValueError:
-        raise FieldError("month", "Write the month as 2026-01.") from None
+        raise FieldError("month", "Enter a month such as 2026-01.") from None
     if not _FIRST <= month <= _LAST:
-        raise FieldError("month", "There is no usage in this month.")
+        raise FieldError("month", "There's no usage in this month.")
     return month
 
 
 def _values(id: str, written: Sequence[str]) -> tuple[str, ...]:
     values = tuple(dict.fromkeys(value for value in written if value))
     if len(values) > MAX_VALUES:
-        raise FieldError(id, f"At most {MAX_VALUES} can be chosen at once.")
+        raise FieldError(id, f"Choose at most {MAX_VALUES} values.")
     if any("\x00" in value or len(value) > _MAX_VALUE_LEN for value in values):
-        raise FieldError(id, "This cannot be the name of anything.")
+        raise FieldError(id, "Invalid value.")
     return tuple("" if value == NONE else value for value in values)

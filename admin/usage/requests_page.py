@@ -1,7 +1,4 @@
-"""The pages of requests: those of a slice of usage, newest first, and the receipt of one.
-
-Owns how a request is put into words. A receipt says what the API's does. Refuses to know HTTP and markup.
-"""
+"""Gathers the list of requests, and the receipt of one request."""
 
 from __future__ import annotations
 
@@ -25,10 +22,10 @@ PAGE = 50
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _PLACE = re.compile(r"(\d{1,16})~([\x21-\x7e]{1,200})")
 _ENDS = {
-    "stop": "by itself",
-    "length": "at its longest",
-    "abort": "broken off",
-    "error": "failed",
+    "stop": "Finished",
+    "length": "Hit max_tokens",
+    "abort": "Cancelled",
+    "error": "Failed",
 }
 _KINDS = (("input", "Input"), ("cached_input", "Cached input"), ("output", "Output"))
 
@@ -155,7 +152,7 @@ class RequestsPage:
 def _row(row: UsageRecord, labels: Labels, is_reversed: bool) -> RequestRow:
     state = None
     if is_reversed:
-        state = Badge("Taken back", "warn")
+        state = Badge("Reversed", "warn")
     elif row.finish_reason is None:
         state = Badge("Running", "busy")
     elif row.finish_reason not in ("stop", "length"):
@@ -176,7 +173,7 @@ def _row(row: UsageRecord, labels: Labels, is_reversed: bool) -> RequestRow:
 
 
 def _state_word(reason: str) -> str:
-    return {"abort": "Broken off", "error": "Failed"}.get(reason, reason.capitalize())
+    return {"abort": "Cancelled", "error": "Failed"}.get(reason, reason.capitalize())
 
 
 def _receipt(found: Mapping[str, Any], labels: Mapping[str, Label]) -> Receipt:
@@ -215,9 +212,7 @@ def _receipt(found: Mapping[str, Any], labels: Mapping[str, Label]) -> Receipt:
 def _whole_state(found: Mapping[str, Any], reversals: Sequence[TakenBack]) -> Badge:
     if reversals:
         return (
-            Badge("Taken back", "warn")
-            if not found["billed_micro_usd"]
-            else Badge("Partly taken back", "warn")
+            Badge("Reversed", "warn") if not found["billed_micro_usd"] else Badge("Partly reversed", "warn")
         )
     if found["status"] != "completed":
         return Badge("Running", "busy")
@@ -233,19 +228,19 @@ def _facts(found: Mapping[str, Any], labels: Mapping[str, Label]) -> list[Fact]:
         version = f"version {found['adapter']['version']}"
         adapter = Label(adapter.text, ", ".join(filter(None, (version, adapter.detail))), adapter.path)
     reason = found["finish_reason"]
-    ended = "not yet" if reason is None else ", ".join(_ENDS.get(one, one) for one in reason.split(","))
+    ended = "In progress" if reason is None else ", ".join(_ENDS.get(one, one) for one in reason.split(","))
     facts = [
         Fact("Model", Label(found["model"] or "unknown")),
         Fact("Adapter", adapter),
-        Fact("Key", labels["key"]),
+        Fact("API key", labels["key"]),
         Fact("Project", labels["project"]),
-        Fact("Person", labels["user"]),
+        Fact("Member", labels["user"]),
         Fact("Endpoint", Label(found["endpoint"] or formatting.NOTHING)),
-        Fact("Answers", Label(formatting.count(found["num_choices"]))),
-        Fact("Ended", Label(ended)),
+        Fact("Choices", Label(formatting.count(found["num_choices"]))),
+        Fact("Finish reason", Label(ended)),
     ]
     if found["preemptions"]:
-        facts.append(Fact("Made way for others", Label(f"{found['preemptions']} times")))
+        facts.append(Fact("Preemptions", Label(f"{found['preemptions']}")))
     return facts
 
 
@@ -254,7 +249,7 @@ def _legs(timings: Mapping[str, float | None]) -> list[Leg]:
     queued, first, total = (timings[f"{name}_seconds"] for name in ("queue", "first_token", "total"))
     if queued is None or first is None or total is None or not 0 <= queued <= first <= total or not total:
         return []
-    ends = ((queued, "Waited", "rest"), (first, "Read the prompt", "input"), (total, "Wrote", "output"))
+    ends = ((queued, "Queued", "rest"), (first, "Prefill", "input"), (total, "Decode", "output"))
     legs, begins = [], 0.0
     for ends_at, title, tone in ends:
         width = 100 * (ends_at - begins) / total
@@ -283,7 +278,7 @@ def _place(written: str) -> Place | None:
         return None
     found = _PLACE.fullmatch(written)
     if found is None:
-        raise FieldError("after", "This page of the list is not there. Begin with the newest.")
+        raise FieldError("after", "This page of the list doesn't exist. Start with the newest requests.")
     return Place(_EPOCH + timedelta(microseconds=int(found[1])), found[2])
 
 

@@ -1,7 +1,4 @@
-"""Usage over HTTP: its page, the requests behind it, their receipts, and all of it as files. Changes nothing.
-
-Owns the paths. What was used is `billing`'s.
-"""
+"""Routes of usage: the page, requests, receipts and exports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Sums of usage as the page needs them: of everything, by bucket, by group and by both; and their chart.
-
-Owns what a bucket is called and what is told apart. Refuses to know rows and where they come from.
-"""
+"""Adds up usage by bucket and by group, and builds the chart of it."""
 
 from __future__ import annotations
 
@@ -149,7 +146,7 @@ def _narrowed(at: datetime, asked: UsageQuery) -> UsageQuery:
 
 def group_label(group: Group, asked: UsageQuery, labels: Labels) -> Label:
     kind, value = group
-    return labels.of(asked.group, value) if kind == REQUEST else Label(CHARGES[kind], "not of a request")
+    return labels.of(asked.group, value) if kind == REQUEST else Label(CHARGES[kind], "Not request-based")
 
 
 def tones(ranked: Sequence[Group]) -> dict[Group, str]:

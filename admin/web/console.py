@@ -1,4 +1,5 @@
-"""Builds the endpoints of every section: each one authenticates, authorizes, calls its handler, and maps errors.
+"""Builds the endpoints of every section: each one authenticates, authorizes, calls its handler, and maps
+errors.
 
 Checks run in this order: private connection, session, account, role, and for a change same origin and CSRF
 token. `view` and `action` are for a tenant's users, `operator_view` and `operator_action` for operators.

@@ -1,7 +1,7 @@
-"""What is wrong with a form, beside the field that it is about.
+"""Collects validation errors of a form by field.
 
-Services refuse a value with a ValueError that begins with the field's name, or with an error of the table
-that the API has; either becomes words here. Refuses to know fields and pages.
+Services raise a ValueError that begins with the field's name, or an error that the API's error mapping
+knows; both become a message beside the field.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Forms that anybody may send, signed in or not, as they arrive.
+"""Reads forms that need no signed-in user, with the session they came with.
 
-Owns that a form which is refused leaves the session it came with as it was: neither ended nor given another
-id, whoever sent the form. Refuses to know what the forms are for.
+A rejected form leaves the session unchanged: it neither ends nor rotates.
 """
 
 from __future__ import annotations

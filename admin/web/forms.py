@@ -1,6 +1,4 @@
-"""Reading what is posted: a form, small, URL-encoded, nothing else; or a body of a bounded size. Refuses to
-know what either means.
-"""
+"""Reads request bodies of bounded size: URL-encoded forms, and raw bodies."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ async def read_form(request: Request, max_fields: int = MAX_FIELDS) -> dict[str,
             )
         )
     except ValueError:
-        raise HTTPException(400, "This form could not be read.") from None
+        raise HTTPException(400, "This form couldn't be read.") from None
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -39,5 +37,5 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     async for piece in request.stream():
         body += piece
         if len(body) > max_bytes:
-            raise HTTPException(413, "This is too large.")
+            raise HTTPException(413, "The form is too large.")
     return bytes(body)

@@ -1,7 +1,4 @@
-"""Who is looking: a tenant's user, an operator in a user's place, or an operator as such.
-
-Owns what each of them may do and how the audit log names them. Refuses to know how they signed in.
-"""
+"""Represents the signed-in user of a request: a tenant's user, an operator acting for one, or an operator."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ class Operator(_SignedIn):
     """A signed-in operator, whose pages are those of the service."""
 
     overdue: None = None
-    """The service owes itself nothing."""
+    """Operator console owes itself nothing."""
 
     @property
     def may_change(self) -> bool:
@@ -49,11 +46,11 @@ class Operator(_SignedIn):
 
     @property
     def place(self) -> str:
-        return "The service"
+        return "Operator console"
 
     @property
     def role(self) -> str:
-        return "operator" if self.may_change else "operator, looks on"
+        return "operator" if self.may_change else "read-only operator"
 
     def acting(self, request: Request) -> Actor:
         """For the audit log."""

@@ -1,7 +1,4 @@
-"""What a request says besides its forms: where it is from, which it is, and from where a list goes on.
-
-Refuses to know who asks.
-"""
+"""Extracts facts of a request: client address, request id, origin and pagination cursor."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ def after_of(request: Request, pattern: re.Pattern[str]) -> str | None:
     """The last entry of the page before; None: the list begins. 404 where its id is not like `pattern`."""
     after = request.query_params.get("after")
     if after is not None and pattern.fullmatch(after) is None:
-        raise HTTPException(404, "There is no such page of the list.")
+        raise HTTPException(404, "This page of the list doesn't exist.")
     return after
 
 

@@ -1,7 +1,6 @@
-"""What every console response carries, and which connections may hold a session cookie.
+"""Sets security headers and session cookies, and checks connections and origins.
 
-Owns: response headers, cookie attributes, the rule "HTTPS or loopback", the same-origin check of forms.
-Refuses to know: sessions and users.
+Session cookies are sent over HTTPS, or over plain HTTP on this machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Console sessions: kept in Redis under the hash of a random id, so that reading Redis signs nobody in.
-
-Owns: the life of a session (anonymous, half way in, signed in, rotated, ended), its CSRF token, and which a
-user has. Refuses to know: cookies, passwords and who a user is beyond two ids.
-"""
+"""Stores console sessions in Redis under the hash of a random id, so that reading Redis signs no one in."""
 
 from __future__ import annotations
 

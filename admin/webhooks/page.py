@@ -1,7 +1,4 @@
-"""The pages of webhooks: the endpoints, and one with what was delivered to it.
-
-Owns how deliveries are put into words. Refuses to know HTTP, and secrets: only whoever made one is shown it.
-"""
+"""Gathers the webhook pages: endpoints, and the deliveries of one."""
 
 from __future__ import annotations
 
@@ -13,7 +10,19 @@ import msgspec
 
 from admin.badge import Badge
 from billing.notifications import signing
-from billing.notifications.events import EVENTS, payload
+from billing.notifications.events import (
+    ACCOUNT_GRACE,
+    ACCOUNT_RESTORED,
+    ACCOUNT_SUSPENDED,
+    ADAPTER_READY,
+    ENDPOINT_DISABLED,
+    EVENTS,
+    INVOICE_FINALIZED,
+    PAYMENT_FAILED,
+    PAYMENT_SUCCEEDED,
+    SPEND_ALERT,
+    payload,
+)
 from billing.notifications.models import Delivery, Notification, WebhookEndpoint
 from billing.notifications.service import MAX_ENDPOINTS, TEST, WebhookService
 
@@ -21,11 +30,22 @@ PAGE = 25
 FIELDS = ("name", "url", "event_types", "event_type")
 EVENT_FIELD = "event:"
 """Before the type, in the name of its box."""
-CHOICES = [(event.name, event.description) for event in EVENTS.values()]
+EVENT_LABELS = {
+    SPEND_ALERT: "Spend alert threshold reached",
+    INVOICE_FINALIZED: "Invoice finalized",
+    PAYMENT_FAILED: "Payment failed",
+    PAYMENT_SUCCEEDED: "Payment succeeded",
+    ACCOUNT_GRACE: "Payment overdue",
+    ACCOUNT_SUSPENDED: "Account suspended",
+    ACCOUNT_RESTORED: "Account restored",
+    ADAPTER_READY: "Adapter version ready",
+    ENDPOINT_DISABLED: "Endpoint disabled after repeated failures",
+}
+CHOICES = [(name, EVENT_LABELS[name]) for name in EVENTS]
 _SOON = timedelta(minutes=1)
 _STATES = {
     "delivered": Badge("Delivered", "good"),
-    "failed": Badge("Given up", "bad"),
+    "failed": Badge("Failed", "bad"),
 }
 
 
@@ -113,7 +133,7 @@ def endpoint_row(endpoint: WebhookEndpoint) -> EndpointRow:
         name=endpoint.name,
         url=endpoint.url,
         events=[*endpoint.event_types],
-        state=Badge("Listening", "good") if endpoint.disabled_at is None else Badge("Disabled", "bad"),
+        state=Badge("Enabled", "good") if endpoint.disabled_at is None else Badge("Disabled", "bad"),
         created_at=endpoint.created_at,
         disabled_at=endpoint.disabled_at,
         secret_hint=signing.hint(bytes(endpoint.secret)),
@@ -142,10 +162,10 @@ def _delivery_row(delivery: Delivery, told: Notification) -> DeliveryRow:
 def _state(delivery: Delivery) -> Badge:
     if delivery.state != "pending":
         return _STATES.get(delivery.state, Badge(delivery.state, "off"))
-    return Badge("Trying again", "warn") if delivery.attempts else Badge("On its way", "busy")
+    return Badge("Retrying", "warn") if delivery.attempts else Badge("Sending", "busy")
 
 
 def _answer(delivery: Delivery) -> str:
     if delivery.status_code is not None:
-        return f"answered {delivery.status_code}"
-    return delivery.error or "not tried yet"
+        return f"Status {delivery.status_code}"
+    return delivery.error or "Not attempted yet"

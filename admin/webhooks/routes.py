@@ -1,6 +1,6 @@
-"""Webhook endpoints over HTTP: making, changing, testing and removing them, and sending deliveries again.
+"""Routes of webhook endpoints: creating, editing, testing and deleting them, and resending deliveries.
 
-Owns the paths, and that a signing secret is shown once, on the answer to the form that made it.
+A signing secret is shown once, in answer to the form that created it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class WebhookRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, page.FIELDS, self._error_mapping)
             return self._form(request, principal, shown, form, errors, status)
-        said = "Changed. It is told of what happens from now on."
+        said = "Endpoint updated."
         return await self._console.redirect_with_message(request, principal, f"/webhooks/{shown.id}", said)
 
     async def rotate(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
@@ -120,23 +120,25 @@ class WebhookRoutes:
                 raise
             return await self._one(request, principal, _about_test(errors), event_type, refused)
         if not 200 <= status < 300:
-            words = f"It answered {status}. A delivery is taken when the answer is from 200 to 299."
+            words = (
+                f"The endpoint responded with {status}. A delivery succeeds with a status from 200 to 299."
+            )
             return await self._one(
                 request, principal, form_errors.FormErrors(event_type=words), event_type, 422
             )
-        said = f"It took the test event and answered {status}."
+        said = f"Test event delivered: the endpoint responded with {status}."
         return await self._console.redirect_with_message(request, principal, f"/webhooks/{endpoint_id}", said)
 
     async def resend(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         endpoint_id, delivery_id = request.path_params["endpoint"], request.path_params["delivery"]
         await self._webhooks.retry(principal.tenant_id, endpoint_id, delivery_id, principal.acting(request))
-        said = "It is sent again within seconds, under the same id."
+        said = "The event will be resent within seconds with the same ID."
         return await self._console.redirect_with_message(request, principal, f"/webhooks/{endpoint_id}", said)
 
     async def delete(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
         shown = await self._pages.one(principal.tenant_id, request.path_params["endpoint"])
         await self._webhooks.delete(principal.tenant_id, shown.id, principal.acting(request))
-        said = f"{shown.name} is deleted: nothing is sent there any more."
+        said = f"{shown.name} was deleted."
         return await self._console.redirect_with_message(request, principal, "/webhooks", said)
 
     async def _one(
@@ -201,4 +203,4 @@ class WebhookRoutes:
 
 def _about_test(errors: form_errors.FormErrors) -> form_errors.FormErrors:
     """Whatever it is about: the one field of the form is the event."""
-    return form_errors.FormErrors(event_type=next(iter(errors.values()), "This did not work."))
+    return form_errors.FormErrors(event_type=next(iter(errors.values()), "The test failed."))

@@ -37,7 +37,7 @@ async def test_a_changed_password_ends_every_other_session(site: Site, visitor: 
         assert (await change_password(visitor)).headers["location"] == "/console/account"
         assert visitor.cookies["rootstock_console"] != stolen
         page = await visitor.get("/account")
-        assert "Your password is changed" in page.text
+        assert "Password changed" in page.text
         assert csrf_token(page) != form
         assert (await elsewhere.get("/account")).headers["location"] == "/console/sign-in"
         elsewhere.cookies.set("rootstock_console", stolen)
@@ -209,7 +209,7 @@ async def test_an_operator_has_an_account_and_none_of_whom_they_stand_in_for(
         ("Mozilla/5.0 (Windows NT 10.0) Chrome/140.0 Safari/537.36 Edg/140.0", "Edge on Windows"),
         ("Mozilla/5.0 (X11; Linux x86_64) Chrome/140.0 Safari/537.36", "Chrome on Linux"),
         ("curl/8.5.0", "curl"),
-        ("", "An unknown browser"),
+        ("", "Unknown browser"),
     ],
 )
 def test_browsers_are_known_by_what_they_say(agent: str, words: str) -> None:

@@ -42,7 +42,7 @@ async def test_an_empty_list_teaches(visitor: httpx.AsyncClient) -> None:
     page = answer.text
     # The length of a page that shows something of the request must tell nothing of its token.
     assert "content-encoding" not in answer.headers
-    assert "Bring your first adapter" in page
+    assert "Upload your first adapter" in page
     assert 'href="/console/adapters/new"' in page
     shown = html.unescape(page)
     assert "curl http://127.0.0.1:8000/v1/adapters" in shown
@@ -209,8 +209,8 @@ async def test_a_version_shows_its_report(site: Site, visitor: httpx.AsyncClient
     await finish_with_report(site.place, made, report)
     here = f"/adapters/{made.adapter.id}/versions/1"
     page = (await visitor.get(here)).text
-    assert "It passed the gate" in page
-    assert "Better than the base alone" in page
+    assert "Passed all checks" in page
+    assert "Improves on the base model" in page
     assert "On your samples the adapter is 0.500 nats per token better" in page
     assert "bf16, the only one there is &lt;img" in page
     assert page.partition("<main")[2].count("<svg") == 4
@@ -366,7 +366,7 @@ async def test_the_words_of_a_failure_are_shown_once(site: Site, visitor: httpx.
     page = (await visitor.get(f"/adapters/{made.adapter.id}")).text
     events = page[page.index('id="events"') :]
     assert events.count("Rank 4 it is not.") == 1
-    assert "What is at fault: <code>r</code>" in page
+    assert "Cause: <code>r</code>" in page
 
 
 async def test_events_have_pages(
@@ -376,10 +376,10 @@ async def test_events_have_pages(
     await sign_in(visitor)
     made = await site.place.create("pirate")
     first = (await visitor.get(f"/adapters/{made.adapter.id}")).text
-    assert "pirate is made." not in first
+    assert "pirate created." not in first
     older = re.search(r'href="/console(/adapters/\w+\?before=\w+)"', first)
     assert older is not None
-    assert "pirate is made." in (await visitor.get(older[1])).text
+    assert "pirate created." in (await visitor.get(older[1])).text
     assert (await visitor.get(f"/adapters/{made.adapter.id}?before=<b>")).status_code == 404
 
 

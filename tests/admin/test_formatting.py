@@ -7,7 +7,7 @@ import math
 import pytest
 
 from admin import formatting
-from admin.adapters.upload_fields import slot_of
+from admin.adapters.upload_fields import upload_field_of
 from telemetry.svg import Axis, Series, line_chart, without_style
 
 
@@ -67,7 +67,7 @@ def test_what_is_no_number_is_a_dash() -> None:
     ],
 )
 def test_which_field_of_the_page_a_refusal_is_about(param: str | None, slot: str) -> None:
-    assert slot_of(param) == slot
+    assert upload_field_of(param) == slot
 
 
 def test_a_chart_inside_a_page_brings_neither_style_nor_ground() -> None:

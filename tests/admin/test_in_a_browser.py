@@ -65,7 +65,7 @@ async def test_a_narrow_screen_has_its_menu_behind_a_button(seen: Visit) -> None
     assert not await keys.is_visible()
     await page.get_by_role("button", name="Menu").click()
     await keys.click()
-    await page.get_by_role("heading", name="Let your code in").wait_for()
+    await page.get_by_role("heading", name="Create your first API key").wait_for()
 
 
 async def test_a_key_is_copied_and_not_made_twice(site: Site, seen: Visit) -> None:
@@ -108,7 +108,7 @@ async def test_an_adapter_answers_beside_its_base(site: Site, seen: Visit) -> No
     site.engine.script = lambda submit: site.engine.says(submit, ANSWER)
     page = seen.page
     await seen.go("/playground?model=sapling:pirate")
-    await page.get_by_label("Beside the base alone").check()
+    await page.get_by_label("Compare with base model").check()
     await page.fill("#message", f"It's {XSS}")
     await page.keyboard.press("Enter")
     measured = page.locator("[data-measured]:not(:empty)")
@@ -142,7 +142,7 @@ async def test_an_answer_can_be_stopped_and_begun_anew(site: Site, seen: Visit) 
     await page.get_by_role("button", name="Stop").click()
     await page.get_by_text("Stopped by you").wait_for()
     await eventually(lambda: bool(site.engine.aborted), seconds=20)
-    await page.get_by_role("button", name="Start over").click()
+    await page.get_by_role("button", name="Clear").click()
     assert await page.locator(".turn").count() == 0
     site.engine.ready = False
     await page.fill("#message", "Are you there?")

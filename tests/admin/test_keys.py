@@ -68,7 +68,13 @@ async def test_a_key_is_shown_once_and_may_what_was_asked(site: Site, visitor: h
     for text in ("support bot", "Support"):
         assert text in listed
     assert caller.origins == {"https://app.example", "http://localhost:3000"}
-    for text in ("10.0.0.0/8", "203.0.113.7/32", "sapling:pirate", "Ask models for answers", day.isoformat()):
+    for text in (
+        "10.0.0.0/8",
+        "203.0.113.7/32",
+        "sapling:pirate",
+        "Send requests to models",
+        day.isoformat(),
+    ):
         assert text in shown
     assert "<code>https://app.example</code>" in shown
 
@@ -113,7 +119,7 @@ async def test_rotation_leaves_the_old_key_its_grace(site: Site, visitor: httpx.
     assert (await resolver.resolve(fresh)).key_id != old.id
     assert (await resolver.resolve(old.plaintext)).key_id == old.id
     page = (await visitor.get(here)).text
-    assert "Being replaced" in page
+    assert "Rotating" in page
     assert "its successor" in page
     assert 'popovertarget="rotate"' not in page
     again = await act(visitor, here, f"{here}/rotate", grace="3600")
@@ -187,7 +193,7 @@ async def test_nobody_passes_on_more_than_they_may(site: Site, visitor: httpx.As
     form = (await visitor.get("/keys/new?kind=admin")).text
     assert 'name="scope:organization.keys.write"' in form
     assert 'name="scope:organization.billing.write"' not in form
-    assert "Everything a key of this kind may" not in form
+    assert 'name="all_scopes" value="yes"' not in form
     taken = {"kind": "admin", "name": "mine", "all_scopes": "no", "scope:organization.billing.write": "on"}
     refused = await act(visitor, "/keys/new", "/keys", **taken)
     assert refused.status_code == 403
@@ -231,7 +237,7 @@ async def test_a_keys_terms_are_changed_and_its_text_stays(site: Site, visitor: 
     assert (await act(visitor, f"{here}/edit", here, **fields)).headers["location"] == f"/console{here}"
     page = (await visitor.get(here)).text
     assert "<img src=x" not in page
-    for text in ("10.0.0.0/8", "Ask models for answers", day):
+    for text in ("10.0.0.0/8", "Send requests to models", day):
         assert text in page
     resolver = KeyResolver(site.place.database, site.redis, SECRET)
     caller = await resolver.resolve(made, "10.1.2.3")

@@ -130,7 +130,7 @@ async def test_somebody_is_shut_out_and_let_in(site: Site, visitor: httpx.AsyncC
         assert (await act(visitor, here, f"{here}/disable")).headers["location"] == f"/console{here}"
         assert (await hers.get("/")).headers["location"] == "/console/sign-in"
     page = (await visitor.get(here)).text
-    assert "Shut out since" in page
+    assert "Suspended since" in page
     assert "grace@acme.example is shut out" in page
     assert f"{here}/password" not in page, "no way in is made for somebody who is not let in"
     assert "Shut out" in (await visitor.get("/members")).text
@@ -223,7 +223,7 @@ async def test_another_role_comes_with_another_session_id(site: Site, visitor: h
     await visitor.get("/members")
     assert visitor.cookies["rootstock_console"] == before
     await site.account.members.update(site.tenant_id, her.user_id, OPERATOR, role="admin")
-    assert "Invite somebody" in (await visitor.get("/members")).text
+    assert "Invite member" in (await visitor.get("/members")).text
     after = visitor.cookies["rootstock_console"]
     assert after != before
     await visitor.get("/members")

@@ -128,11 +128,11 @@ async def test_an_operator_sees_what_runs_and_where_it_leads(site: Site, visitor
     assert page.text.count(tenant) == 2, "beside its adapter's slot, and beside its rows"
     text = words_of(page.text)
     assert "sapling on cuda:0, fp8" in text
-    assert "Rows in the batch 5 of 8; 3 waiting" in text
+    assert "Batch size 5 of 8 rows; 3 queued" in text
     assert "Step 12.3 ms p99 45 ms" in text
     assert "pirate@1" in text
     assert "Default 3 1.2 s 2.5 s 4 7 0" in text
-    assert "Prefix cache had 25.0% of prompts" in text
+    assert "Prefix cache hit rate 25.0%" in text
     assert "Weights 3.0 GB" in text
     document = (await visitor.get("/operator/engines/report.json")).json()
     (one,) = document["data"]
@@ -172,18 +172,18 @@ async def test_an_engine_that_is_gone_starts_drains_or_is_silent_is_shown_as_suc
 ) -> None:
     await operate(site, visitor)
     page = await visitor.get("/operator/engines")
-    assert "No engine has been seen" in page.text
+    assert "No engines" in page.text
     said = {}
     for state in ("starting", "draining", "gone"):
         site.engines.reports = [report(state=state, view=None if state == "starting" else view(time.time()))]
         said[state] = words_of((await visitor.get("/operator/engines")).text)
     assert "Starting" in said["starting"]
-    assert "Rows in the batch" not in said["starting"]
+    assert "Batch size" not in said["starting"]
     assert "answers what it has, and refuses what is new" in said["draining"]
     assert "No process reaches this engine since" in said["gone"]
-    assert "Rows in the batch 5 of 8" in said["gone"], "the last that was seen of it"
+    assert "Batch size 5 of 8 rows" in said["gone"], "the last that was seen of it"
     site.engines.reports = [report(view=view(time.time() - 9))]
-    assert "It has not shown itself for 9 s" in words_of((await visitor.get("/operator/engines")).text)
+    assert "No update for 9 s" in words_of((await visitor.get("/operator/engines")).text)
     never = report(key="tcp://10.0.0.9:5555", state="gone", info=None, view=None)
     site.engines.reports = [report(), never]
     page = await visitor.get("/operator/engines?engine=tcp://10.0.0.9:5555")

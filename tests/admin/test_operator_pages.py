@@ -58,7 +58,7 @@ async def test_prices_are_previewed_on_the_last_month_and_published(
     )
     await write(site.place.database, events)
     await operate(site, visitor)
-    assert "Everything is free" in (await visitor.get("/operator/prices")).text
+    assert "No prices yet" in (await visitor.get("/operator/prices")).text
     page = (await visitor.get("/operator/prices/new", params=DRAFT)).text
     (ours, theirs) = [await site.tenants.find_tenant(one) for one in site.place.tenants]
     # By hand: 600,000 x 0.30 + 400,000 x 0.10 + 50,000 x 1.20 per million, and the small one.

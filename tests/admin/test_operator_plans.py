@@ -113,7 +113,7 @@ def test_what_is_wrong_is_told_beside_its_field(field: str, written: str, told: 
 
 async def test_a_plan_is_made(site: Site, visitor: httpx.AsyncClient) -> None:
     await operate(site, visitor)
-    assert "One plan for everybody" in (await visitor.get(HERE)).text
+    assert "One plan for all tenants" in (await visitor.get(HERE)).text
     blank = await visitor.get(f"{HERE}/new")
     given = fields_of(blank) | GOLD | {"name": "gold"}
     for wrong, field in (
@@ -167,11 +167,11 @@ async def test_a_change_is_looked_at_before_it_is_made(site: Site, visitor: http
     looked_at = await look(visitor, here, wanted)
     assert rows(looked_at) == {
         "Monthly fee": ("$0.00", "$7.00"),
-        "Requests a day": ("10", "no limit"),
-        "Requests may ask for it": ("yes", "no"),
+        "Requests per day": ("10", "No limit"),
+        "Available": ("Yes", "No"),
         "Availability": ("none", "99.5 %"),
     }
-    assert "What would change, for 1 tenant" in looked_at.text
+    assert "Changes for 1 tenant" in looked_at.text
     assert await site.account.plans.find("gold") == plan, "looking at it keeps nothing"
     assert "Nothing would change" in (await look(visitor, here, {"monthly_fee": "0"})).text
     refused = await look(visitor, here, {"monthly_fee": XSS, "default_credits": XSS})
@@ -181,7 +181,7 @@ async def test_a_change_is_looked_at_before_it_is_made(site: Site, visitor: http
 
     done = await confirm(visitor, here, looked_at)
     assert done.headers["location"] == f"/console{here}"
-    assert "The plan gold is changed, for 1 tenant." in (await visitor.get(here)).text
+    assert "Plan gold updated for 1 tenant." in (await visitor.get(here)).text
     changed = await site.account.plans.find("gold")
     assert (changed.monthly_fee, dict(changed.limits)) == (7_000_000, {})
     assert not changed.terms[PriorityClass.FLEX].allowed
@@ -242,7 +242,7 @@ async def test_another_plan_for_a_tenant_is_looked_at_first(site: Site, visitor:
     await operate(site, visitor)
     here = f"/operator/tenants/{site.tenant_id}"
     looked_at = await visitor.get(f"{here}/plan?plan=gold")
-    assert rows(looked_at) == {"Adapters": ("100", "500"), "Requests may ask for it": ("no", "yes")}
+    assert rows(looked_at) == {"Adapters": ("100", "500"), "Available": ("No", "Yes")}
     assert (await site.account.plans.of_tenant(site.tenant_id)).name == "standard"
     assert "on this plan already" in (await visitor.get(f"{here}/plan?plan=standard")).text
     assert (await visitor.get(f"{here}/plan?plan=none")).status_code == 404

@@ -23,11 +23,11 @@ async def test_a_project_is_made_renamed_and_archived(site: Site, visitor: httpx
     assert answer.status_code == 303
     here = answer.headers["location"].removeprefix("/console")
     page = (await visitor.get(here)).text
-    assert "is made." in page
+    assert "was created." in page
     assert "<img src=x" not in page
     project_id = here.rpartition("/")[2]
     await site.keys.create(site.tenant_id, "robot", OPERATOR, project_id=project_id)
-    assert re.search(r'data-label="Keys">1<', (await visitor.get("/projects")).text)
+    assert re.search(r'data-label="API keys">1<', (await visitor.get("/projects")).text)
     assert (await act(visitor, here, f"{here}/name", name="Helpers")).status_code == 303
     page = (await visitor.get(here)).text
     assert "<h1>Helpers" in page
@@ -58,7 +58,7 @@ async def test_what_is_wrong_stands_beside_the_name(site: Site, visitor: httpx.A
             told = html.unescape(refused.text).partition('id="problem-name">')[2].partition("</p>")[0]
             assert message in told
     (default,) = [one for one in await site.account.projects.list(site.tenant_id) if one.is_default]
-    assert "Archive for good" not in (await visitor.get(f"/projects/{default.id}")).text
+    assert "Archive project" not in (await visitor.get(f"/projects/{default.id}")).text
     assert (await act(visitor, "/projects", f"/projects/{default.id}/archive")).status_code == 409
 
 

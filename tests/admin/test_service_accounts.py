@@ -43,12 +43,12 @@ async def test_one_is_made_with_a_key_that_is_shown_once(site: Site, visitor: ht
         assert plaintext not in shown
         assert "<img src=x" not in shown
         assert f'href="/console{here}"' in shown or page == here
-    assert re.search(r'data-label="Keys">1<', (await visitor.get(every)).text)
+    assert re.search(r'data-label="API keys">1<', (await visitor.get(every)).text)
     again = await act(visitor, here, f"{here}/keys", key_name="staging")
     assert again.status_code == 201
     assert (await resolver.resolve(secret_of(again))).user_id == account.id
     assert "staging" in (await visitor.get(here)).text
-    assert re.search(r'data-label="Keys">2<', (await visitor.get(every)).text)
+    assert re.search(r'data-label="API keys">2<', (await visitor.get(every)).text)
     assert (await act(visitor, here, f"{here}/name", name="hourly")).status_code == 303
     assert "is called hourly now" in (await visitor.get(here)).text
     assert (await act(visitor, here, f"{here}/delete")).headers["location"].endswith(every.rpartition("/")[0])
@@ -123,7 +123,7 @@ async def test_who_may_and_whose_they_are(site: Site, visitor: httpx.AsyncClient
     await as_role(site, visitor, "viewer")
     page = await visitor.get(here)
     assert page.status_code == 200
-    assert "Delete for good" not in page.text
+    assert "Delete service account" not in page.text
     assert "Make key" not in page.text
     assert (await visitor.get(f"{every}/new")).status_code == 403
     changes = (every, f"{here}/name", f"{here}/keys", f"{here}/delete")

@@ -88,7 +88,7 @@ async def test_a_forgotten_password_is_chosen_anew(
         token = await mailed(box, visitor)
         done = await reset(visitor, token)
         assert done.headers["location"] == "/console/sign-in"
-        assert "Your password is changed. Sign in with it." in (await visitor.get("/sign-in")).text
+        assert "Password changed. Sign in with your new password." in (await visitor.get("/sign-in")).text
         assert "changed" not in (await visitor.get("/sign-in")).text  # told once
         assert (await elsewhere.get("/")).status_code == 303  # every session is over
     assert (await sign_in(visitor, password=PASSWORD)).status_code == 401
@@ -98,7 +98,7 @@ async def test_a_forgotten_password_is_chosen_anew(
         assert used.status_code == 422
         assert "not valid, or not any more" in used.text
     ((to, subject, _),) = texts(box)
-    assert (to, subject) == (EMAIL, "Choose another password")
+    assert (to, subject) == (EMAIL, "Reset your password")
 
 
 async def test_an_operators_password_too_and_a_second_factor_after_it(
@@ -209,7 +209,7 @@ async def test_an_invitation_is_mailed(site: Site, visitor: httpx.AsyncClient, b
     assert sent.headers["location"] == "/console/members"
     assert "is on its way to grace@acme.example" in (await visitor.get("/members")).text
     ((to, subject, text),) = texts(box)
-    assert (to, subject) == ("grace@acme.example", "You are invited to ours")
+    assert (to, subject) == ("grace@acme.example", "You're invited to join ours")
     rich = box.mail[0][1].get_body(("html",)).get_content()  # type: ignore[union-attr]
     assert "<img" not in rich
     async with site.visitor() as guest:

@@ -92,7 +92,7 @@ async def test_who_connected_it_signs_in_with_it(
     assert (await connect(visitor)).headers["location"] == "/console/account"
     assert visitor.cookies["rootstock_console"] != before
     page = (await visitor.get("/account")).text
-    assert "Acme lets you in from now on." in page
+    assert "Acme connected." in page
     assert double.email in page
     async with site.visitor() as anew:
         await anew.get("/sign-in")

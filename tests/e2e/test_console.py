@@ -112,11 +112,11 @@ async def upload_in_pieces(seen: Visit, line: SlowLine, files: Path, folder: Pat
     await page.wait_for_function("bar => bar.value > 5 && bar.value < 95", arg=bar)
     line.cut()
     note = slot(page, "weights").locator("[data-note]")
-    await expect(note).to_contain_text("Trying again")
+    await expect(note).to_contain_text("Retrying")
     line.mend()
     await expect(page.locator("#problem-config")).to_contain_text("use_dora")
     assert not await page.locator("#problem-weights").is_visible()
-    await expect(slot(page, "config").locator("[data-note]")).to_have_text("Not accepted.")
+    await expect(slot(page, "config").locator("[data-note]")).to_have_text("Rejected")
     await expect(note).to_contain_text("MB of")
     assert not [one for one in seen.complaints if "Failed to load resource" not in one], "but the cut"
     await page.close()
@@ -130,7 +130,7 @@ async def upload_in_pieces(seen: Visit, line: SlowLine, files: Path, folder: Pat
     await expect(note).to_have_text("Here, and its form is right.")
     assert len(parts) == 1, "what had come is not sent again"
     await slot(again.page, "config").locator("input[type=file]").set_input_files(files / CONFIG)
-    await expect(again.page.locator("[data-status]")).to_have_text("All files are here.")
+    await expect(again.page.locator("[data-status]")).to_have_text("All files uploaded.")
     assert not await again.page.locator("#problem-config").is_visible()
     await again.page.fill("#name", NAME)
     assert not await again.serious()
@@ -156,8 +156,8 @@ async def watch_it_get_ready(seen: Visit) -> str:
 async def read_the_report(seen: Visit) -> None:
     page = seen.page
     await page.get_by_role("link", name="Version 1", exact=True).click()
-    await page.get_by_text("It passed the gate").wait_for()
-    await page.get_by_text("your own samples").wait_for()
+    await page.get_by_text("Passed all checks").wait_for()
+    await page.get_by_text("Your samples").wait_for()
     assert await page.locator("figure.plot svg").count() >= 3
     for plot in await page.locator("figure.plot svg").all():
         box = await plot.bounding_box()
@@ -174,7 +174,7 @@ async def compare(seen: Visit, model: str, base: str) -> None:
     ended: list[Request] = []
     page.on("request", lambda one: asked.append(one) if one.url.endswith("/chat") else None)
     page.on("requestfinished", lambda one: ended.append(one) if one.url.endswith("/chat") else None)
-    await page.get_by_role("link", name="Try it beside the base").click()
+    await page.get_by_role("link", name="Compare with base model").click()
     await page.get_by_text("Parameters").click()
     await page.fill("#temperature", "0")
     speakers = page.locator(".speaker")
@@ -202,7 +202,7 @@ async def add_a_version(seen: Visit, adapter: str, files: Path) -> None:
     await seen.go(f"{adapter}/versions/new")
     await drop(page, ".drop", files / WEIGHTS, files / CONFIG)
     await page.get_by_text("Options").click()
-    await page.get_by_label("Serve it under its name as soon as it is ready").uncheck()
+    await page.get_by_label("Activate as soon as it's ready").uncheck()
     await page.get_by_role("button", name="Add version").click()
     activate = page.get_by_role("button", name="Activate version 2")
     await activate.wait_for()
@@ -267,5 +267,5 @@ async def delete(seen: Visit, adapter: str) -> None:
     await seen.go(adapter)
     await seen.page.get_by_role("button", name="Delete adapter").click()
     await seen.page.fill("#delete-name", NAME)
-    await seen.page.get_by_role("button", name="Delete for good").click()
+    await seen.page.get_by_role("button", name="Delete adapter").click()
     await seen.page.get_by_text(f"{NAME} is deleted.").wait_for()

@@ -1,7 +1,4 @@
-"""The audit log of all tenants over HTTP, and whether its chains are whole. Changes nothing.
-
-Owns the paths. What was recorded is `tenants.audit`'s.
-"""
+"""Routes of the audit log over all tenants, and of its verification."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ class AuditRoutes:
         errors, status, rows = form_errors.NO_ERRORS, 200, []
         try:
             if len(given["tenant"]) > 200 or any("\x00" in text for text in (given["tenant"], after or "")):
-                raise form_errors.FieldError("tenant", "No tenant has such an id.")
+                raise form_errors.FieldError("tenant", "No tenant has this ID.")
             wanted = log.read_filter(given)
             found = await self._audit.everywhere(
                 wanted, tenant_id=given["tenant"] or None, after=after, limit=log.PAGE + 1

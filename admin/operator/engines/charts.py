@@ -1,7 +1,4 @@
-"""An engine's view as pictures: the batch, the last minutes, blocks, memory and slots.
-
-Owns places, colours' roles and the axes' words. Refuses to know names of tenants and adapters, and markup.
-"""
+"""Lays out the charts of an engine: its batch, the last minutes, KV blocks, memory and adapter slots."""
 
 from __future__ import annotations
 
@@ -31,10 +28,10 @@ SLOTS_ACROSS = 32
 
 _MEMORY = {
     "weights": ("Weights", "c2"),
-    "kv": ("Keys and values", "input"),
+    "kv": ("KV cache", "input"),
     "adapters": ("Adapters", "c1"),
     "scratch": ("Scratch", "c4"),
-    "rest": ("Left", "free"),
+    "rest": ("Free", "free"),
 }
 
 
@@ -153,17 +150,15 @@ def step_strips(columns: Sequence[Column]) -> list[LiveChart]:
     prompts = [(one.total("prompt_tokens") - one.total("cached_tokens")) / COLUMN_SECONDS for one in columns]
     cached = [one.total("cached_tokens") / COLUMN_SECONDS for one in columns]
     return [
-        live.stacked("Rows that decode in a step", decode, formatting.compact),
-        live.stacked("Prompt tokens in a step", prefill, formatting.compact),
+        live.stacked("Decode rows per step", decode, formatting.compact),
+        live.stacked("Prefill tokens per step", prefill, formatting.compact),
+        live.lines("Step time", [Layer("p99", "c1", p99), Layer("p50", "output", p50)], milliseconds, 0.001),
         live.lines(
-            "Time of a step", [Layer("p99", "c1", p99), Layer("p50", "output", p50)], milliseconds, 0.001
-        ),
-        live.lines(
-            "Tokens a second",
+            "Tokens per second",
             [
                 Layer("generated", "output", generated),
-                Layer("of prompts", "input", prompts),
-                Layer("from the cache", "cached", cached),
+                Layer("prompt", "input", prompts),
+                Layer("cached", "cached", cached),
             ],
             formatting.compact,
             1.0,
@@ -176,12 +171,12 @@ def waiting_strip(columns: Sequence[Column]) -> LiveChart:
         Layer(title, tone, [one.seconds[-1].waiting[order] if one.seconds else 0.0 for one in columns])
         for order, (title, tone) in enumerate(zip(_TITLES, TONES, strict=True))
     ]
-    return live.stacked("Requests that wait", layers, formatting.compact, least=4)
+    return live.stacked("Queued requests", layers, formatting.compact, least=4)
 
 
 def blocks_strip(columns: Sequence[Column]) -> LiveChart:
     values = [float(one.seconds[-1].blocks_used) if one.seconds else 0.0 for one in columns]
-    return live.stacked("Blocks held", [Layer("Held", "input", values)], formatting.compact, least=4)
+    return live.stacked("Blocks in use", [Layer("In use", "input", values)], formatting.compact, least=4)
 
 
 def recent(columns: Sequence[Column], name: str) -> float:
@@ -224,7 +219,7 @@ def rows_of(view: EngineView) -> Rows:
     num_cells = max(-(-total // per_cell), at)
     kinds.append(Cells("Free", "free", False, max(0, total - stats.running), _cells(at, num_cells - at)))
     told = [
-        f"{kind.count} {kind.name.lower()}{' computing their prompt' if kind.is_prefill else ''}"
+        f"{kind.count} {kind.name.lower()}{' in prefill' if kind.is_prefill else ''}"
         for kind in kinds
         if kind.count
     ]
@@ -243,8 +238,8 @@ def block_parts(view: EngineView) -> list[Part]:
     free = max(0, stats.blocks_total - stats.blocks_used - view.blocks_cached)
     return _parts(
         [
-            ("Held by requests", "output", stats.blocks_used),
-            ("Cached, to be had", "cached", view.blocks_cached),
+            ("In use", "output", stats.blocks_used),
+            ("Cached (reusable)", "cached", view.blocks_cached),
             ("Empty", "free", free),
         ],
         formatting.count,
@@ -272,11 +267,11 @@ def slot_state(slot: SlotView) -> Badge:
     if slot.loading:
         return Badge("Loading", "busy")
     if slot.closing:
-        return Badge("Makes way", "warn")
+        return Badge("Evicting", "warn")
     return Badge("In use", "good") if slot.rows else Badge("Idle", "off")
 
 
-_SLOT_TONES = {"Loading": "c4", "Makes way": "c1", "In use": "input"}
+_SLOT_TONES = {"Loading": "c4", "Evicting": "c1", "In use": "input"}
 
 
 def slot_map(view: EngineView, name: Callable[[SlotView], str]) -> SlotMap:

@@ -1,7 +1,4 @@
-"""The live page of an engine: its report, as pictures and words.
-
-Owns what is drawn of which figures. Refuses to know how engines are asked (`Engines`), and markup.
-"""
+"""Gathers the live page of an engine from its report."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ class QueueRow:
 
 @dataclass(frozen=True)
 class Named:
-    """An adapter, or the base alone: whose, and where that leads."""
+    """An adapter, or Base model: whose, and where that leads."""
 
     text: str
     tenant: str
@@ -194,11 +191,17 @@ class EnginePages:
         hit = pictures.hit_rate(view)
         gained = pictures.sums(view)
         tiles = [
-            Tile("Rows in the batch", f"{stats.running:,}", f"of {stats.rows_total:,}; {waiting:,} waiting"),
+            Tile("Batch size", f"{stats.running:,}", f"of {stats.rows_total:,} rows; {waiting:,} queued"),
             Tile("Generated", f"{formatting.compact(per_second)}/s", "tokens, last 10 s"),
-            Tile("Step", pictures.milliseconds(view.step_p50), f"p99 {pictures.milliseconds(view.step_p99)}"),
             Tile(
-                "KV blocks held", _share(stats.blocks_used, stats.blocks_total), f"of {stats.blocks_total:,}"
+                "Step time",
+                pictures.milliseconds(view.step_p50),
+                f"p99 {pictures.milliseconds(view.step_p99)}",
+            ),
+            Tile(
+                "KV blocks in use",
+                _share(stats.blocks_used, stats.blocks_total),
+                f"of {stats.blocks_total:,}",
             ),
         ]
         return Shown(
@@ -225,36 +228,36 @@ class EnginePages:
 def _lead(report: EngineReport) -> str:
     info = report.info
     if info is None:
-        return "It has not been reached yet, so nothing is known of it."
+        return "Not reached yet."
     parts = [f"{info.base} on {info.device}"]
     if info.quantization != "none":
         parts.append(info.quantization)
     if report.view is not None and report.view.stats.kv_dtype:
-        parts.append(f"keys and values in {formatting.dtype(report.view.stats.kv_dtype)}")
+        parts.append(f"KV cache in {formatting.dtype(report.view.stats.kv_dtype)}")
     return ", ".join([*parts, f"context {info.context_length:,}"])
 
 
 def _heed(report: EngineReport, now: float) -> str:
     if report.state == "gone":
-        seen = " What is below is the last that was seen of it." if report.view is not None else ""
-        return f"No process reaches this engine since {_clock(report.since)}.{seen}"
+        seen = " Showing its last known state." if report.view is not None else ""
+        return f"This engine has been unreachable since {_clock(report.since)}.{seen}"
     if report.state == "starting":
-        return "It loads its model: nothing is served until it has."
+        return "Loading the model. Requests are served once it's loaded."
     old = 0.0 if report.view is None else now - report.view.taken_at
     if old > SILENT_SECONDS:
-        return f"It has not shown itself for {old:.0f} s: a step takes long, or it is very busy."
+        return f"No update for {old:.0f} s. The engine may be very busy."
     if report.state == "draining":
-        return "It is shutting down: it answers what it has, and refuses what is new."
+        return "Shutting down: finishing current requests and rejecting new ones."
     return ""
 
 
 def _step(view: EngineView) -> str:
     rows, tokens = sum(view.decode_rows), sum(view.prefill_tokens)
     if not rows and not tokens:
-        return "Nothing runs."
+        return "No requests running."
     return (
-        f"The last step: {_many(rows, 'row that decodes', 'rows that decode')} and "
-        f"{_many(tokens, 'token', 'tokens')} of prompts, of {view.max_batch_tokens:,} it may compute."
+        f"Last step: {_many(rows, 'decode row', 'decode rows')} and "
+        f"{_many(tokens, 'prefill token', 'prefill tokens')}, of at most {view.max_batch_tokens:,} tokens."
     )
 
 
@@ -276,7 +279,7 @@ def _queue_row(view: EngineView, order: int) -> QueueRow:
 
 def _adapter(digest: str | None, adapters: Mapping[str, AdapterName]) -> Named:
     if digest is None:
-        return Named("the base alone", "", None)
+        return Named("Base model", "", None)
     name = adapters.get(digest)
     if name is None:
         return Named(f"{digest[:12]}…", "", None)
@@ -316,8 +319,8 @@ def _share_row(share: Share, adapters: Mapping[str, AdapterName], tenants: Mappi
 def _slots_note(view: EngineView, gained: Mapping[str, int]) -> str:
     stats = view.stats
     return (
-        f"{stats.slots_resident:,} of {stats.slots_total:,} slots are filled, {stats.slots_loading:,} are "
-        f"loading. In the last five minutes: {_many(gained['adapter_loads'], 'load', 'loads')}, "
+        f"{stats.slots_resident:,} of {stats.slots_total:,} slots in use, {stats.slots_loading:,} "
+        f"loading. Last five minutes: {_many(gained['adapter_loads'], 'load', 'loads')}, "
         f"{_many(gained['adapter_evictions'], 'eviction', 'evictions')}."
     )
 
@@ -331,14 +334,14 @@ def _facts(view: EngineView, gained: Mapping[str, int]) -> list[tuple[str, str]]
         ("Serving since", formatting.clock(started)),
         ("Steps", f"{stats.steps:,}"),
         ("Device waited for steps", _share(stats.step_gap_seconds, stats.step_seconds)),
-        ("Preempted", _with_recent(stats.preemptions, gained["preemptions"])),
-        ("Refused: would wait too long", _with_recent(sum(stats.shed.values()), gained["shed"])),
+        ("Preemptions", _with_recent(stats.preemptions, gained["preemptions"])),
+        ("Rejected: predicted wait too long", _with_recent(sum(stats.shed.values()), gained["shed"])),
         ("Adapters loaded", _with_recent(stats.adapter_loads, gained["adapter_loads"])),
         ("Adapters evicted", _with_recent(stats.adapter_evictions, gained["adapter_evictions"])),
-        ("A load takes", load),
-        ("Left by their clients", f"{stats.aborted:,}"),
-        ("Failed in the engine", f"{stats.errors:,}"),
-        ("Usage on disk, waiting for Redis", f"{stats.journal_spooled:,}"),
+        ("Mean load time", load),
+        ("Cancelled by clients", f"{stats.aborted:,}"),
+        ("Engine errors", f"{stats.errors:,}"),
+        ("Usage events waiting on disk", f"{stats.journal_spooled:,}"),
     ]
 
 
@@ -351,7 +354,7 @@ def _keyed(view: EngineView) -> dict[str, Any]:
 
 
 def _with_recent(total: int, recent: int) -> str:
-    return f"{total:,}" if not recent else f"{total:,} ({recent:,} in five minutes)"
+    return f"{total:,}" if not recent else f"{total:,} ({recent:,} in the last five minutes)"
 
 
 def _many(number: int, one: str, more: str) -> str:

@@ -1,7 +1,4 @@
-"""What the operator's page of engines asks for: a report on each engine there is.
-
-Owns the report. Refuses to know how engines are asked, and by which process.
-"""
+"""Defines the report on an engine that the operator's page shows."""
 
 from __future__ import annotations
 

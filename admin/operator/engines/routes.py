@@ -1,7 +1,4 @@
-"""Engines over HTTP, for the operator: the live page, the part of it that changes, and the same for programs.
-
-Owns the paths. Changes nothing.
-"""
+"""Routes of the engines section: the live page, the part of it that is refreshed, and the JSON report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages of incidents show, in words. Refuses to know HTTP."""
+"""Formats incidents and error budget burn rates for their pages."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sla.objectives import WINDOWS
 
 PAGE = 50
 SEVERITY_CHOICES = (
-    ("minor", "minor: few notice"),
-    ("major", "major: many are slowed down or refused"),
-    ("critical", "critical: nobody is served"),
+    ("minor", "Minor: few requests affected"),
+    ("major", "Major: many requests are slow or fail"),
+    ("critical", "Critical: no requests are served"),
 )
 _SEVERITIES = {
     "minor": Badge("Minor", "off"),
     "major": Badge("Major", "warn"),
     "critical": Badge("Critical", "bad"),
 }
-_ALERTS = {"page": Badge("Burns fast", "bad"), "ticket": Badge("Burns", "warn")}
+_ALERTS = {"page": Badge("Burning fast", "bad"), "ticket": Badge("Burning", "warn")}
 _CLASSES = {"priority": "Priority", "default": "Default", "flex": "Flex"}
 
 
@@ -49,7 +49,7 @@ def row(incident: Incident, now: datetime) -> IncidentRow:
     return IncidentRow(
         incident,
         _SEVERITIES[incident.severity],
-        Badge("Open", "busy") if incident.ended_at is None else Badge("Closed", "off"),
+        Badge("Open", "busy") if incident.ended_at is None else Badge("Resolved", "off"),
         formatting.duration(seconds),
     )
 
@@ -59,8 +59,8 @@ def burn_rows(burns: Sequence[Burn]) -> list[BurnRow]:
     for burn in burns:
         promised = any(rate is not None for *_, rate in burn.windows)
         quiet = not any(requests for _, requests, _, _ in burn.windows)
-        calm = Badge("Within budget", "good") if promised else Badge("No promise", "off")
-        calm = Badge("Nothing asked", "off") if quiet else calm
+        calm = Badge("Within budget", "good") if promised else Badge("No target", "off")
+        calm = Badge("No requests", "off") if quiet else calm
         rates = [
             (
                 formatting.NOTHING if rate is None else f"{rate:,.3g} ×",
@@ -89,4 +89,4 @@ def read_moment(field: str, written: str) -> datetime | None:
     try:
         return datetime.strptime(written.strip(), "%Y-%m-%dT%H:%M").replace(tzinfo=UTC)
     except ValueError:
-        raise FieldError(field, "Write the moment as 2026-12-31T23:59.") from None
+        raise FieldError(field, "Enter a time such as 2026-12-31T23:59.") from None

@@ -1,4 +1,4 @@
-"""Incidents over HTTP, and beside them how fast error budgets burn. Owns the paths and forms."""
+"""Routes of incidents: listing, opening, updating and resolving them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class IncidentRoutes:
             status, errors = form_errors.explain(error, _FIELDS, self._error_mapping)
             return await self._list(request, operator, form, errors, status)
         return await self._console.redirect_with_message(
-            request, operator, f"{HERE}/{made.id}", "The incident is open."
+            request, operator, f"{HERE}/{made.id}", "Incident opened."
         )
 
     async def show_one(self, request: Request, operator: Operator) -> Response:
@@ -75,20 +75,24 @@ class IncidentRoutes:
             status, errors = form_errors.explain(error, ("note",), self._error_mapping)
             return await self._one(request, operator, form, errors, status)
         return await self._console.redirect_with_message(
-            request, operator, f"{HERE}/{incident_id}", "It is noted."
+            request, operator, f"{HERE}/{incident_id}", "Update posted."
         )
 
     async def set_public(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         incident_id, is_public = request.path_params["incident"], form.get("public") == "yes"
         await self._incidents.set_public(incident_id, is_public, operator.acting(request))
-        said = "Tenants are told of it." if is_public else "Tenants are not told of it any more."
+        said = (
+            "The incident is now visible to tenants."
+            if is_public
+            else "The incident is no longer visible to tenants."
+        )
         return await self._console.redirect_with_message(request, operator, f"{HERE}/{incident_id}", said)
 
     async def close(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         incident_id = request.path_params["incident"]
         await self._incidents.close(incident_id, operator.acting(request))
         return await self._console.redirect_with_message(
-            request, operator, f"{HERE}/{incident_id}", "The incident is closed."
+            request, operator, f"{HERE}/{incident_id}", "Incident resolved."
         )
 
     async def _list(

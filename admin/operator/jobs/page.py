@@ -1,4 +1,4 @@
-"""What the page of jobs shows, in words. Refuses to know HTTP."""
+"""Formats onboarding jobs of all tenants for the jobs page."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ TABS = {
     "all": "All",
 }
 _STATES = {
-    JobStatus.VALIDATING_FILES: Badge("Waits for files", "off"),
+    JobStatus.VALIDATING_FILES: Badge("Waiting for files", "off"),
     JobStatus.QUEUED: Badge("Queued", "busy"),
     JobStatus.RUNNING: Badge("Running", "busy"),
     JobStatus.PAUSED: Badge("Paused", "off"),
-    JobStatus.SUCCEEDED: Badge("Done", "good"),
+    JobStatus.SUCCEEDED: Badge("Succeeded", "good"),
     JobStatus.FAILED: Badge("Failed", "bad"),
     JobStatus.CANCELLED: Badge("Cancelled", "off"),
 }
@@ -58,7 +58,7 @@ def row(found: FoundJob) -> JobRow:
         tenant_id=job.tenant_id,
         tenant=found.tenant,
         what=f"{found.adapter}@{job.version}",
-        state=Badge("Being cancelled", "busy") if job.wanted == "cancel" else _STATES[status],
+        state=Badge("Cancelling", "busy") if job.wanted == "cancel" else _STATES[status],
         phase=(job.phase or "") if status == JobStatus.RUNNING else "",
         percent=round(100 * job.progress),
         is_running=status == JobStatus.RUNNING,

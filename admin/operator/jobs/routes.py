@@ -1,6 +1,4 @@
-"""Jobs of all tenants over HTTP: what runs, waits and failed, and cancelling or repeating one. Owns the
-paths.
-"""
+"""Routes of onboarding jobs of all tenants: listing, cancelling and retrying them."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ class JobRoutes:
     async def show(self, request: Request, operator: Operator) -> Response:
         group = request.query_params.get("show", "open")
         if group not in page.TABS:
-            raise HTTPException(404, "There is no such list of jobs.")
+            raise HTTPException(404, "This list of jobs doesn't exist.")
         after = request.query_params.get("after") or None
         found = await self._every.page(group, after=after, limit=page.PAGE + 1)
         counts = await self._every.counts()
@@ -58,15 +56,13 @@ class JobRoutes:
     async def cancel(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         job_id, tenant_id = await self._whose(request)
         job = await self._jobs.cancel(tenant_id, job_id, by=operator.acting(request))
-        said = "The job is cancelled." if job.wanted is None else "The job is being cancelled."
+        said = "Job cancelled." if job.wanted is None else "Cancelling the job."
         return await self._console.redirect_with_message(request, operator, HERE, said)
 
     async def retry(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         job_id, tenant_id = await self._whose(request)
         await self._jobs.retry(tenant_id, job_id, by=operator.acting(request))
-        return await self._console.redirect_with_message(
-            request, operator, HERE, "Another job is in the queue in its place."
-        )
+        return await self._console.redirect_with_message(request, operator, HERE, "Job queued again.")
 
     async def _whose(self, request: Request) -> tuple[str, str]:
         job_id = request.path_params["job"]

@@ -1,4 +1,4 @@
-"""The margin's report in words: totals, and lines by tenant. Refuses to know how it is computed."""
+"""Formats the margin report: totals, and lines by tenant and service tier."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The margin of a month over HTTP. Owns the path and the question's fields; the arithmetic is
-`billing.reports.margin`'s.
-"""
+"""Route of the margin page. `billing.reports.margin` computes the margin."""
 
 from __future__ import annotations
 
@@ -67,7 +65,7 @@ def _question(given: Mapping[str, str], now: datetime) -> tuple[str, int, int | 
     """Raises Refused."""
     month, gpus = given["month"] or f"{now:%Y-%m}", given["gpus"].strip()
     if _MONTH.fullmatch(month) is None or month > f"{now:%Y-%m}":
-        raise form_errors.FieldError("month", "There is no margin of this month.")
+        raise form_errors.FieldError("month", "No margin is available for this month.")
     if gpus and not (gpus.isascii() and gpus.isdecimal() and len(gpus) < 6):
-        raise form_errors.FieldError("gpus", "Write how many there were, or leave it empty.")
+        raise form_errors.FieldError("gpus", "Enter a number, or leave it empty.")
     return month, read_dollars(given["price"], "price"), int(gpus) if gpus else None

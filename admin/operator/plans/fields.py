@@ -1,7 +1,7 @@
-"""What a plan has, as fields of a form: how each is written, read and told, and what two plans differ in.
+"""Defines the form fields of a plan: how each value is parsed, formatted and compared.
 
-Owns the words, units and order of the fields. What values are possible is the plan's owner's to say
-(`tenants.plans`, `tenants.terms`); it is told here beside the field, in the field's own unit.
+`tenants.plans` and `tenants.terms` decide which values are possible; errors appear beside the field, in its
+unit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tenants.views import PlanView
 
 Part = Literal["plan", "limits", "gate"] | PriorityClass
 """Where in a plan a value is: a number of its own, a limit, a threshold, or a term of a class."""
-NONE, UNLIMITED = "none", "no limit"
+NONE, UNLIMITED = "none", "No limit"
 MAX_FIELDS = 80
 """Of a form: all of them, and what goes with them."""
 _SHARE = re.compile(r"([0-9]{1,3})(?:\.([0-9]{1,4}))?")
@@ -92,7 +92,7 @@ class Field:
         value = self.unit.read(text, self.name)
         if self.unit.control == "input" and not self.low <= value <= self.high:
             bounds = f"from {self.unit.told(self.low)} to {self.unit.told(self.high)}"
-            raise FieldError(self.name, f"It must be {bounds}.")
+            raise FieldError(self.name, f"Enter a value {bounds}.")
         return value
 
     def written(self, value: Any) -> str:
@@ -126,7 +126,7 @@ class Difference:
 def _read_share(text: str, field: str) -> int:
     found = _SHARE.fullmatch(text.removesuffix("%").strip())
     if found is None:
-        raise FieldError(field, "Write a share in per cent, as 99.9.")
+        raise FieldError(field, "Enter a percentage such as 99.9.")
     return int(found[1]) * 10_000 + int((found[2] or "").ljust(4, "0"))
 
 
@@ -141,15 +141,17 @@ def _read_rungs(text: str, field: str) -> tuple[tuple[int, int], ...]:
             continue
         found = _RUNG.fullmatch(" ".join(line.split()))
         if found is None:
-            raise FieldError(field, f"Write each line as 99.9: 10, not {line.strip()[:40]}.")
+            raise FieldError(field, f"Write each line like 99.9: 10, not {line.strip()[:40]}.")
         below, percent = _read_share(found[1], field), int(found[2])
         if not (0 < below <= MILLION and 0 < percent <= 100):
-            raise FieldError(field, "Shares and credits are more than 0 and at most 100 %.")
+            raise FieldError(field, "Percentages must be greater than 0 and at most 100.")
         table.append((below, percent))
     try:
         read({PriorityClass.DEFAULT: {"credits": table}})
     except ValueError:
-        raise FieldError(field, "From line to line the share must fall and the credit rise.") from None
+        raise FieldError(
+            field, "Each line must have a lower percentage and a higher credit than the one before."
+        ) from None
     return tuple(table)
 
 
@@ -163,7 +165,7 @@ def _rungs_told(table: Iterable[tuple[int, int]]) -> str:
 
 def _read_number(text: str, field: str) -> float:
     if _NUMBER.fullmatch(text) is None:
-        raise FieldError(field, "Write a number, as 0.02.")
+        raise FieldError(field, "Enter a number such as 0.02.")
     return float(text)
 
 
@@ -199,41 +201,49 @@ _PPM = Unit(_read_share, _share, lambda ppm: f"{_share(ppm)} %" if ppm else NONE
 _YES = Unit(
     lambda text, _: text == "on",
     lambda is_on: "on" if is_on else "",
-    lambda is_on: "yes" if is_on else "no",
+    lambda is_on: "Yes" if is_on else "No",
     "check",
 )
 _LINES = Unit(_read_rungs, _rungs, _rungs_told, "lines")
 _NATS = Unit(_read_number, lambda value: f"{value:.10g}", lambda value: f"{value:.10g}", mode="decimal")
 
 _TERMS: Mapping[str, tuple[str, Unit, str]] = {
-    "allowed": ("Requests may ask for it", _YES, ""),
-    "price_percent": ("Price", _PERCENT, "Of what the price list has."),
+    "allowed": ("Available", _YES, ""),
+    "price_percent": ("Price", _PERCENT, "Percentage of the list price."),
     "contracted_tokens_per_minute": (
-        "Contracted tokens a minute",
+        "Contracted tokens per minute",
         _COUNT,
-        "Input and output. What is above is served and billed as default. Empty: no bound.",
+        "Input and output. Requests above are served and billed as default. Leave empty for no limit.",
     ),
-    "ttft_target_ms": ("First token within", _MS, "Aimed for, and reported on."),
+    "ttft_target_ms": ("Target time to first token", _MS, "A target, shown in reports."),
     "max_wait_ms": (
-        "Longest wait",
+        "Maximum wait",
         _MS,
-        "Who would wait longer is refused at once. Empty: the engine's.",
+        "Requests that would wait longer are rejected immediately. Leave empty for the engine's default.",
     ),
-    "min_output_tokens_per_second": ("Tokens a second", _COUNT, "Promised after the first token. 0: none."),
-    "output_rate_ppm": ("Requests at that speed", _PPM, "Of a month's. 0: none promised."),
-    "availability_ppm": ("Availability", _PPM, "Of a month's requests. 0: none promised."),
-    "credits": ("Credits", _LINES, "Delivered share below: per cent of the month's bill; one to a line."),
+    "min_output_tokens_per_second": (
+        "Output tokens per second",
+        _COUNT,
+        "Guaranteed after the first token. 0 for no guarantee.",
+    ),
+    "output_rate_ppm": ("Share of requests at that speed", _PPM, "Per month. 0 for no guarantee."),
+    "availability_ppm": ("Availability", _PPM, "Share of a month's requests. 0 for no guarantee."),
+    "credits": (
+        "Credits",
+        _LINES,
+        "One per line: if delivery falls below this percentage, credit this percentage of the month's cost.",
+    ),
 }
 _GATE = {
-    "min_gain": "Least gain over the base",
-    "max_doubling_gain": "Most gain at twice the scale",
-    "max_loss": "Most loss, default samples",
-    "max_nll_rise": "Most rise by quantising",
-    "max_nll_rise_default": "The same, default samples",
-    "min_top1": "Least agreement",
-    "min_top1_default": "The same, default samples",
-    "fp8_max_nll_rise": "Most rise of FP8 over bf16",
-    "fp8_max_top1_loss": "Most agreement lost by FP8",
+    "min_gain": "Minimum gain over base model",
+    "max_doubling_gain": "Maximum gain at double scale",
+    "max_loss": "Maximum loss (default samples)",
+    "max_nll_rise": "Maximum rise from quantization",
+    "max_nll_rise_default": "Maximum rise from quantization (default samples)",
+    "min_top1": "Minimum agreement",
+    "min_top1_default": "Minimum agreement (default samples)",
+    "fp8_max_nll_rise": "Maximum rise of FP8 over bf16",
+    "fp8_max_top1_loss": "Maximum agreement loss of FP8",
 }
 
 
@@ -246,16 +256,16 @@ def _term(tier: PriorityClass, name: str) -> Field:
 def _class(tier: PriorityClass) -> Group:
     fixed = FIXED if tier == PriorityClass.DEFAULT else {}
     note = (
-        "Class and price of requests from then on. Each part of a month is judged by the promises that were "
-        "in force in it."
+        "Applies to new requests. Each part of a month is measured against the targets that were "
+        "in effect at the time."
     )
     fields = tuple(_term(tier, name) for name in _TERMS if name not in fixed)
-    return Group(tier.value, f"Class {tier.value}", note, fields)
+    return Group(tier.value, f"{tier.value.capitalize()} tier", note, fields)
 
 
 def _limit(metric: Metric) -> Field:
     most = MAX_RATE if metric.kind == "rate" else MAX_AMOUNT
-    hint = {"spend": "US dollars", "stored": "As 500 MB or 20 GB"}.get(metric.measure, "")
+    hint = {"spend": "US dollars", "stored": "For example 500 MB or 20 GB"}.get(metric.measure, "")
     return Field("limits", metric.value, title_of(metric), _of_limit(metric), hint, 0, most, optional=True)
 
 
@@ -268,24 +278,24 @@ GROUPS = (
     Group(
         "fees",
         "Fees",
-        "A month is billed by the fees that are in force when it ends.",
+        "A month is billed at the fees in effect when it ends.",
         (
             Field("plan", "monthly_fee", "Monthly fee", _DOLLARS, "", 0, MOST["monthly_fee"]),
             Field(
-                *("plan", "included_usage", "Usage it covers", _DOLLARS),
-                *("Of each month's usage.", 0, MOST["included_usage"]),
+                *("plan", "included_usage", "Included usage", _DOLLARS),
+                *("Usage included each month.", 0, MOST["included_usage"]),
             ),
         ),
     ),
     Group(
         "limits",
         "Limits",
-        "Hold within a second. A tenant can set itself lower ones, never higher. Empty: none.",
+        "Take effect within a second. Tenants can set lower limits, but not higher ones. Empty: no limit.",
         (
             Field("plan", "max_adapters", "Adapters", _COUNT, "", 0, MOST["max_adapters"]),
             Field("plan", "pinned_adapters", "Adapters kept loaded", _COUNT, "", 0, MOST["pinned_adapters"]),
             Field(
-                *("plan", "max_file_bytes", "One uploaded file", _SIZE, "As 500 MB or 20 GB"),
+                *("plan", "max_file_bytes", "Maximum file size", _SIZE, "For example 500 MB or 20 GB"),
                 *(0, MOST["max_file_bytes"]),
             ),
             *(_limit(metric) for metric in SETTABLE),
@@ -295,7 +305,7 @@ GROUPS = (
     Group(
         "gate",
         "Calibration",
-        "Thresholds of calibrations from then on, in nats per token or shares of tokens.",
+        "Thresholds for new calibrations, in nats per token or shares of tokens.",
         tuple(_threshold(name) for name in msgspec.structs.asdict(Gate())),
     ),
 )

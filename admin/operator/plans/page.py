@@ -1,7 +1,4 @@
-"""The pages of plans: all of them, one, and what a change of one or another plan for a tenant would be.
-
-Owns what is gathered. Refuses to know HTTP, and how a value is written (`plan_fields`).
-"""
+"""Gathers the plan pages: the list, one plan, a draft of a change, and a change of a tenant's plan."""
 
 from __future__ import annotations
 

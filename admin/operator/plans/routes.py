@@ -1,7 +1,7 @@
-"""Plans over HTTP, and which tenant is on which. A draft is its form's fields and nothing more: looking at
-one keeps nothing.
+"""Routes of plans: creating and changing them, and assigning them to tenants.
 
-Owns the paths, and that a plan with tenants on it is changed only as it was when its change was looked at.
+A draft is the fields of its form and is stored nowhere. A plan can be changed only if it is still as it was
+when the change was reviewed.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PlanRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, _NAMES, self._error_mapping)
             return self._new(request, operator, form, status, errors)
-        said = f"The plan {made.name} is made. Nobody is on it yet."
+        said = f"Plan {made.name} created."
         return await self._console.redirect_with_message(request, operator, f"{HERE}/{made.id}", said)
 
     async def edit(self, request: Request, operator: Operator) -> Response:
@@ -126,14 +126,14 @@ class PlanRoutes:
             )
         except PlanChanged:
             errors = form_errors.FormErrors(
-                form="Somebody changed the plan meanwhile. Look at what would change now."
+                form="Another operator changed this plan. Review the changes again."
             )
             draft = await self._pages.draft(plan_id, values)
             return self._edit(request, operator, draft, form, 409, errors, is_looked_at=True)
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, _NAMES, self._error_mapping)
             return self._edit(request, operator, draft, form, status, errors)
-        said = f"The plan {draft.plan.name} is changed, for {_tenants(draft.tenants)}."
+        said = f"Plan {draft.plan.name} updated for {_tenants(draft.tenants)}."
         return await self._console.redirect_with_message(request, operator, f"{HERE}/{plan_id}", said)
 
     async def show_move(self, request: Request, operator: Operator) -> Response:
@@ -148,7 +148,7 @@ class PlanRoutes:
         tenant = await self._tenants.find_tenant(request.path_params["tenant"])
         plan = form.get("plan", "")
         await self._plans.set_tenant_plan(tenant.id, plan, operator.acting(request))
-        said = f"{tenant.name} is on the plan {plan} now."
+        said = f"{tenant.name} is now on the {plan} plan."
         return await self._console.redirect_with_message(
             request, operator, f"{TENANTS.path}/{tenant.id}", said
         )
@@ -202,4 +202,4 @@ class PlanRoutes:
 
 
 def _tenants(number: int) -> str:
-    return {0: "nobody yet", 1: "1 tenant"}.get(number, f"{number:,} tenants")
+    return {0: "no tenants", 1: "1 tenant"}.get(number, f"{number:,} tenants")

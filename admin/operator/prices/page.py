@@ -1,7 +1,4 @@
-"""The pages of prices: the versions of the list, and a draft with what it would change.
-
-Owns reading amounts and moments of forms. Refuses to know HTTP and how a preview is computed.
-"""
+"""Gathers the price list and previews of new prices, and parses their forms."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ LABELS = {
     "input": "Input",
     "cached_input": "Cached input",
     "output": "Output",
-    "adapter_surcharge": "On an adapter, besides",
-    "adapter_gb_day": "Storage of adapters",
+    "adapter_surcharge": "Adapter surcharge",
+    "adapter_gb_day": "Adapter storage",
     "calibration_job": "Calibration",
 }
 UNITS = dict.fromkeys(AMOUNTS, "USD per million tokens") | {
-    "adapter_gb_day": "USD per GB and day",
-    "calibration_job": "USD per job that ends well",
+    "adapter_gb_day": "USD per GB per day",
+    "calibration_job": "USD per successful job",
 }
 FIELDS = (*AMOUNTS, "effective_from", "at")
 
@@ -65,7 +62,7 @@ def _rows(versions: list[PriceVersion], now: datetime) -> list[VersionRow]:
     rows, seen = [], False
     for version in reversed(versions):
         if version.effective_from > now:
-            state = Badge("To come", "busy")
+            state = Badge("Scheduled", "busy")
         elif not seen:
             state, seen = Badge("In effect", "good"), True
         else:
@@ -92,4 +89,4 @@ def read_moment(fields: Mapping[str, str]) -> datetime | None:
     try:
         return datetime.strptime(fields.get("at", ""), "%Y-%m-%dT%H:%M").replace(tzinfo=UTC)
     except ValueError:
-        raise FieldError("at", "Write the moment as 2027-01-01T00:00.") from None
+        raise FieldError("at", "Enter a time such as 2027-01-01T00:00.") from None

@@ -1,6 +1,6 @@
-"""Prices over HTTP. A draft is its form's fields and nothing more: previewing one keeps nothing.
+"""Routes of the price list: its versions, previewing and publishing a new one.
 
-Owns the paths. What a version is, and that none is ever changed, is `billing.pricing`'s.
+A draft is the fields of its form and is stored nowhere.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class PriceRoutes:
                 actor=operator.acting(request),
             )
         except PriceTaken:
-            errors = form_errors.FormErrors(at="Another version begins at that very moment.")
+            errors = form_errors.FormErrors(at="Another version takes effect at this time.")
             return self._form(request, operator, form, 409, errors)
         except self._expected_errors as error:
             return self._problem(request, operator, form, error)
-        said = f"The prices are published: in effect from {made.effective_from:%Y-%m-%d %H:%M} UTC on."
+        said = f"Prices published. Effective from {made.effective_from:%Y-%m-%d %H:%M} UTC."
         return await self._console.redirect_with_message(request, operator, HERE, said)
 
     def _problem(

@@ -1,7 +1,4 @@
-"""Reconciliation over HTTP: the comparisons there were, what they found row by row, and another one now.
-
-Owns the paths and forms. What is compared with what is `billing.reconciliation`'s.
-"""
+"""Routes of reconciliation: its runs, their differences, and starting a run."""
 
 from __future__ import annotations
 
@@ -67,7 +64,9 @@ class BookRoutes:
         """From a day on up to and with another."""
         start, end = _day("since", form), _day("until", form) + timedelta(days=1)
         if not timedelta(0) < end - start <= LONGEST:
-            raise HTTPException(422, "The last day must not be before the first, nor a year after it.")
+            raise HTTPException(
+                422, "The end date must be on or after the start date, and within a year of it."
+            )
         await self._comparing.start(start, end, operator.acting(request))
         return self._console.redirect(request, HERE)
 
@@ -75,12 +74,12 @@ class BookRoutes:
         report = await self._report(request)
         chosen = request.query_params.get("check", "")
         if chosen and chosen not in CHECKS:
-            raise HTTPException(404, "There is no such check.")
+            raise HTTPException(404, "This check doesn't exist.")
         rows = [one for one in report.differences if not chosen or one.check == chosen]
         number = request.query_params.get("page", "1")
         page = int(number) if number.isascii() and number.isdecimal() and len(number) < 6 else 0
         if page < 1:
-            raise HTTPException(404, "There is no such page of the list.")
+            raise HTTPException(404, "This page of the list doesn't exist.")
         shown = rows[ROWS * (page - 1) : ROWS * page]
         return self._console.render(
             request,
@@ -109,7 +108,7 @@ class BookRoutes:
         name = request.path_params["reconciliation"]
         found = None if "\x00" in name else await self._books.find(name)
         if found is None:
-            raise HTTPException(404, "There is no such comparison.")
+            raise HTTPException(404, "This run doesn't exist.")
         return found
 
 
@@ -119,5 +118,5 @@ def _day(name: str, form: dict[str, str]) -> datetime:
         if not 2000 <= day.year < 2100:
             raise ValueError(day)
     except ValueError:
-        raise HTTPException(422, "Write days as 2026-12-31.") from None
+        raise HTTPException(422, "Enter dates such as 2026-12-31.") from None
     return datetime.combine(day, time(), UTC)

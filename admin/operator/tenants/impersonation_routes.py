@@ -1,6 +1,4 @@
-"""How an operator gets into a tenant's console, and out of it. Owns the paths and the sessions' part; what is
-on record of it is `tenants.operators`'.
-"""
+"""Routes that open a tenant's console for an operator, and leave it again."""
 
 from __future__ import annotations
 
@@ -38,10 +36,12 @@ class ImpersonationRoutes:
     async def open(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         is_full = form.get("access") == "full"
         if is_full and not operator.may_change:
-            raise HTTPException(403, "You look on: you can open a console read-only.")
+            raise HTTPException(
+                403, "Your operator account is read-only, so you can only open a console read-only."
+            )
         minutes = form.get("minutes", "")
         if not (minutes.isascii() and minutes.isdecimal() and len(minutes) < 5):
-            raise HTTPException(400, "For how long is a whole number of minutes.")
+            raise HTTPException(400, "Enter the duration in whole minutes.")
         tenant_id, user_id = request.path_params["tenant"], form.get("user", "")
         try:
             begun = await self._impersonations.begin(
@@ -53,7 +53,7 @@ class ImpersonationRoutes:
                 lasting=timedelta(minutes=int(minutes)),
             )
         except ValueError as error:
-            raise HTTPException(422, f"Nothing was opened: {error}.") from None
+            raise HTTPException(422, f"The console wasn't opened: {error}.") from None
         taken = Impersonation(tenant_id, user_id, is_full, begun.ends_at.timestamp(), begun.reason)
         return await self._go(request, operator, taken, "/")
 

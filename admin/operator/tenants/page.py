@@ -1,7 +1,4 @@
-"""The pages of tenants: the list, with what each uses this month, and one of them.
-
-Owns reading the filter and how standing is put into words. Refuses to know HTTP.
-"""
+"""Gathers the tenants pages: the list with this month's usage, and one tenant."""
 
 from __future__ import annotations
 
@@ -28,11 +25,11 @@ from tenants.views import PlanView
 PAGE = 50
 FIELDS = ("search", "plan", "standing")
 STANDINGS = (
-    ("", "any"),
-    ("active", "pays"),
-    ("grace", "payment overdue"),
-    ("suspended", "suspended: unpaid"),
-    ("disabled", "shut out"),
+    ("", "Any"),
+    ("active", "Active"),
+    ("grace", "Payment overdue"),
+    ("suspended", "Unpaid"),
+    ("disabled", "Suspended"),
 )
 MEMBERS = INVOICES = ADAPTERS = 20
 _STATES = {
@@ -40,7 +37,7 @@ _STATES = {
     "grace": Badge("Overdue", "warn"),
     "suspended": Badge("Unpaid", "bad"),
 }
-SHUT_OUT = Badge("Shut out", "off")
+SHUT_OUT = Badge("Suspended", "off")
 
 
 @dataclass(frozen=True)
@@ -113,7 +110,7 @@ class TenantPages:
             count,
             sum(row.use.spend for row in rows),
             rows[-1].name if len(found) > PAGE else None,
-            [("", "any"), *((plan.name, plan.name) for plan in await self._account.plans.list())],
+            [("", "Any"), *((plan.name, plan.name) for plan in await self._account.plans.list())],
         )
 
     async def one(self, tenant_id: str) -> TenantPage:
@@ -149,12 +146,12 @@ def read_filter(fields: Mapping[str, str]) -> TenantFilter:
     given = {name: fields.get(name, "").strip() for name in FIELDS}
     for name, value in given.items():
         if len(value) > 200 or "\x00" in value:
-            raise FieldError(name, "Nothing is called like this.")
+            raise FieldError(name, "This value is too long or contains invalid characters.")
     if given["standing"] not in {name for name, _ in STANDINGS}:
-        raise FieldError("standing", "There is no such standing.")
+        raise FieldError("standing", "Unknown status.")
     return TenantFilter(**given)  # type: ignore[arg-type]
 
 
 def _whose(limit: Limit) -> str:
-    whose = "the organisation" if limit.scope == "tenant" else f"{limit.scope} {limit.scope_id}"
+    whose = "Organization" if limit.scope == "tenant" else f"{limit.scope.capitalize()} {limit.scope_id}"
     return f"{whose}, on {limit.model}" if limit.model else whose

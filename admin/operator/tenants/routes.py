@@ -1,7 +1,4 @@
-"""Tenants over HTTP, for the operator: finding them, looking at one, and changing its standing and balance.
-
-Owns the paths and forms. Which plan a tenant is on is changed by `plan_routes`.
-"""
+"""Routes of tenants: searching them, viewing one, suspending and reinstating it, granting credit."""
 
 from __future__ import annotations
 
@@ -77,11 +74,11 @@ class TenantRoutes:
         return await self._one(request, operator, request.path_params["tenant"])
 
     async def shut_out(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
-        said = "is shut out: every key and user of theirs is refused within a second."
+        said = "was suspended. All keys and users are blocked within a second."
         return await self._set_disabled(request, operator, True, said)
 
     async def let_in(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
-        return await self._set_disabled(request, operator, False, "is let in again.")
+        return await self._set_disabled(request, operator, False, "was reinstated.")
 
     async def credit(self, request: Request, operator: Operator, form: dict[str, str]) -> Response:
         tenant = await self._account.tenants.find_tenant(request.path_params["tenant"])
@@ -89,7 +86,7 @@ class TenantRoutes:
             amount = read_dollars(form.get("amount", ""), "amount")
             reason = " ".join(form.get("reason", "").split())
             if not 3 <= len(reason) <= 200 or not reason.isprintable():
-                raise form_errors.FieldError("reason", "Say in 3 to 200 characters what it is for.")
+                raise form_errors.FieldError("reason", "Describe the credit in 3 to 200 characters.")
             await self._credits.add(
                 tenant.id,
                 "grant",
@@ -102,7 +99,7 @@ class TenantRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, _CREDIT_FIELDS, self._error_mapping)
             return await self._one(request, operator, tenant.id, status, fields=form, errors=errors)
-        said = f"${amount / 1_000_000:,.2f} is put into the balance of {tenant.name}."
+        said = f"${amount / 1_000_000:,.2f} added to the balance of {tenant.name}."
         return await self._console.redirect_with_message(request, operator, f"{HERE}/{tenant.id}", said)
 
     async def _set_disabled(
@@ -126,5 +123,5 @@ class TenantRoutes:
             section=TENANTS.id,
             page=shown,
             once=token_hex(16),
-            **{"fields": {}, "problems": form_errors.NO_ERRORS} | context,
+            **{"fields": {}, "errors": form_errors.NO_ERRORS} | context,
         )

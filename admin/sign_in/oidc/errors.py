@@ -1,4 +1,4 @@
-"""What can be wrong with another provider, or with what it says. Neither leaves the console."""
+"""Errors of identity providers. None leaves the console."""
 
 from __future__ import annotations
 

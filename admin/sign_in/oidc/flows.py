@@ -1,7 +1,6 @@
-"""Sign-ins that are under way at another provider: what was asked, by which browser, and what for.
+"""Stores sign-ins that are in progress at an identity provider, in Redis, under the hash of their state.
 
-Owns that an answer is good once, for ten minutes, and in the browser that asked. Refuses to know providers.
-Kept in Redis under the hash of the state, so that reading Redis answers nothing.
+An answer is accepted once, within ten minutes, from the browser that started the sign-in.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""One OpenID provider: where it sends people, and whether what it says of them is true.
+"""Speaks OpenID Connect to one identity provider: discovery, authorization URL, and verification of ID
+tokens.
 
-Owns discovery, the provider's keys, and every check of an ID token. Refuses to know users and sessions.
-
-Endpoints and keys are looked up when first needed and now and then after that; a token signed with a key that
-is not known has them looked up again, but not more often than once in a while: whoever makes tokens up must
-not make us ask.
+Endpoints and keys are cached. A token signed with an unknown key refreshes them, but at most once every half
+minute, so that forged tokens cannot cause a flood of requests.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""Signing in, joining and connecting by another provider, over HTTP.
+"""Routes that sign in, join or connect an account with an identity provider.
 
-Owns the paths, and what comes of an answer: an identity lets in the user it was bound to, binds itself to
-whoever is signed in and asked for it, or becomes the user of an invitation to an address that the provider
-has seen to. It is never taken for a user because an address is the same.
+An identity signs in the user it is bound to, binds to the signed-in user who asked for it, or accepts an
+invitation to an email that the provider has verified. Users are never matched by email alone.
 
-The answer comes by a GET, as the standard has it. What it changes was asked for by a form of ours, in the
-same browser: the state says so. Browsers hold a form's answer to our own origin, through every redirect; so
-the form is answered with a page, and that page leads on.
+The provider's answer arrives by a GET; its state proves that a form of ours, in the same browser, asked for
+it. The content security policy restricts redirects of forms, so the form leads over a page of ours.
 """
 
 from __future__ import annotations
@@ -34,23 +32,20 @@ from tenants.errors import IdentityTaken, InviteInvalid, InviteNotTheirs, NameTa
 from tenants.vouched import Vouched
 
 log = structlog.get_logger(__name__)
-_AWAY = "{0} does not answer at the moment. Try again."
-_NOT_VOUCHED = "What {0} answered does not prove who you are. Please begin again."
-_BROKEN_OFF = "You broke it off at {0}, or {0} does not let you in here."
-_STALE = "This took too long, or was begun in another window. Please begin again."
+_AWAY = "{0} isn't responding. Try again in a moment."
+_NOT_VOUCHED = "Sign-in with {0} failed. Please try again."
+_BROKEN_OFF = "Sign-in with {0} was cancelled or denied."
+_STALE = "This sign-in expired or was started in another window. Please try again."
 _NOBODY = (
-    "Nobody here is connected to this {0} account. Sign in with your password and connect it under your "
-    "account; or, if you were invited, open the link of the invitation."
+    "No account is connected to this {0} account. Sign in with your password and connect it in your account "
+    "settings, or open your invitation link."
 )
-_INVITE_INVALID = (
-    "This invitation is not valid, or not any more: it was used, withdrawn, or is too old. Ask whoever "
-    "invited you for another one."
-)
+_INVITE_INVALID = "This invitation is invalid or has expired. Ask an admin of the organization for a new one."
 _NOT_THEIRS = (
-    "The invitation is for another address than {0} knows you by, or {0} has not made sure that it is yours. "
+    "This invitation is for a different email than your {0} account, or {0} hasn't verified your email. "
     "Join with a password; you can connect {0} afterwards."
 )
-_TAKEN = "This {0} account lets somebody else in here already."
+_TAKEN = "This {0} account is already connected to another user."
 
 
 class OidcRoutes:
@@ -86,7 +81,7 @@ class OidcRoutes:
         try:
             digest = self._invites.digest(form.get("token", "").strip().rpartition("#")[2])
         except InviteInvalid:
-            return self._told(request, "Not valid", _INVITE_INVALID, 422)
+            return self._told(request, "Invalid invitation", _INVITE_INVALID, 422)
         return await self._lead(request, opened, form, "join", digest)
 
     async def connect(self, request: Request, principal: Principal, form: dict[str, str]) -> Response:
@@ -99,7 +94,7 @@ class OidcRoutes:
     async def answered(self, request: Request) -> Response:
         provider = self._providers.get(request.path_params["provider"])
         if provider is None:
-            raise HTTPException(404, "There is no such provider.")
+            raise HTTPException(404, "This provider doesn't exist.")
         opened = await self._console.sessions.find(security.session_id(request))
         response = await self._answer(request, provider, opened)
         if opened is not None and opened.fresh and "set-cookie" not in response.headers:
@@ -111,7 +106,7 @@ class OidcRoutes:
         session = None if opened is None else opened.session
         flow = await self._flows.take(query.get("state", ""), provider.name, session)
         if flow is None or opened is None:
-            return self._told(request, "Begin again", _STALE, 400)
+            return self._told(request, "Sign-in expired", _STALE, 400)
         back = "/account" if flow.purpose == "connect" else "/sign-in"
         if "code" not in query or "error" in query:
             return self._told(request, "Not signed in", _BROKEN_OFF.format(provider.title), 403, back)
@@ -150,12 +145,12 @@ class OidcRoutes:
                 flow.invite, vouched, address=address_of(request), request_id=request_id_of(request)
             )
         except InviteInvalid:
-            return self._told(request, "Not valid", _INVITE_INVALID, 422)
+            return self._told(request, "Invalid invitation", _INVITE_INVALID, 422)
         except InviteNotTheirs:
-            return self._told(request, "Not yours", _NOT_THEIRS.format(provider.title), 403)
+            return self._told(request, "Email doesn't match", _NOT_THEIRS.format(provider.title), 403)
         except NameTaken:
-            return self._told(request, "Somebody is here already", _TAKEN.format(provider.title), 409)
-        said = f"Welcome to {account.tenant_name}. You are its {account.role}."
+            return self._told(request, "Already connected", _TAKEN.format(provider.title), 409)
+        said = f"Welcome to {account.tenant_name}. Your role is {account.role}."
         return await self._completion.complete(
             request, opened, account, provider.name, flow.began_at, message=said
         )
@@ -165,13 +160,13 @@ class OidcRoutes:
     ) -> Response:
         principal = await self._console.principal_of(opened)
         if principal is None or (isinstance(principal, TenantUser) and principal.operator is not None):
-            return self._told(request, "Begin again", _STALE, 400)
+            return self._told(request, "Sign-in expired", _STALE, 400)
         try:
             await self._identities.bind(principal.account, vouched, principal.acting(request))
         except IdentityTaken:
             taken = _TAKEN.format(provider.title)
             return self._told(request, "Not connected", taken, 409, "/account")
-        said = f"{provider.title} lets you in from now on."
+        said = f"{provider.title} connected."
         return await redirect_with_new_session(self._console, request, principal, "/account", said)
 
     async def _asked(self, request: Request) -> tuple[OpenSession, dict[str, str]]:
@@ -191,7 +186,7 @@ class OidcRoutes:
     ) -> Response:
         provider = self._providers.get(form.get("provider", ""))
         if provider is None:
-            raise HTTPException(404, "There is no such provider.")
+            raise HTTPException(404, "This provider doesn't exist.")
         origin = self._url or origin_of(request)
         back = f"{origin}{request.scope.get('root_path', '')}/sign-in/from/{provider.name}"
         state, flow = await self._flows.begin(provider.name, purpose, opened.session, back, invite)
@@ -205,10 +200,10 @@ class OidcRoutes:
 
     def _away(self, request: Request, provider: Provider, error: ProviderAway, back: str) -> Response:
         log.error("a provider of identities cannot be asked", provider=provider.name, reason=error.reason)
-        return self._told(request, "Not just now", _AWAY.format(provider.title), 503, back)
+        return self._told(request, "Provider unavailable", _AWAY.format(provider.title), 503, back)
 
     def _told(self, request: Request, title: str, text: str, status: int, back: str = "/sign-in") -> Response:
-        label = "Back to your account" if back == "/account" else "Back to the sign-in"
+        label = "Back to account settings" if back == "/account" else "Back to sign-in"
         return self._console.render(
             request, "sign_in_notice.html", status, title=title, text=text, back=back, label=label
         )
