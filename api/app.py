@@ -16,7 +16,7 @@ from starlette.routing import Match
 from adapters.files.uploads import MAX_PART_BYTES
 from api import health, openapi
 from api.cors import Preflights
-from api.deps import Limits, Services, identify
+from api.deps import RequestLimits, Services, identify
 from api.direct import Direct
 from api.edge import METHODS, AsgiApp, BodyLimit, BodyLimits, Edge
 from api.engine_metrics import EngineCollector
@@ -148,7 +148,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     return edge
 
 
-def _body_limits(limits: Limits) -> BodyLimits:
+def _body_limits(limits: RequestLimits) -> BodyLimits:
     """Large bodies are taken by the routes that hand them on as they come, or that put them on disk."""
     timeout, rate = limits.body_timeout, limits.min_file_rate
     part = MAX_PART_BYTES + file_routes.FORM_OVERHEAD

@@ -15,8 +15,8 @@ from typing import Any, cast
 import structlog
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from api.outlets import EXTENSION, Hear, nothing
 from api.request_reader import HEAD_TIMEOUT, RequestReader
+from api.response_writer import EXTENSION, Hear, nothing
 
 MAX_UNSENT = 16 * 1024
 """Bytes in this process; past it whoever sends waits."""
@@ -66,7 +66,7 @@ class HeadFirst:
             self._transport.write(head)
 
 
-class StraightOutlet:
+class DirectResponseWriter:
     """Pieces of a response to its connection's socket, those of one turn of the loop together. The response
     is chunked: who makes it bit by bit has not said how long it is.
     """
@@ -117,13 +117,13 @@ class Connection(RequestReader):
     patience = 60.0
     """Seconds that whoever sends may be kept waiting."""
     _cut: asyncio.TimerHandle | None = None
-    _outlet: StraightOutlet
+    _outlet: DirectResponseWriter
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         transport.set_write_buffer_limits(high=MAX_UNSENT)
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, KERNEL_BUFFER)
         super().connection_made(cast("asyncio.Transport", HeadFirst(transport, self.loop)))
-        self._outlet = StraightOutlet(self.transport, self.flow)
+        self._outlet = DirectResponseWriter(self.transport, self.flow)
         self._extensions = {EXTENSION: self._outlet}
 
     def on_message_begin(self) -> None:

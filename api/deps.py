@@ -14,8 +14,8 @@ from fastapi import Request
 
 from adapters.files.service import FileService, UploadService
 from adapters.resolver import ModelResolver
-from api.afterwards import Afterwards
 from api.books_metrics import BooksCollector
+from api.deferred_work import DeferredWork
 from api.errors import (
     ClientGone,
     InsufficientPermissions,
@@ -91,7 +91,7 @@ to read, or raises.
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What a request may ask of this process."""
 
     max_body_bytes: int = 4 * 1024 * 1024
@@ -121,10 +121,10 @@ class Services:
     sla: SlaRecorder
     sla_reports: SlaReports
     metrics: ServingMetrics = field(default_factory=ServingMetrics)
-    afterwards: Afterwards = field(default_factory=Afterwards)
+    afterwards: DeferredWork = field(default_factory=DeferredWork)
     checks: Mapping[str, Check] = field(default_factory=dict)
     """By the name /readyz shows: postgres, redis, schema. The engine is asked directly."""
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     idempotency: IdempotencyRecords | None = None
     """None in a process that refuses requests with an idempotency key."""
     onboarding: Onboarding | None = None

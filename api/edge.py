@@ -17,8 +17,8 @@ from typing import Any
 
 import structlog
 
-from api.afterwards import Afterwards
 from api.cors import response_headers
+from api.deferred_work import DeferredWork
 from api.errors import (
     ApiError,
     BodyTooLarge,
@@ -86,10 +86,14 @@ class Edge:
     """
 
     def __init__(
-        self, app: AsgiApp, metrics: ServingMetrics, limits: BodyLimits, afterwards: Afterwards | None = None
+        self,
+        app: AsgiApp,
+        metrics: ServingMetrics,
+        limits: BodyLimits,
+        afterwards: DeferredWork | None = None,
     ) -> None:
         self._app = app
-        self._afterwards = afterwards or Afterwards()
+        self._afterwards = afterwards or DeferredWork()
         self._metrics = metrics
         self._limits = limits
         self._log = log.bind()  # once: a logger that is not bound is made anew for every line

@@ -16,7 +16,7 @@ import msgspec
 from adapters.errors import InvalidAdapter
 from adapters.files.errors import FileError
 from adapters.inspection import InspectionRefused
-from api.faces import (
+from api.error_mapping import (
     BAD_KEY,
     BUSY,
     ENGINE_AWAY,
@@ -25,7 +25,7 @@ from api.faces import (
     INVALID,
     NOT_FOUND,
     UNAVAILABLE,
-    Face,
+    ErrorResponse,
     adapters,
     billing,
     tenants,
@@ -147,33 +147,35 @@ class GenerationAborted(ApiError):
     """The engine stopped before the answer was complete, for example because it was shut down."""
 
 
-FACES: dict[type[Exception], Face] = {
-    InvalidValue: Face(400, INVALID, "invalid_value", retry=False),
-    UnsupportedParameter: Face(400, INVALID, "unsupported_parameter", retry=False),
-    ContextLengthExceeded: Face(400, INVALID, "context_length_exceeded", retry=False),
+FACES: dict[type[Exception], ErrorResponse] = {
+    InvalidValue: ErrorResponse(400, INVALID, "invalid_value", retry=False),
+    UnsupportedParameter: ErrorResponse(400, INVALID, "unsupported_parameter", retry=False),
+    ContextLengthExceeded: ErrorResponse(400, INVALID, "context_length_exceeded", retry=False),
     MissingApiKey: BAD_KEY,
     InsufficientPermissions: FORBIDDEN,
     RouteNotFound: NOT_FOUND,
-    MethodNotAllowed: Face(405, INVALID, "method_not_allowed", retry=False),
-    MalformedRequest: Face(400, INVALID, "invalid_value", retry=False),
-    HeadersTooLarge: Face(431, INVALID, "headers_too_large", retry=False),
-    SlowHeaders: Face(408, INVALID, "request_timeout", retry=True),
-    SlowBody: Face(408, INVALID, "request_timeout", retry=True),
-    BodyTooLarge: Face(413, INVALID, "file_too_large", retry=False),
-    UnsupportedMediaType: Face(415, INVALID, "unsupported_media_type", retry=False),
-    UnsupportedEncoding: Face(415, INVALID, "unsupported_media_type", retry=False),
-    ClientGone: Face(499, INVALID, "client_closed_request", retry=False),
-    MismatchedOrganization: Face(401, INVALID, "mismatched_organization", retry=False),
-    MismatchedProject: Face(401, INVALID, "mismatched_project", retry=False),
-    IdempotencyInProgress: Face(409, "conflict_error", "idempotency_in_progress", retry=True, retry_after=1),
-    IdempotencyNotReplayable: Face(409, "conflict_error", "idempotency_not_replayable", retry=False),
-    IdempotencyKeyReused: Face(422, INVALID, "idempotency_key_reused", retry=False),
-    NoRoomForFlex: Face(429, "rate_limit_error", "resource_unavailable", retry=True, retry_after=1),
-    GenerationFailed: Face(500, "server_error", "generation_failed", retry=False),
+    MethodNotAllowed: ErrorResponse(405, INVALID, "method_not_allowed", retry=False),
+    MalformedRequest: ErrorResponse(400, INVALID, "invalid_value", retry=False),
+    HeadersTooLarge: ErrorResponse(431, INVALID, "headers_too_large", retry=False),
+    SlowHeaders: ErrorResponse(408, INVALID, "request_timeout", retry=True),
+    SlowBody: ErrorResponse(408, INVALID, "request_timeout", retry=True),
+    BodyTooLarge: ErrorResponse(413, INVALID, "file_too_large", retry=False),
+    UnsupportedMediaType: ErrorResponse(415, INVALID, "unsupported_media_type", retry=False),
+    UnsupportedEncoding: ErrorResponse(415, INVALID, "unsupported_media_type", retry=False),
+    ClientGone: ErrorResponse(499, INVALID, "client_closed_request", retry=False),
+    MismatchedOrganization: ErrorResponse(401, INVALID, "mismatched_organization", retry=False),
+    MismatchedProject: ErrorResponse(401, INVALID, "mismatched_project", retry=False),
+    IdempotencyInProgress: ErrorResponse(
+        409, "conflict_error", "idempotency_in_progress", retry=True, retry_after=1
+    ),
+    IdempotencyNotReplayable: ErrorResponse(409, "conflict_error", "idempotency_not_replayable", retry=False),
+    IdempotencyKeyReused: ErrorResponse(422, INVALID, "idempotency_key_reused", retry=False),
+    NoRoomForFlex: ErrorResponse(429, "rate_limit_error", "resource_unavailable", retry=True, retry_after=1),
+    GenerationFailed: ErrorResponse(500, "server_error", "generation_failed", retry=False),
     GenerationAborted: BUSY,
     NotServing: BUSY,
     EngineGone: ENGINE_AWAY,
-    ReaderStalled: Face(
+    ReaderStalled: ErrorResponse(
         408,
         INVALID,
         "request_timeout",
@@ -182,7 +184,7 @@ FACES: dict[type[Exception], Face] = {
     ),
     # Shown by its code: see REJECTIONS.
     RequestRejected: INTERNAL,
-    DatabaseUnavailable: Face(
+    DatabaseUnavailable: ErrorResponse(
         503,
         UNAVAILABLE,
         "server_is_overloaded",
@@ -190,8 +192,8 @@ FACES: dict[type[Exception], Face] = {
         retry_after=2,
         message="The server cannot look this up at the moment. Try again.",
     ),
-    UnstorableText: Face(400, INVALID, "invalid_value", retry=False),
-    UnknownCursor: Face(400, INVALID, "invalid_value", retry=False),
+    UnstorableText: ErrorResponse(400, INVALID, "invalid_value", retry=False),
+    UnknownCursor: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     **adapters.FACES,
     **billing.FACES,
     **tenants.FACES,
@@ -200,13 +202,13 @@ FACES: dict[type[Exception], Face] = {
 that is.
 """
 
-REJECTIONS: dict[RejectCode, Face] = {
-    "context_length_exceeded": Face(400, INVALID, "context_length_exceeded", retry=False),
-    "invalid": Face(400, INVALID, "invalid_value", retry=False),
+REJECTIONS: dict[RejectCode, ErrorResponse] = {
+    "context_length_exceeded": ErrorResponse(400, INVALID, "context_length_exceeded", retry=False),
+    "invalid": ErrorResponse(400, INVALID, "invalid_value", retry=False),
     "overloaded": BUSY,
     "draining": ENGINE_AWAY,
-    "adapter_loading": Face(503, UNAVAILABLE, "adapter_loading", retry=True, retry_after=1),
-    "adapter_unavailable": Face(
+    "adapter_loading": ErrorResponse(503, UNAVAILABLE, "adapter_loading", retry=True, retry_after=1),
+    "adapter_unavailable": ErrorResponse(
         503,
         UNAVAILABLE,
         "adapter_unavailable",
@@ -221,7 +223,7 @@ REJECTIONS: dict[RejectCode, Face] = {
 """The engine rejects with a code of its own: one class, many faces."""
 
 
-def face_of(error: BaseException) -> Face:
+def face_of(error: BaseException) -> ErrorResponse:
     """The face of `error`: by the engine's code, else by the nearest class of the table, else an internal
     error.
     """

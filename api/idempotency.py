@@ -27,7 +27,7 @@ from api.errors import (
     InvalidValue,
 )
 from api.openai.stream import DONE
-from api.outlets import EXTENSION
+from api.response_writer import EXTENSION
 from tenants.idempotency.records import Claim, IdempotencyRecords, RecordsUnavailable, Stored
 from tenants.identities.sealing import Sealer
 

@@ -29,12 +29,12 @@ from adapters.resolver import ModelResolver
 from adapters.storage import StorageSettings, open_store
 from admin.app import BillingServices
 from admin.settings import ConsoleSettings
-from api.afterwards import Afterwards
 from api.app import create_app
 from api.books_metrics import BooksCollector
 from api.connections import connections_with
 from api.console import console_over
-from api.deps import Limits, Services
+from api.deferred_work import DeferredWork
+from api.deps import RequestLimits, Services
 from api.disk_metrics import DiskCollector
 from api.edge import AsgiApp
 from api.engine_watch import EngineWatch
@@ -63,7 +63,7 @@ from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from billing.statements import Statements
 from billing.window_usage import WindowUsage
-from billing.windows.begun import BegunWindows
+from billing.windows.usage_exists import UsageExists
 from db.errors import DatabaseUnavailable, UnusableDatabase
 from db.schema import assert_fit_to_serve
 from db.session import Database
@@ -165,9 +165,9 @@ async def open_services(
     watch = EngineWatch(engine, cache)
     prices = PriceBook(rows, cache, ttl=tenants.cache_seconds)
     sla = SlaRecorder(cache)
-    windows = BegunWindows(rows, WindowUsage(rows))
+    windows = UsageExists(rows, WindowUsage(rows))
     quotas = Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", seed=windows)
-    afterwards = Afterwards(AFTERWARDS)
+    afterwards = DeferredWork(AFTERWARDS)
     store, sandbox = open_store(storage), Sandbox()
     min_free_bytes = DiskSettings().min_free_bytes
     schema = _SchemaCheck(rows)
@@ -226,7 +226,7 @@ async def open_services(
                 "disk": LocalDisk(store.scratch, min_free_bytes).check,
                 "engine_disk": EngineDisk(lambda: engine.stats, min_free_bytes).check,
             },
-            limits=Limits(
+            limits=RequestLimits(
                 settings.max_body_bytes,
                 settings.body_timeout,
                 settings.max_file_bytes,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.deps import Services
-from api.openai.booking import asked_for
+from api.openai.reservation import asked_for
 from api.openai.routes import chat_completion
 from billing.rates import Rate
 from engine.protocol import PriorityClass

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import write_report
-from engine.admission import Limits
 from engine.batch import Batch, Launched
 from engine.core import EngineCore
 from engine.inspection import history_of
@@ -28,7 +27,8 @@ from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.null_runner import NullRunner
 from engine.protocol import AdapterRef, SamplingParams, Submit
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import EngineLimits
 
 VOCAB_SIZE = 32_000
 PROMPT_LEN = 128
@@ -52,7 +52,7 @@ class Load:
         self.runner = NullRunner(range(VOCAB_SIZE), num_rows, depth=depth)
         slots = SlotTable(num_adapters, self.runner.load)
         self.scheduler = Scheduler(
-            limits=Limits(context_length=8192, vocab_size=VOCAB_SIZE, max_rows=num_rows),
+            limits=EngineLimits(context_length=8192, vocab_size=VOCAB_SIZE, max_rows=num_rows),
             pool=BlockPool(num_rows * ((PROMPT_LEN + MAX_TOKENS) // 16 + 2)),
             slots=slots,
             eos_ids=(0,),

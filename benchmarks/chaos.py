@@ -38,8 +38,8 @@ from benchmarks.chaos_process import Point
 from benchmarks.chaos_site import APIS, WORKERS, Process, Site, open_site, told
 from benchmarks.report import write_report
 from billing.metering import DEAD_LETTERS
-from engine.inflight_rows import read_remains
-from engine.meter import SPOOL, TABLE
+from engine.journal.inflight_rows import read_remains
+from engine.journal.meter import SPOOL, TABLE
 from engine.protocol import JOURNAL_STREAM
 
 SETTLE_S = 180.0
@@ -63,30 +63,30 @@ FATES = {
     "engine": Fate(
         (
             "engine.core:EngineCore.step",
-            "engine.inflight:InflightTable.add",
-            "engine.inflight:InflightTable.admit",
-            "engine.inflight:InflightTable.clear",
-            "engine.inflight:InflightTable.free",
-            "engine.meter:Meter.admit",
-            "engine.meter:Meter.count",
-            "engine.meter:Meter.end_step",
-            "engine.meter:Meter.settle",
-            "engine.spool:Spool.append",
-            "engine.spool:Spool.consume",
-            "engine.transport:Transport.send",
-            "engine.usage:UsageJournal._replay",
-            "engine.usage:UsageJournal._send",
-            "engine.usage:UsageJournal._write",
-            "engine.usage:UsageJournal.write_now",
+            "engine.journal.inflight_table:InflightTable.add",
+            "engine.journal.inflight_table:InflightTable.admit",
+            "engine.journal.inflight_table:InflightTable.clear",
+            "engine.journal.inflight_table:InflightTable.free",
+            "engine.journal.meter:Meter.admit",
+            "engine.journal.meter:Meter.count",
+            "engine.journal.meter:Meter.end_step",
+            "engine.journal.meter:Meter.settle",
+            "engine.journal.spool:Spool.append",
+            "engine.journal.spool:Spool.consume",
+            "engine.transport.server_socket:Transport.send",
+            "engine.journal.usage_journal:UsageJournal._replay",
+            "engine.journal.usage_journal:UsageJournal._send",
+            "engine.journal.usage_journal:UsageJournal._write",
+            "engine.journal.usage_journal:UsageJournal.write_now",
         ),
         2.0,
         (0.6, 4.0),
     ),
     "api": Fate(
         (
-            "api.openai.booking:Booking._ended",
-            "api.openai.booking:Booking._settle",
-            "api.openai.booking:Booking.follow",
+            "api.openai.reservation:RequestReservation._ended",
+            "api.openai.reservation:RequestReservation._settle",
+            "api.openai.reservation:RequestReservation.follow",
             "engine.client:EngineClient._on_outputs",
             "engine.client:EngineClient.submit",
             "tenants.quotas.ending:Endings._answered",

@@ -28,7 +28,7 @@ from typing import Any
 from cli.local.server import LocalServer, LocalServerError
 
 PRELOADED = {
-    "engine": ("engine.main", "engine.null_runner", "engine.scheduler", "multiprocessing"),
+    "engine": ("engine.main", "engine.null_runner", "engine.scheduling.scheduler", "multiprocessing"),
     "api": ("api.main", "api.openai.stream", "uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.off"),
     "worker": (
         "worker.main",
@@ -256,7 +256,7 @@ def _watch(path: Path) -> None:
     from engine.core import EngineCore
     from engine.outputs import StepOutputs
     from engine.protocol import EngineMessage, Outputs
-    from engine.transport import Transport
+    from engine.transport.server_socket import Transport
 
     witness = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     step, send = EngineCore.step, Transport.send

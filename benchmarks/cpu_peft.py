@@ -28,8 +28,8 @@ import torch
 from adapters.packing import pack
 from benchmarks.random_llama import Shape, write_adapter, write_base
 from benchmarks.report import write_report
-from engine.admission import Limits
 from engine.core import EngineCore
+from engine.device.cpu_runner import ModelRunner
 from engine.kv_cache import BlockPool
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.pool import AdapterPool
@@ -39,8 +39,8 @@ from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.model.weights import base_digest
 from engine.protocol import AdapterRef, SamplingParams, Submit
-from engine.runner import ModelRunner
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import EngineLimits
 
 RANKS = (8, 16, 8, 16)
 BLOCK_SIZE = 16
@@ -82,7 +82,7 @@ class Rootstock:
 
         batch = len(work.prompts)
         scheduler = Scheduler(
-            Limits(length, model.config.vocab_size, max(2048, batch), batch),
+            EngineLimits(length, model.config.vocab_size, max(2048, batch), batch),
             BlockPool(num_blocks, BLOCK_SIZE),
             SlotTable(len(refs), start_load),
             model.config.eos_ids,

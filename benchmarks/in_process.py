@@ -18,14 +18,14 @@ import torch
 
 from benchmarks.library_pools import LibraryDevicePool, LibraryLoader, LibraryPool
 from benchmarks.random_adapters import AdapterLibrary, Registered
-from engine.admission import Limits
 from engine.core import EngineCore, Runner
+from engine.device.cpu_runner import ModelRunner
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
 from engine.protocol import SamplingParams, Submit, TokenChunk
-from engine.runner import ModelRunner
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import EngineLimits
 
 BLOCK_SIZE = 16
 STUCK_S = 30.0
@@ -76,7 +76,7 @@ class InProcessEngine:
         config = model.config
         runner = self._on_gpu(options or RunnerOptions()) if model.device.type == "cuda" else self._on_cpu()
         scheduler = Scheduler(
-            Limits(
+            EngineLimits(
                 context_length=sizes.max_len,
                 vocab_size=config.vocab_size,
                 max_batch_tokens=sizes.max_batch_tokens,
@@ -99,7 +99,7 @@ class InProcessEngine:
         return ModelRunner(model, self._pool, sizes.num_blocks, BLOCK_SIZE, sizes.max_rows, sizes.max_len)
 
     def _on_gpu(self, options: RunnerOptions) -> Runner:
-        from engine.device_runner import DeviceRunner
+        from engine.device.gpu_runner import DeviceRunner
 
         sizes, model = self.sizes, self.model
         self._pool = LibraryDevicePool(

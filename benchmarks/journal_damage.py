@@ -45,9 +45,9 @@ from cli.local.postgres import serving_url, start_postgres
 from cli.local.redis import start_redis
 from db import schema
 from db.session import EVERY_TENANT, Database
-from engine.meter import HISTORY, SPOOL, TABLE, TOTALS, Meter
+from engine.journal.meter import HISTORY, SPOOL, TABLE, TOTALS, Meter
+from engine.journal.usage_journal import JournalError
 from engine.protocol import SamplingParams, Submit, Usage, UsageEvent
-from engine.usage import JournalError
 
 REDIS = "redis"
 TARGETS = (SPOOL, TABLE, TABLE, TOTALS, HISTORY, REDIS)

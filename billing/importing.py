@@ -1,7 +1,7 @@
 """Usage events from a file that an engine set aside, into the ledger: what is readable, any number of times.
 
 Merging keeps the largest counts of each request, so importing again, or what came in another way, changes
-nothing. Knows no files: `engine.salvage` reads them.
+nothing. Knows no files: `engine.journal.salvage` reads them.
 """
 
 from __future__ import annotations

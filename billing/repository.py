@@ -29,7 +29,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.folding import Measured
 from billing.models import Charge, Price, Reversal, RollupSums, UsageRecord, UsageRollupDay
-from billing.rollups import ROLLUPS, SUMS, Piece, Unit, add_sql, hold_ledger, pieces
+from billing.rollups import ROLLUPS, SUMS, Interval, Unit, add_sql, hold_ledger, intervals
 from db.repository import TenantRepository, select_owned
 from tenants.limits.kinds import Limit, Scope
 from tenants.limits.models import LimitRow
@@ -185,7 +185,7 @@ class UsageRepository(TenantRepository):
         }
 
         wanted = {name: list(values) for name, values in filters.items() if values}
-        found = pieces(start, end, unit or "day")
+        found = intervals(start, end, unit or "day")
         if not found:
             return []
         statement = _sums(tuple(piece.unit for piece in found), unit, tuple(group_by), tuple(wanted))
@@ -194,7 +194,7 @@ class UsageRepository(TenantRepository):
 
     async def since(self, start: datetime, end: datetime, limit: Limit) -> dict[str, int]:
         """What was used in whole minutes in [start, end) and counts to `limit`, by the names in SUMS."""
-        found = pieces(start, end, "day")
+        found = intervals(start, end, "day")
         if not found:
             return dict.fromkeys(SUMS, 0)
         statement = _since(tuple(piece.unit for piece in found), limit.scope, limit.model)
@@ -273,7 +273,7 @@ def _bucket(at: Any, unit: Unit, grain: Unit) -> Any:
     return at if grain == unit else func.date_trunc(unit, at, "UTC", type_=INSTANT)
 
 
-def bounds(found: Sequence[Piece]) -> dict[str, datetime]:
+def bounds(found: Sequence[Interval]) -> dict[str, datetime]:
     """Parameters that say where pieces begin and end, by their place."""
     starts = {f"start_{number}": piece.start for number, piece in enumerate(found)}
     return starts | {f"end_{number}": piece.end for number, piece in enumerate(found)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
-from billing.invoices.accounts import Account, account_of
+from billing.invoices.accounts import BillingAccountView, account_of
 from billing.invoices.credits import Balance
 from billing.invoices.drafting import Books
 from billing.invoices.models import CreditEntry
@@ -29,7 +29,7 @@ _DAY = timedelta(days=1)
 class Statement:
     """As of one moment."""
 
-    account: Account
+    account: BillingAccountView
     preview: InvoiceView
     """Of the month that runs."""
     days: list[tuple[date, int]]

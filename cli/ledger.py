@@ -103,7 +103,7 @@ def import_spool(
     """Bill what can still be read of a damaged file of an engine's usage journal. Harmless to repeat."""
     from billing.importing import import_events
     from cli.operator import Services, call
-    from engine.salvage import salvage
+    from engine.journal.salvage import salvage
 
     try:
         salvaged = salvage(file)

@@ -36,9 +36,9 @@ from cli.restarts import RestartCounter
 from cli.servers import Stores
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from engine.client import EngineClient
-from engine.devices import kind_of_device, refusal
+from engine.device.capabilities import kind_of_device, refusal
+from engine.journal.salvage import LeftOnDisk, left_on_disk
 from engine.protocol import JOURNAL_STREAM
-from engine.salvage import LeftOnDisk, left_on_disk
 from telemetry.disk import DiskSettings, start_problem
 
 T = TypeVar("T")

@@ -16,14 +16,22 @@ from typing import Any
 import structlog
 import torch
 
-from engine.byte_floor import ByteFloor
 from engine.core import EngineCore, Runner
-from engine.devices import host_memory, kind_of_device, refusal
+from engine.device.capabilities import host_memory, kind_of_device, refusal
+from engine.device.cpu_runner import ModelRunner
+from engine.device.memory import (
+    SLOTS_ON_CPU,
+    SLOTS_ON_GPU,
+    MemoryPlan,
+    MemoryRequest,
+    adapter_bytes,
+    plan_cpu,
+    plan_gpu,
+)
 from engine.kv_cache import BlockPool
 from engine.lora.loader import AdapterLoader
 from engine.lora.pool import AdapterPool
 from engine.lora.slots import SlotTable
-from engine.memory import SLOTS_ON_CPU, SLOTS_ON_GPU, MemoryPlan, Wanted, adapter_bytes, plan_cpu, plan_gpu
 from engine.model.cache import KVCache
 from engine.model.config import ModelConfig
 from engine.model.loading import load_model
@@ -31,8 +39,8 @@ from engine.model.model import Model
 from engine.model.weights import base_digest
 from engine.outputs import DeviceGauges, DeviceMemory
 from engine.protocol import EngineInfo
-from engine.runner import ModelRunner
-from engine.scheduler import Scheduler
+from engine.scheduling.byte_floor import ByteFloor
+from engine.scheduling.scheduler import Scheduler
 from engine.server import EngineServer
 from engine.settings import DeviceSettings, EngineSettings
 from engine.vocabulary import Vocabulary
@@ -168,7 +176,7 @@ def _gpu_parts(
     server: EngineServer,
     base: str,
 ) -> _Parts:
-    from engine.device_runner import DeviceRunner
+    from engine.device.gpu_runner import DeviceRunner
     from engine.lora.device_pool import DevicePool
 
     config = model.config
@@ -300,8 +308,8 @@ def _is_clamped(sizes: _Sizes, config: ModelConfig) -> bool:
     return config.is_clamped and sizes.context_length == config.sliding_window
 
 
-def _wanted(sizes: _Sizes, settings: DeviceSettings) -> Wanted:
-    return Wanted(
+def _wanted(sizes: _Sizes, settings: DeviceSettings) -> MemoryRequest:
+    return MemoryRequest(
         num_slots=sizes.num_slots,
         num_blocks=settings.num_blocks,
         kv_bytes=settings.kv_bytes,

@@ -5,7 +5,7 @@ fault (the peer closed it, three seconds without a heartbeat, another incarnatio
 thrown away with whatever was queued in it, every open generation fails with EngineGone, and a new socket says
 Hello. So no message meant for one incarnation of the engine ever reaches the next.
 
-Refuses to know HTTP, text and tensors. What may go wrong is told by the errors of `engine.generation`.
+`engine.transport.generation` defines the errors that a caller may see.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ import msgspec
 import structlog
 import zmq
 
-from engine.connection import Connection
-from engine.generation import EngineError, EngineGone, Generation, ReaderStalled, RequestRejected
 from engine.protocol import (
     Abort,
     AdapterRef,
@@ -37,7 +35,9 @@ from engine.protocol import (
     Spooled,
     Submit,
 )
-from engine.start_estimate import StartEstimate
+from engine.transport.connection import Connection
+from engine.transport.generation import EngineError, EngineGone, Generation, ReaderStalled, RequestRejected
+from engine.transport.start_estimate import StartEstimate
 
 __all__ = ["EngineClient", "EngineError", "EngineGone", "Generation", "ReaderStalled", "RequestRejected"]
 

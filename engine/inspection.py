@@ -14,7 +14,7 @@ from engine.history import Levels, StepHistory, Totals
 from engine.lora.slots import SlotState
 from engine.protocol import PriorityClass
 from engine.request import CLASS_ORDER, Request
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 
 MAX_SLOTS = 512
 MAX_SHARES = 64

@@ -24,11 +24,11 @@ import structlog
 import zmq
 
 from engine.core import EngineCore
+from engine.journal.usage_journal import JournalError
 from engine.protocol import EngineInfo
 from engine.server import STALL_EXIT_CODE, EngineServer
 from engine.settings import DeviceSettings, EngineSettings, moved_settings
 from engine.stop_reason import StopReason
-from engine.usage import JournalError
 from telemetry import logs
 from telemetry.disk import DiskSettings, start_problem
 

@@ -21,7 +21,7 @@ from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.outputs import DeviceGauges, RunnerCounters
 from engine.protocol import AdapterRef, EngineInfo, TokenLogprob, TopLogprob
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
 from engine.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

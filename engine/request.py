@@ -31,7 +31,7 @@ class RequestState(Enum):
     FINISHED = "finished"
 
 
-class Account:
+class TenantShare:
     """What one tenant has had of one class of service. Shared by its requests; the queue's to read."""
 
     __slots__ = ("num_running", "served")
@@ -198,7 +198,7 @@ class Request:
         self.slot = NO_SLOT
         self.decode_share = Scheduled(NO_ROW, 1, True)
         """Its share of a step in which it decodes: the same every time, so made once per stay."""
-        self.account: Account | None = None
+        self.account: TenantShare | None = None
         """Where its tenant's service is counted; set by the queue."""
         self.waiting_since = 0.0
         self.entered_at = 0.0

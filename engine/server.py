@@ -28,7 +28,8 @@ import structlog
 import zmq
 
 from engine.core import EngineCore
-from engine.meter import Meter
+from engine.journal.meter import Meter
+from engine.journal.usage_journal import JournalError
 from engine.outputs import HeldChunks, StepOutputs
 from engine.protocol import (
     Abort,
@@ -47,8 +48,7 @@ from engine.protocol import (
     Submit,
     TokenChunk,
 )
-from engine.transport import ClientGone, ClientStalled, Delivery, FromClient, Transport
-from engine.usage import JournalError
+from engine.transport.server_socket import ClientGone, ClientStalled, Delivery, FromClient, Transport
 
 log = structlog.get_logger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from engine.admission import Limits
 from engine.protocol import PriorityClass
+from engine.scheduling.validation import EngineLimits
 
 FLEX_PART = 128
 """On a CPU a step of this part takes a few times as long as one that decodes; on a GPU hardly longer."""
@@ -145,13 +145,13 @@ class EngineSettings(BaseSettings):
             raise ValueError("must begin with tcp:// or ipc://")
         return value
 
-    def limits(self, context_length: int, vocab_size: int) -> Limits:
+    def limits(self, context_length: int, vocab_size: int) -> EngineLimits:
         """What the engine takes on, of a model with these sizes.
 
         Raises ValueError where settings do not go together.
         """
         scheduling = self.scheduling
-        return Limits(
+        return EngineLimits(
             context_length=context_length,
             vocab_size=vocab_size,
             max_batch_tokens=self.max_batch_tokens,

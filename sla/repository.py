@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository, select_owned
 from engine.protocol import PriorityClass
-from sla.grains import GRAINS, MINUTE, added, bounds, share_bounds, shares_of, stretch
+from sla.granularity import GRAINS, MINUTE, added, bounds, share_bounds, shares_of, stretch
 from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts
 from sla.models import PlanTerms, SlaBatch, SlaMinute, TenantPlan
 

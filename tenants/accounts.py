@@ -15,13 +15,13 @@ from tenants.actors import OPERATOR, Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken, TenantNotFound
 from tenants.fields import checked_email, is_email
-from tenants.members.account import Account, account_of, new_user
+from tenants.members.account import Membership, account_of, new_user
 from tenants.members.repository import MemberRepository
 from tenants.repository import TenantDirectory
 from tenants.roles import ROLES, Role
 from tenants.views import STANDARD, plan_view
 
-__all__ = ["Account", "UserAccounts"]
+__all__ = ["Membership", "UserAccounts"]
 
 
 class UserAccounts:
@@ -39,7 +39,7 @@ class UserAccounts:
         role: Role = "owner",
         name: str = "",
         actor: Actor = OPERATOR,
-    ) -> Account:
+    ) -> Membership:
         """A user without an invitation: for the operator. Raises TenantNotFound, NameTaken for an email in
         use, ValueError naming the field.
         """
@@ -60,7 +60,7 @@ class UserAccounts:
             raise NameTaken("email", email) from error
         return account_of(user, tenant)
 
-    async def authenticate(self, email: str, password: str) -> Account | None:
+    async def authenticate(self, email: str, password: str) -> Membership | None:
         """The account, when email and password are right and neither user nor tenant is disabled; as slow
         when not. Whoever has a second factor is not in yet.
         """
@@ -83,7 +83,7 @@ class UserAccounts:
         return account_of(user, tenant, has_second_factor=factor_since is not None)
 
     async def note_sign_in(
-        self, account: Account, how: str, *, address: str | None = None, request_id: str | None = None
+        self, account: Membership, how: str, *, address: str | None = None, request_id: str | None = None
     ) -> None:
         """Put on record that somebody came in, by what `how` names. Of those who did not there is no record:
         making one would take time that tells which addresses are known.
@@ -93,7 +93,7 @@ class UserAccounts:
             target = ("user", account.user_id)
             await AuditLog.record(session, account.tenant_id, actor, "login.succeeded", target, {"by": how})
 
-    async def find(self, user_id: str, tenant_id: str) -> Account | None:
+    async def find(self, user_id: str, tenant_id: str) -> Membership | None:
         """The account as it is now; None when the user or the tenant is gone or disabled."""
         async with self._database.read(tenant_id) as session:
             found = await MemberRepository(session, tenant_id).signed_in(user_id)

@@ -17,10 +17,10 @@ from typing import Any
 import redis.asyncio
 from sqlalchemy import ColumnElement
 
+from db.batch_loader import BatchLoader
 from db.cache import EVERYTHING, RowCache
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database, WriteSession
-from db.together import Together
 from engine.protocol import PriorityClass
 from tenants.context import TenantContext
 from tenants.errors import AddressNotAllowed, InvalidApiKey
@@ -56,7 +56,7 @@ class KeyResolver:
         self._database = database
         self._hasher = KeyHasher(secret)
         self._cache: RowCache[_KnownKey] = RowCache(redis_client, KEYS_CHANNEL, self._load, ttl=ttl)
-        self._looked_up: Together[str, _KnownKey] = Together(self._look_up)
+        self._looked_up: BatchLoader[str, _KnownKey] = BatchLoader(self._look_up)
         self._used: set[str] = set()
         self._noting: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()

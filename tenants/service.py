@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from db.base import new_id
 from db.session import EVERY_TENANT, Database
-from tenants.accounts import Account, UserAccounts
+from tenants.accounts import Membership, UserAccounts
 from tenants.actors import OPERATOR, SYSTEM, Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken, TenantNotFound
@@ -34,11 +34,11 @@ from tenants.resolver import KeyResolver, publish_key_changes
 __all__ = [
     "OPERATOR",
     "SYSTEM",
-    "Account",
     "AccountServices",
     "Actor",
     "CreatedKey",
     "KeyResolver",
+    "Membership",
     "TenantService",
     "UserAccounts",
     "account_services",

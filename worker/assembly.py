@@ -14,7 +14,7 @@ from adapters.pinning import Pinning
 from adapters.pipeline import AdapterPipeline
 from adapters.steps import AdapterSteps, Base
 from tokenization.codec import TextCodec
-from worker.giving_way import computing_threads
+from worker.cpu_priority import computing_threads
 from worker.runtime import Runtime
 from worker.settings import JobsSettings
 

@@ -34,7 +34,7 @@ from db.tasks import JOBS_QUEUE
 from telemetry import logs
 from worker.ack_watch import AckWatch
 from worker.app import create_app
-from worker.giving_way import stand_behind
+from worker.cpu_priority import lower_priority
 from worker.runtime import OpenPipeline, Runtime
 from worker.settings import JobsSettings, WorkerSettings
 from worker.tasks import register
@@ -69,7 +69,7 @@ def run(settings: WorkerSettings | None = None, open_pipeline: OpenPipeline | No
     def in_child(**_: Any) -> None:
         _die_with_parent(worker_pid)
         runtime.shutdown.inherit()
-        stand_behind(settings.nice)
+        lower_priority(settings.nice)
         runtime.open_ahead()
 
     signals.worker_process_init.connect(in_child, weak=False)

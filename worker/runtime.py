@@ -31,7 +31,7 @@ from db.settings import DatabaseSettings
 from db.tasks import TaskSender
 from sla.folding import SlaFolding
 from tenants.quotas.journal import JournalSettling
-from worker.beside import Beside
+from worker.background_thread import BackgroundThread
 from worker.settings import JobsSettings, WorkerSettings
 from worker.shutdown import ShutdownPipe
 
@@ -65,7 +65,7 @@ class Runtime:
         """`jobs`, `storage` and `open_pipeline`: of workers that run jobs."""
         self.notifications = notifications or NotificationSettings()
         self.database_url = database.url
-        self.delivering = Beside("delivering notifications")
+        self.delivering = BackgroundThread("delivering notifications")
         self.settings = settings
         self.shutdown = ShutdownPipe()
         self.jobs = jobs

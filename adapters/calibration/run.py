@@ -28,7 +28,7 @@ from adapters.calibration.measures import BASE, ModuleError, measure
 from adapters.calibration.pacing import REFERENCE_SHARE, Others, Pace
 from adapters.calibration.reference import Reference, passes
 from adapters.calibration.report import CalibrationReport, Cost, Data, Subject
-from adapters.calibration.samples import Limits, Sample, SampleSet, default_set, read_samples
+from adapters.calibration.samples import Sample, SampleLimits, SampleSet, default_set, read_samples
 from adapters.calibration.scores import Scores, decode_scores, encode_scores
 from adapters.calibration.serving import Asker, ScoringEngine, Served
 from adapters.calibration.shared import SharedScores
@@ -70,7 +70,7 @@ class CalibrationRequest:
     gate: Gate = field(default_factory=Gate)
     dtype: StoredDtype | None = None
     """What the tenant wants it served in; None: whatever is good enough."""
-    limits: Limits = field(default_factory=Limits)
+    limits: SampleLimits = field(default_factory=SampleLimits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ _MESSAGE_FIELDS = {"role", "content", "name", "weight"}
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SampleLimits:
     """How much is read and how much of it is scored."""
 
     max_bytes: int = 16 << 20
@@ -100,7 +100,7 @@ def default_set(base_dir: Path) -> tuple[Path, Origin]:
 
 
 def read_samples(
-    path: Path, origin: Origin, codec: TextCodec, context_length: int, limits: Limits | None = None
+    path: Path, origin: Origin, codec: TextCodec, context_length: int, limits: SampleLimits | None = None
 ) -> SampleSet:
     """Read, check and encode every line that is scored. It takes a while: not on an event loop.
 
@@ -110,7 +110,7 @@ def read_samples(
     Raises:
         SamplesInvalid: naming line and field. Lines of a default set are left out instead.
     """
-    limits = limits or Limits()
+    limits = limits or SampleLimits()
     lines = list(_lines(path, limits))
     if not lines:
         raise SamplesInvalid(0, "", "the file holds no samples")
@@ -152,7 +152,7 @@ def read_samples(
     return SampleSet(origin, samples, len(lines), cut, left_out)
 
 
-def _lines(path: Path, limits: Limits) -> Iterator[tuple[int, bytes]]:
+def _lines(path: Path, limits: SampleLimits) -> Iterator[tuple[int, bytes]]:
     """(number, text) of lines that are not blank."""
     size = path.stat().st_size
     if size > limits.max_bytes:

@@ -6,6 +6,6 @@ What others use of it is here; it loads neither torch nor numpy. The checks them
 
 from adapters.inspection.errors import InspectionRefused, SandboxUnavailable
 from adapters.inspection.findings import Inspection, ModuleFacts
-from adapters.inspection.sandbox import Limits, Sandbox
+from adapters.inspection.sandbox import Sandbox, SandboxLimits
 
-__all__ = ["Inspection", "InspectionRefused", "Limits", "ModuleFacts", "Sandbox", "SandboxUnavailable"]
+__all__ = ["Inspection", "InspectionRefused", "ModuleFacts", "Sandbox", "SandboxLimits", "SandboxUnavailable"]

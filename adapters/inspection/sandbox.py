@@ -37,7 +37,7 @@ _LAST_WORDS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     """What one inspection may use."""
 
     memory: int = 192 << 20
@@ -62,8 +62,8 @@ class _Outcome(NamedTuple):
 class Sandbox:
     """Start it with the process, close it at its end; starts itself again when its process was killed."""
 
-    def __init__(self, limits: Limits | None = None, *, program: str = _ZYGOTE) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: SandboxLimits | None = None, *, program: str = _ZYGOTE) -> None:
+        self.limits = limits or SandboxLimits()
         self._program = program
         self._room = OwnerSlots(self.limits.concurrency, self.limits.owner_concurrency)
         self._starting = asyncio.Lock()
@@ -231,4 +231,4 @@ def _opened(*paths: Path) -> Iterator[list[int]]:
         yield files
 
 
-__all__ = ["Limits", "Sandbox", "SandboxUnavailable"]
+__all__ = ["Sandbox", "SandboxLimits", "SandboxUnavailable"]

@@ -12,7 +12,7 @@ import segno
 from markupsafe import Markup
 
 from admin.web.sessions import OpenSession, SessionStore, SessionSummary, handle_of
-from tenants.accounts import Account
+from tenants.accounts import Membership
 from tenants.identities.second_factors import FactorView, SecondFactors
 from tenants.identities.service import Identities
 
@@ -70,7 +70,7 @@ class AccountPage:
         self._sessions = sessions
         self._providers = providers
 
-    async def gather(self, account: Account, opened: OpenSession) -> AccountView:
+    async def gather(self, account: Membership, opened: OpenSession) -> AccountView:
         """Raises DatabaseUnavailable."""
         factor, identities, sessions = await asyncio.gather(
             self._factors.find(account),

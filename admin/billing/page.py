@@ -13,7 +13,7 @@ from admin.charts import layout
 from admin.charts.layout import Chart, Point, Series
 from admin.invoices.page import LineRow, cents, exact, line_row, month_words
 from admin.web.form_errors import FieldError
-from billing.invoices.accounts import DETAILS, Account
+from billing.invoices.accounts import DETAILS, BillingAccountView
 from billing.invoices.credits import Balance, CreditService
 from billing.invoices.models import CreditEntry
 from billing.invoices.views import InvoiceView
@@ -194,7 +194,7 @@ def read_top_up(form: Mapping[str, str]) -> int:
     return found
 
 
-def details_of(account: Account) -> dict[str, str]:
+def details_of(account: BillingAccountView) -> dict[str, str]:
     """As the form has them."""
     return {name: getattr(account, name) for name in DETAILS}
 
@@ -276,7 +276,7 @@ def _owed(invoice: ProviderInvoice) -> Owed:
     )
 
 
-def _details(account: Account, tenant_name: str) -> list[tuple[str, str]]:
+def _details(account: BillingAccountView, tenant_name: str) -> list[tuple[str, str]]:
     return [
         ("Name", account.name or tenant_name),
         ("Address", account.address or formatting.NOTHING),

@@ -13,7 +13,7 @@ from admin.web import security
 from admin.web.console import Console
 from admin.web.request_info import address_of, request_id_of
 from admin.web.sessions import OpenSession, PendingSignIn
-from tenants.accounts import Account
+from tenants.accounts import Membership
 
 
 class SignInCompletion:
@@ -27,7 +27,7 @@ class SignInCompletion:
         self,
         request: Request,
         opened: OpenSession | None,
-        account: Account,
+        account: Membership,
         by: str,
         proved_at: float,
         *,
@@ -50,7 +50,7 @@ class SignInCompletion:
         self,
         request: Request,
         opened: OpenSession | None,
-        account: Account,
+        account: Membership,
         by: str,
         proved_at: float,
         *,

@@ -19,7 +19,7 @@ from admin.web.console import Console
 from admin.web.form_submission import read_submission
 from admin.web.request_info import address_of
 from admin.web.sessions import OpenSession, PendingSignIn
-from tenants.accounts import Account
+from tenants.accounts import Membership
 from tenants.errors import NoSecondFactor, WrongCode
 
 _WRONG = "Incorrect email or password."
@@ -128,7 +128,7 @@ class SignInRoutes:
         await self._sessions.end(opened.id)
         return self._console.redirect(request, "/sign-in")
 
-    async def _words_on_recovery(self, account: Account) -> str:
+    async def _words_on_recovery(self, account: Membership) -> str:
         view = await self._factors.find(account)
         left = 0 if view is None else view.num_recovery
         return (

@@ -8,8 +8,8 @@ from dataclasses import replace
 from admin.services import ConsoleServices
 from admin.web.principals import Operator, Principal, TenantUser
 from admin.web.sessions import OpenSession, Session, SessionStore
-from billing.invoices.accounts import Account as BillingAccount
-from tenants.accounts import Account
+from billing.invoices.accounts import BillingAccountView as BillingAccount
+from tenants.accounts import Membership
 from tenants.errors import TenantNotFound, UserNotFound
 
 
@@ -47,11 +47,11 @@ class Authenticator:
             return Operator(account, opened)
         return TenantUser(theirs, opened, account, await self._overdue(theirs))
 
-    async def _overdue(self, account: Account) -> BillingAccount | None:
+    async def _overdue(self, account: Membership) -> BillingAccount | None:
         if account.billing_state == "active":
             return None
         return await self._billing_accounts.find(account.tenant_id)
 
 
-def _is_over(session: Session, account: Account) -> bool:
+def _is_over(session: Session, account: Membership) -> bool:
     return account.sessions_from is not None and session.started_at < account.sessions_from.timestamp()

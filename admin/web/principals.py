@@ -9,8 +9,8 @@ from starlette.requests import Request
 
 from admin.web.request_info import request_id_of
 from admin.web.sessions import OpenSession, Session
-from billing.invoices.accounts import Account as BillingAccount
-from tenants.accounts import Account
+from billing.invoices.accounts import BillingAccountView as BillingAccount
+from tenants.accounts import Membership
 from tenants.actors import Actor
 from tenants.roles import Right
 
@@ -19,7 +19,7 @@ from tenants.roles import Right
 class _SignedIn:
     """What both have."""
 
-    account: Account
+    account: Membership
     opened: OpenSession
 
     @property
@@ -63,7 +63,7 @@ class Operator(_SignedIn):
 class TenantUser(_SignedIn):
     """A signed-in user of a tenant, or an operator in that user's place."""
 
-    operator: Account | None = None
+    operator: Membership | None = None
     """Who it is in truth. None: the user."""
     overdue: BillingAccount | None = None
     """How the tenant stands when a payment of its is overdue: every page tells."""

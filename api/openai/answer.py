@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from api.afterwards import Afterwards
+from api.deferred_work import DeferredWork
 from api.detokenizer import Detokenizer
 from api.errors import GenerationAborted, GenerationFailed
-from api.openai.booking import Booking
 from api.openai.logprobs import LogprobTrail, joined
 from api.openai.observing import FEWEST_RATED, Observation
+from api.openai.reservation import RequestReservation
 from engine.client import EngineClient, Generation
 from engine.protocol import FinishReason, Submit, TokenChunk, Usage
 from engine.stops import StopMatcher
@@ -27,7 +27,7 @@ from telemetry.metrics import ServingMetrics
 from tokenization.codec import TextCodec
 
 
-class Piece(NamedTuple):
+class AnswerDelta(NamedTuple):
     """What one choice gained: text that can be shown, and the reason when it has ended."""
 
     choice: int
@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     finish_reason: FinishReason | None
 
 
-Give = Callable[[list[Piece]], bool]
+Give = Callable[[list[AnswerDelta]], bool]
 """Takes what the choices gained, at most one piece of each; says whether it wants more now."""
 
 
@@ -56,7 +56,7 @@ class _Choice:
         """Its first piece tells the prompt's log probabilities, which are there before its first chunk."""
         self._prompt = submit, generation, echo
 
-    def read(self, choice: int, chunks: list[TokenChunk]) -> Piece:
+    def read(self, choice: int, chunks: list[TokenChunk]) -> AnswerDelta:
         """All of one wakeup's chunks as one piece."""
         texts: list[str] = []
         entries: list[Any] = []
@@ -71,7 +71,7 @@ class _Choice:
         if self._prompt is not None and reason not in _NO_ANSWER:
             logprobs = joined(self._scored(*self._prompt), logprobs)
             self._prompt = None
-        return Piece(choice, "".join(texts), logprobs, reason)
+        return AnswerDelta(choice, "".join(texts), logprobs, reason)
 
     def _scored(self, submit: Submit, generation: Generation, echo: str) -> dict[str, Any]:
         assert self.trail is not None
@@ -94,11 +94,11 @@ class Answer:
 
     def __init__(
         self,
-        booking: Booking,
+        booking: RequestReservation,
         observation: Observation,
         text: TextCodec,
         metrics: ServingMetrics,
-        afterwards: Afterwards,
+        afterwards: DeferredWork,
         arrived: float,
         chat: bool,
         echo: list[str] | None = None,
@@ -250,7 +250,7 @@ class Answer:
             if self._give is None:
                 self._wake()
 
-    def _pieces(self, first: int, chunks: list[TokenChunk]) -> list[Piece]:
+    def _pieces(self, first: int, chunks: list[TokenChunk]) -> list[AnswerDelta]:
         """Raises GenerationFailed, GenerationAborted."""
         for chunk in chunks:
             self._num_received += len(chunk.token_ids)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from api.openai.answer import Answer, Piece
+from api.openai.answer import Answer, AnswerDelta
 from api.openai.logprobs import joined, no_tokens
 from api.openai.submission import Submission
 from engine.protocol import Usage
@@ -39,7 +39,7 @@ async def whole(answer: Answer, chat: bool) -> bytes:
     logprobs: list[dict[str, Any] | None] = [None] * num_choices
     reasons: list[str | None] = [None] * num_choices
 
-    def take(pieces: list[Piece]) -> bool:
+    def take(pieces: list[AnswerDelta]) -> bool:
         for piece in pieces:
             texts[piece.choice].append(piece.text)
             if piece.logprobs is not None:
@@ -142,7 +142,7 @@ class ChunkFormat:
             self._first = self._next = b',"text":'
             self._after = b""
 
-    def chunk(self, piece: Piece) -> bytes:
+    def chunk(self, piece: AnswerDelta) -> bytes:
         """One event for what a choice gained; empty when there is nothing to tell yet."""
         text, number = piece.text, piece.choice
         begun = self._begun[number]

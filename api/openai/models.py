@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request
 
 from adapters.resolver import ModelCard
 from api.deps import READ_MODELS, Services, authenticate, services_of
-from api.openai.booking import asked_for
+from api.openai.reservation import asked_for
 from api.openai.routes import permitted_model
 from api.openapi import ERROR_RESPONSES
 from billing.rates import Rate

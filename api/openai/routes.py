@@ -26,14 +26,14 @@ from api.errors import NoRoomForFlex
 from api.openai import schemas
 from api.openai.answer import Answer
 from api.openai.bodies import ChunkFormat, JsonAnswer, whole
-from api.openai.booking import Booking, asked_for, book
 from api.openai.observing import Observation
+from api.openai.reservation import RequestReservation, asked_for, book
 from api.openai.schemas import CompletionRequest, GenerationFields
 from api.openai.stream import EventStream, WhileConnected
-from api.openai.submission import Draft, chat_draft, completion_draft
+from api.openai.submission import ValidatedRequest, chat_draft, completion_draft
 from api.openapi import ERROR_RESPONSES, EVENT_STREAM, json_body
-from api.outlets import outlet_of
 from api.ratelimit import rate_headers
+from api.response_writer import response_writer_for
 from engine.client import RequestRejected
 from engine.protocol import PriorityClass
 from tenants.context import TenantContext
@@ -97,7 +97,7 @@ async def permitted_model(services: Services, caller: TenantContext, name: str) 
     return model
 
 
-def _echo(services: Services, body: CompletionRequest, draft: Draft) -> list[str] | None:
+def _echo(services: Services, body: CompletionRequest, draft: ValidatedRequest) -> list[str] | None:
     """What each prompt's choices begin with when the prompt is to be repeated."""
     if not body.echo:
         return None
@@ -118,7 +118,7 @@ async def _answer(
     request: Request,
     services: Services,
     body: GenerationFields,
-    draft: Draft,
+    draft: ValidatedRequest,
     observation: Observation,
     *,
     chat: bool,
@@ -142,7 +142,7 @@ async def _run(
     request: Request,
     services: Services,
     body: GenerationFields,
-    booking: Booking,
+    booking: RequestReservation,
     observation: Observation,
     chat: bool,
     echo: list[str] | None,
@@ -158,7 +158,7 @@ async def _run(
         chat,
         echo,
     )
-    outlet = outlet_of(request.scope, request.receive, request._send)
+    outlet = response_writer_for(request.scope, request.receive, request._send)
     answer.submit(services.engine)
     headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
     if body.stream:

@@ -15,9 +15,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api.errors import ApiError, ClientGone, body_of, face_of
-from api.openai.answer import Answer, Piece
+from api.openai.answer import Answer, AnswerDelta
 from api.openai.bodies import ChunkFormat
-from api.outlets import Outlet, nothing, outlet_of
+from api.response_writer import ResponseWriter, nothing, response_writer_for
 from engine.client import EngineError
 from telemetry.metrics import ServingMetrics
 
@@ -34,7 +34,7 @@ class WhileConnected:
 
     __slots__ = ("_answer", "_outlet")
 
-    def __init__(self, outlet: Outlet, answer: Answer) -> None:
+    def __init__(self, outlet: ResponseWriter, answer: Answer) -> None:
         self._outlet = outlet
         self._answer = answer
 
@@ -81,7 +81,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        outlet = outlet_of(scope, receive, send)
+        outlet = response_writer_for(scope, receive, send)
         self._metrics.open_streams.inc()
         try:
             last = await self._send_events(outlet)
@@ -94,12 +94,12 @@ class EventStream(Response):
         await outlet.flushed()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _send_events(self, outlet: Outlet) -> bytes:
+    async def _send_events(self, outlet: ResponseWriter) -> bytes:
         """All but the last, which is returned."""
         answer, chunk_of = self._answer, self._format.chunk
         pings = _Pings(outlet, self._ping_interval)
 
-        def send(pieces: list[Piece]) -> bool:
+        def send(pieces: list[AnswerDelta]) -> bool:
             body = b"".join([chunk_of(piece) for piece in pieces])
             if not body:
                 return True
@@ -125,7 +125,7 @@ class EventStream(Response):
 class _Pings:
     """Sends a comment whenever a stream was silent for an interval: one timer, re-armed when it fires."""
 
-    def __init__(self, outlet: Outlet, interval: float) -> None:
+    def __init__(self, outlet: ResponseWriter, interval: float) -> None:
         self._outlet = outlet
         self._interval = interval
         self._loop = asyncio.get_running_loop()

@@ -1,8 +1,7 @@
-"""From a checked request to what the engine is sent: prompt ids, sampling, budget, names.
+"""Turns a decoded request into what the engine is sent: prompt token ids, sampling parameters, length limits.
 
-Owns the arithmetic of the context window and the mapping of OpenAI's words to the engine's. A request is a
-`Draft` until its class of service and its rate are settled, which is when it becomes a `Submission`. Refuses
-to know HTTP, how it is paid for, and how answers are read.
+Owns the arithmetic of the context window and the mapping of OpenAI's fields to the engine's. A request is a
+`ValidatedRequest` until its service tier and rate are chosen; then it becomes a `Submission`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Submission(msgspec.Struct, frozen=True):
     logprobs: int | None
 
 
-class Draft(msgspec.Struct, frozen=True):
+class ValidatedRequest(msgspec.Struct, frozen=True):
     """A request that fits. Nothing was reserved for it yet."""
 
     id: str
@@ -117,7 +116,7 @@ async def chat_draft(
     model: ResolvedModel,
     info: EngineInfo,
     text: TextCodec,
-) -> Draft:
+) -> ValidatedRequest:
     """Render and encode the conversation.
 
     Raises:
@@ -153,7 +152,7 @@ async def chat_draft(
 
 async def completion_draft(
     body: CompletionRequest, caller: TenantContext, model: ResolvedModel, info: EngineInfo, text: TextCodec
-) -> Draft:
+) -> ValidatedRequest:
     """Encode the prompt or prompts. Raises as `chat_draft` does."""
     prompts = _prompts(body.prompt)
     if len(prompts) * (body.n or 1) > MAX_CHOICES:
@@ -193,10 +192,10 @@ def _draft(
     caller: TenantContext,
     model: ResolvedModel,
     info: EngineInfo,
-) -> Draft:
+) -> ValidatedRequest:
     stops = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     submitted_at = time.time()
-    return Draft(
+    return ValidatedRequest(
         id=new_request_id(kind, submitted_at),
         submitted_at=submitted_at,
         endpoint=_ENDPOINTS[kind],

@@ -12,7 +12,7 @@ from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.bodies import CreateAdminKeyRequest, RotateKeyRequest, UpdateAdminKeyRequest
 from api.organization.keys import admin_key_object, changes_of
 from api.organization.objects import deleted
-from api.organization.requests import Asking, asking, in_seconds, naming_fields, read_body
+from api.organization.requests import AdminCaller, asking, in_seconds, naming_fields, read_body
 from api.organization.scopes import check_scopes
 from api.pages import Paged, page
 from tenants.errors import KeyNotFound
@@ -89,7 +89,7 @@ async def delete_admin_key(request: Request, key_id: str) -> dict[str, Any]:
     return deleted("organization.admin_api_key", key_id)
 
 
-async def _shown(who: Asking, key_id: str) -> dict[str, Any]:
+async def _shown(who: AdminCaller, key_id: str) -> dict[str, Any]:
     found = await who.accounts.keys.get(who.tenant_id, key_id, kind="admin")
     if found[0].revoked_at is not None:
         raise KeyNotFound(key_id)

@@ -15,7 +15,7 @@ from api.errors import InvalidValue
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.bodies import AcceptInviteRequest, CreateInviteRequest
 from api.organization.objects import deleted, invite_object
-from api.organization.requests import Asking, accounts_of, asking, naming_fields, read_body
+from api.organization.requests import AdminCaller, accounts_of, asking, naming_fields, read_body
 from api.organization.roles import meant_role, shown_role
 from api.pages import Paged, page
 from tenants.roles import ProjectRole
@@ -92,7 +92,7 @@ async def delete_invite(request: Request, invite_id: str) -> dict[str, Any]:
     return deleted("organization.invite", invite_id)
 
 
-async def _places(who: Asking, body: CreateInviteRequest) -> dict[str, ProjectRole]:
+async def _places(who: AdminCaller, body: CreateInviteRequest) -> dict[str, ProjectRole]:
     """The projects asked for; unless told otherwise, the default one, as a member."""
     if body.projects is None:
         return {(await who.accounts.projects.default(who.tenant_id)).id: "member"}

@@ -16,7 +16,7 @@ from api.json_bodies import unix
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.bodies import SetLimitRequest
 from api.organization.objects import deleted
-from api.organization.requests import Asking, asking, naming_fields, read_body
+from api.organization.requests import AdminCaller, asking, naming_fields, read_body
 from api.pages import Paged, page, position
 from tenants.errors import QuotaUnavailable
 from tenants.limits.kinds import Limit, Metric, Scope
@@ -85,7 +85,7 @@ def limit_id(limit: Limit) -> str:
     return f"limit_{hashlib.sha256(of.encode()).hexdigest()[:26]}"
 
 
-async def shown_limits(request: Request, who: Asking, limits: list[Limit]) -> list[dict[str, Any]]:
+async def shown_limits(request: Request, who: AdminCaller, limits: list[Limit]) -> list[dict[str, Any]]:
     """With how much of them is taken, as far as that can be looked up just now."""
     try:
         states = await services_of(request).quotas.state(who.tenant_id, limits)
@@ -115,7 +115,7 @@ def limit_object(limit: Limit, state: LimitState | None) -> dict[str, Any]:
     }
 
 
-async def _named(who: Asking, wanted: str, limits: list[Limit]) -> Limit:
+async def _named(who: AdminCaller, wanted: str, limits: list[Limit]) -> Limit:
     for limit in limits:
         if limit_id(limit) == wanted:
             return limit

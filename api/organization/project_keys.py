@@ -12,7 +12,7 @@ from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.bodies import CreateProjectKeyRequest, RotateKeyRequest, UpdateProjectKeyRequest
 from api.organization.keys import changes_of, owners, project_key_object
 from api.organization.objects import deleted
-from api.organization.requests import Asking, asking, in_seconds, naming_fields, read_body
+from api.organization.requests import AdminCaller, asking, in_seconds, naming_fields, read_body
 from api.organization.scopes import check_scopes
 from api.pages import Paged, page
 from tenants.errors import KeyNotFound
@@ -121,14 +121,14 @@ async def delete_project_key(request: Request, project_id: str, api_key_id: str)
     return deleted("organization.project.api_key", api_key_id)
 
 
-async def _shown(who: Asking, project_id: str, key_id: str) -> dict[str, Any]:
+async def _shown(who: AdminCaller, project_id: str, key_id: str) -> dict[str, Any]:
     found = await who.accounts.keys.get(who.tenant_id, key_id, kind="inference")
     if found[0].project_id != project_id or found[0].revoked_at is not None:
         raise KeyNotFound(key_id)
     return project_key_object(found, await _roles(who, project_id, [found]))
 
 
-async def _roles(who: Asking, project_id: str, keys: list[ShownKey]) -> dict[str, str]:
+async def _roles(who: AdminCaller, project_id: str, keys: list[ShownKey]) -> dict[str, str]:
     """What the keys' owners are in the project."""
     users = owners(keys)
     if not users:

@@ -11,7 +11,7 @@ from api.errors import InvalidValue
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.bodies import AddProjectUserRequest, UpdateProjectUserRequest
 from api.organization.objects import deleted, project_user_object
-from api.organization.requests import Asking, asking, read_body
+from api.organization.requests import AdminCaller, asking, read_body
 from api.pages import Paged, page
 from tenants.errors import UserNotFound
 
@@ -73,7 +73,7 @@ async def delete_project_user(request: Request, project_id: str, user_id: str) -
     return deleted("organization.project.user", user_id)
 
 
-async def _meant(who: Asking, body: AddProjectUserRequest) -> str:
+async def _meant(who: AdminCaller, body: AddProjectUserRequest) -> str:
     if (body.user_id is None) == (body.email is None):
         raise InvalidValue("Give either 'user_id' or 'email'.", "user_id")
     if body.user_id is not None:

@@ -14,7 +14,7 @@ from api.deps import READ_LIMITS, WRITE_LIMITS, services_of
 from api.errors import InvalidValue, RouteNotFound
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.bodies import RateLimitRequest
-from api.organization.requests import Asking, asking, naming_fields, read_body
+from api.organization.requests import AdminCaller, asking, naming_fields, read_body
 from api.pages import Cursor, page, position
 from tenants.limits.kinds import MAX_RATE, Limit, Metric
 
@@ -72,7 +72,9 @@ async def update_rate_limit(request: Request, project_id: str, rate_limit_id: st
     return _object(model, *await _limits(who, project_id))
 
 
-async def _limits(who: Asking, project_id: str) -> tuple[dict[str, dict[Metric, int]], dict[Metric, int]]:
+async def _limits(
+    who: AdminCaller, project_id: str
+) -> tuple[dict[str, dict[Metric, int]], dict[Metric, int]]:
     """What the project has, by model, and what the organisation has as a whole. Raises ProjectNotFound."""
     await who.accounts.projects.get(who.tenant_id, project_id)
     of_project: dict[str, dict[Metric, int]] = {}

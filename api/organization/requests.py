@@ -30,7 +30,7 @@ BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class AdminCaller:
     """Whoever holds an admin key, and the services of accounts."""
 
     caller: TenantContext
@@ -47,10 +47,10 @@ def accounts_of(request: Request) -> AccountServices:
     return served(services_of(request).accounts, "Accounts")
 
 
-async def asking(request: Request, needed: Permission) -> Asking:
+async def asking(request: Request, needed: Permission) -> AdminCaller:
     """Raises what `authenticate` does."""
     caller = await authenticate(request, needed)
-    return Asking(caller, actor_of(request, caller), accounts_of(request))
+    return AdminCaller(caller, actor_of(request, caller), accounts_of(request))
 
 
 async def read_body(request: Request, kind: type[BodyT]) -> BodyT:

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from api.deps import READ_LIMITS, WRITE_LIMITS, services_of
 from api.openapi import ERROR_RESPONSES, json_body
 from api.organization.bodies import SpendLimitRequest
-from api.organization.requests import Asking, asking, naming_fields, read_body
+from api.organization.requests import AdminCaller, asking, naming_fields, read_body
 from billing.rates import MICRO_USD_PER_CENT
 from tenants.errors import LimitNotFound, QuotaUnavailable
 from tenants.limits.kinds import Limit, Metric, Scope
@@ -60,7 +60,7 @@ async def delete_project_spend_limit(request: Request, project_id: str) -> dict[
     return await _delete(await asking(request, WRITE_LIMITS), "project", project_id)
 
 
-async def _shown(request: Request, who: Asking, scope: Scope, scope_id: str) -> dict[str, Any]:
+async def _shown(request: Request, who: AdminCaller, scope: Scope, scope_id: str) -> dict[str, Any]:
     """Raises LimitNotFound."""
     for limit in await who.accounts.limits.effective(who.tenant_id):
         spends = limit.metric == Metric.SPEND_PER_MONTH and not limit.model
@@ -75,7 +75,7 @@ async def _shown(request: Request, who: Asking, scope: Scope, scope_id: str) -> 
     raise LimitNotFound(scope, scope_id, "", Metric.SPEND_PER_MONTH)
 
 
-async def _enforcement(request: Request, who: Asking, limit: Limit) -> str:
+async def _enforcement(request: Request, who: AdminCaller, limit: Limit) -> str:
     """Whether it refuses requests now; `unknown` while that cannot be looked up."""
     try:
         states = await services_of(request).quotas.state(who.tenant_id, [limit])
@@ -87,7 +87,7 @@ async def _enforcement(request: Request, who: Asking, limit: Limit) -> str:
     return "inactive" if remaining else "enforcing"
 
 
-async def _set(request: Request, who: Asking, scope: Scope, scope_id: str) -> dict[str, Any]:
+async def _set(request: Request, who: AdminCaller, scope: Scope, scope_id: str) -> dict[str, Any]:
     body = await read_body(request, SpendLimitRequest)
     amount = body.threshold_amount * MICRO_USD_PER_CENT
     with naming_fields():
@@ -97,7 +97,7 @@ async def _set(request: Request, who: Asking, scope: Scope, scope_id: str) -> di
     return await _shown(request, who, scope, scope_id)
 
 
-async def _delete(who: Asking, scope: Scope, scope_id: str) -> dict[str, Any]:
+async def _delete(who: AdminCaller, scope: Scope, scope_id: str) -> dict[str, Any]:
     await who.accounts.limits.delete(who.tenant_id, who.actor, scope, scope_id, "", Metric.SPEND_PER_MONTH)
     return {"object": f"{_object_of(scope)}.deleted", "deleted": True}
 

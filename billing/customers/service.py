@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from billing.customers.repository import CustomerSums
-from billing.invoices.accounts import Account, account_of
+from billing.invoices.accounts import BillingAccountView, account_of
 from billing.invoices.credits import Balance
 from billing.invoices.drafting import Books
 from billing.invoices.service import invoice_views, standing_of
@@ -34,7 +34,7 @@ class Customer:
     """One tenant, as whoever bills it sees it."""
 
     use: CustomerUse
-    account: Account
+    account: BillingAccountView
     balance: Balance
     invoices: list[InvoiceView]
     """The latest, without their lines."""

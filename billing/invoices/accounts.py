@@ -35,7 +35,7 @@ _COUNTRY = re.compile(r"[A-Z]{2}")
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class BillingAccountView:
     """A tenant's account, as it is or as it would be made."""
 
     tenant_id: str
@@ -57,12 +57,14 @@ class BillingAccounts:
         self._database = database
         self._redis = redis_client
 
-    async def find(self, tenant_id: str) -> Account:
+    async def find(self, tenant_id: str) -> BillingAccountView:
         """Raises DatabaseUnavailable."""
         async with self._database.read(tenant_id) as session:
             return account_of(tenant_id, await AccountRepository(session, tenant_id).find())
 
-    async def set_details(self, tenant_id: str, actor: Actor, changes: Mapping[str, str]) -> Account:
+    async def set_details(
+        self, tenant_id: str, actor: Actor, changes: Mapping[str, str]
+    ) -> BillingAccountView:
         """Of `DETAILS`, what bills name from now on. Raises ValueError naming the field."""
         cleaned = checked_details(changes)
         async with self._database.write(tenant_id) as session:
@@ -84,7 +86,7 @@ class BillingAccounts:
         now: datetime,
         by_tenant: bool = False,
         confirmed: bool = False,
-    ) -> Account:
+    ) -> BillingAccountView:
         """Have usage paid from the balance from the beginning of this minute on, or invoiced again from then
         on. Every process hears of it within a second; again changes nothing.
 
@@ -151,10 +153,10 @@ async def _was_chosen_by_tenant(session: WriteSession, tenant_id: str) -> bool:
     return chosen is not None and chosen.actor["type"] in ("api_key", "user")
 
 
-def account_of(tenant_id: str, row: BillingAccount | None) -> Account:
+def account_of(tenant_id: str, row: BillingAccount | None) -> BillingAccountView:
     if row is None:
-        return Account(tenant_id)
-    return Account(
+        return BillingAccountView(tenant_id)
+    return BillingAccountView(
         tenant_id,
         row.mode,
         row.state,

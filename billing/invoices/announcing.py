@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from billing.invoices.models import Invoice
 from billing.notifications.events import INVOICE_FINALIZED
-from billing.notifications.telling import tell
+from billing.notifications.publishing import tell
 from db.session import WriteSession
 
 

@@ -21,14 +21,14 @@ from billing.invoices.repository import (
     LEDGER_KINDS,
     AccountRepository,
     InvoiceRepository,
+    InvoicingContext,
     PlanThen,
-    Standing,
 )
 from billing.months import begin, between, following, span
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
+class InvoiceDraft:
     """A bill and who it goes to."""
 
     bill: Bill
@@ -36,8 +36,8 @@ class Draft:
 
 
 async def draft(
-    books: Books, standing: Standing, month: date, *, in_thought: bool, minimum_cents: int
-) -> Draft:
+    books: Books, standing: InvoicingContext, month: date, *, in_thought: bool, minimum_cents: int
+) -> InvoiceDraft:
     """The bill of a month there is no invoice of yet, by the books as they are now.
 
     Months before it that wait for their own invoices are billed first, `in_thought`: what they leave to be
@@ -78,10 +78,10 @@ async def draft(
         if one < month and not made.owed_nothing:
             carried, late = made.carried_out, []
             balance += made.of("kept") + made.of("credit")
-    return Draft(made, customer_of(standing))
+    return InvoiceDraft(made, customer_of(standing))
 
 
-def _settled(standing: Standing) -> date | None:
+def _settled(standing: InvoicingContext) -> date | None:
     """The last month up to which the tenant gets no invoice any more: it has, or there was nothing."""
     months = (standing.last_closed, standing.latest.month if standing.latest is not None else None)
     return max((month for month in months if month is not None), default=None)
@@ -131,7 +131,7 @@ class Books:
                 covered += await self._ledger.total(since, until)
         return covered
 
-    async def plans(self, standing: Standing, months: Sequence[date]) -> dict[date, PlanThen]:
+    async def plans(self, standing: InvoicingContext, months: Sequence[date]) -> dict[date, PlanThen]:
         """What each month is billed by: the plan and its fees when it ended, or now while it lasts."""
         plan, now = standing.plan, datetime.now(UTC)
         today = PlanThen("", 0, 0)
@@ -149,7 +149,7 @@ def _of_ledger(line: InvoiceLine) -> bool:
     return line.kind in LEDGER_KINDS
 
 
-def customer_of(standing: Standing) -> dict[str, str]:
+def customer_of(standing: InvoicingContext) -> dict[str, str]:
     """Who a bill made now names."""
     tenant, row = standing.tenant, standing.account
     if row is None:

@@ -122,7 +122,7 @@ _PLANS_THEN = text(
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class InvoicingContext:
     """What is known of a tenant before its bill is made."""
 
     tenant: Tenant
@@ -149,13 +149,13 @@ class PlanThen:
 class AccountRepository(TenantRepository):
     """One tenant's account and its money. Who decides by the balance holds the account first."""
 
-    async def standing(self) -> Standing | None:
+    async def standing(self) -> InvoicingContext | None:
         """None where there is no such tenant."""
         found: Any = (await self.execute_own(_STANDING)).one_or_none()
         if found is None:
             return None
         tenant, plan, account, latest, credits_sum, last_closed, was_prepaid = found
-        return Standing(tenant, plan, account, latest, int(credits_sum), last_closed, was_prepaid)
+        return InvoicingContext(tenant, plan, account, latest, int(credits_sum), last_closed, was_prepaid)
 
     async def plans_then(self, months: Sequence[date]) -> dict[date, PlanThen]:
         """By month, as they were when it ended; of months that nothing was written down of, as they are."""

@@ -16,10 +16,15 @@ import redis.asyncio
 
 from billing.errors import InvalidBillingMonth
 from billing.invoices.credits import CreditKind, record_credit
-from billing.invoices.drafting import Books, Draft, draft
+from billing.invoices.drafting import Books, InvoiceDraft, draft
 from billing.invoices.errors import InvoiceNotFound, MonthSettled
 from billing.invoices.models import Invoice, InvoiceLine, InvoicePayment
-from billing.invoices.repository import AccountRepository, InvoiceRepository, MonthRepository, Standing
+from billing.invoices.repository import (
+    AccountRepository,
+    InvoiceRepository,
+    InvoicingContext,
+    MonthRepository,
+)
 from billing.invoices.settings import InvoiceSettings
 from billing.invoices.views import InvoiceView, invoice_view
 from billing.months import begin, following, month_of
@@ -97,7 +102,9 @@ class InvoiceService:
             books = Books(session, tenant_id, was_prepaid=standing.was_prepaid)
             return await self.previewed(books, standing, month, now)
 
-    async def previewed(self, books: Books, standing: Standing, month: date, now: datetime) -> InvoiceView:
+    async def previewed(
+        self, books: Books, standing: InvoicingContext, month: date, now: datetime
+    ) -> InvoiceView:
         """The same within a transaction that is open: of a month that has begun."""
         tenant_id, latest = standing.tenant.id, standing.latest
         if latest is not None and latest.month >= month:
@@ -158,7 +165,9 @@ class InvoiceService:
             )
         return invoice
 
-    async def _write(self, repository: InvoiceRepository, made: Draft, month: date, now: datetime) -> Invoice:
+    async def _write(
+        self, repository: InvoiceRepository, made: InvoiceDraft, month: date, now: datetime
+    ) -> Invoice:
         """The invoice and its lines, with the next number."""
         invoice = Invoice(
             id=new_id("inv"),
@@ -230,7 +239,7 @@ async def record_payment(
     return payment
 
 
-async def standing_of(session: ReadSession | WriteSession, tenant_id: str) -> Standing:
+async def standing_of(session: ReadSession | WriteSession, tenant_id: str) -> InvoicingContext:
     """Raises TenantNotFound."""
     found = await AccountRepository(session, tenant_id).standing()
     if found is None:

@@ -20,10 +20,10 @@ from billing.notifications.events import ENDPOINT_DISABLED, payload
 from billing.notifications.mailing import Mailer
 from billing.notifications.messages import message
 from billing.notifications.models import WebhookEndpoint
+from billing.notifications.publishing import tell
 from billing.notifications.repository import Due, DueDeliveries
 from billing.notifications.sending import WebhookSender
 from billing.notifications.signing import headers
-from billing.notifications.telling import tell
 from db.session import EVERY_TENANT, Database
 from tenants.repository import TenantDirectory
 

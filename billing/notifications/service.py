@@ -21,9 +21,9 @@ from billing.notifications.errors import (
 )
 from billing.notifications.events import EVENTS, payload
 from billing.notifications.models import Delivery, Notification, WebhookEndpoint
+from billing.notifications.publishing import GIVE_UP_AFTER
 from billing.notifications.repository import EndpointRepository, NotificationRepository
 from billing.notifications.sending import WebhookSender
-from billing.notifications.telling import GIVE_UP_AFTER
 from db.base import new_id
 from db.session import Database, WriteSession
 from tenants.actors import Actor

@@ -19,12 +19,12 @@ from billing.invoices.views import InvoiceView as Bill
 from billing.invoices.views import invoice_view, note_name
 from billing.months import span
 from billing.payments.customers import Customers
+from billing.payments.dunning import Dunning
 from billing.payments.errors import ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import InvoiceView, PaymentGateway
 from billing.payments.models import Document
 from billing.payments.repository import SendingQueue
 from billing.payments.sending import Sent, give_up
-from billing.payments.standing import Standings
 from billing.rates import MICRO_USD_PER_CENT
 from db.session import EVERY_TENANT, Database, WriteSession
 
@@ -60,7 +60,7 @@ class DocumentSending:
         self,
         database: Database,
         gateway: PaymentGateway,
-        standings: Standings,
+        standings: Dunning,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:

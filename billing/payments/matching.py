@@ -10,7 +10,7 @@ from datetime import datetime
 
 from billing.invoices.service import record_payment
 from billing.notifications.events import PAYMENT_SUCCEEDED
-from billing.notifications.telling import tell
+from billing.notifications.publishing import tell
 from billing.payments.repository import PaymentRecords
 from billing.rates import MICRO_USD_PER_CENT
 from db.session import EVERY_TENANT, Database

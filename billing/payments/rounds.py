@@ -10,13 +10,13 @@ import redis.asyncio
 
 from billing.payments.customers import Customers
 from billing.payments.documents import DocumentSending
+from billing.payments.dunning import Dunning
 from billing.payments.errors import ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import PaymentGateway
 from billing.payments.matching import match_payments
 from billing.payments.planning import EPOCH, MeterPlanning
 from billing.payments.sending import Sending
 from billing.payments.settings import StripeSettings
-from billing.payments.standing import Standings
 from billing.payments.webhooks import FollowUps
 from db.session import Database
 
@@ -45,7 +45,7 @@ class PaymentRounds:
         self.planning = MeterPlanning(database)
         self.sending = Sending(database, gateway, per_second=settings.events_per_second, clock=clock)
         grace = timedelta(days=settings.grace_days)
-        self.standings = Standings(database, redis_client, gateway, grace=grace)
+        self.standings = Dunning(database, redis_client, gateway, grace=grace)
         self.documents = DocumentSending(database, gateway, self.standings, clock=clock)
         self.follow_ups = FollowUps(database, redis_client, gateway, self.standings, clock=clock)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from secrets import token_hex
 
-from billing.invoices.accounts import Account, BillingAccounts, account_of, checked_details
+from billing.invoices.accounts import BillingAccounts, BillingAccountView, account_of, checked_details
 from billing.invoices.repository import AccountRepository
 from billing.payments.customers import Customers
 from billing.payments.errors import PaymentsNotConfigured
@@ -27,7 +27,7 @@ LEAST_TOP_UP, MOST_TOP_UP = 500, 1_000_000
 class AccountView:
     """How a tenant stands."""
 
-    account: Account
+    account: BillingAccountView
     subscription: Subscription | None
     owed: list[ProviderInvoice]
     live: bool | None

@@ -16,12 +16,12 @@ import msgspec
 import redis.asyncio
 
 from billing.invoices.credits import record_credit
+from billing.payments.dunning import Dunning
 from billing.payments.errors import BadSignature, ProviderRefused, ProviderUnavailable
 from billing.payments.gateway import PaymentGateway
 from billing.payments.repository import PaymentRecords
 from billing.payments.settings import StripeSettings
 from billing.payments.signatures import verify
-from billing.payments.standing import Standings
 from billing.rates import MICRO_USD_PER_CENT
 from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database, WriteSession
@@ -133,7 +133,7 @@ class FollowUps:
         database: Database,
         redis_client: redis.asyncio.Redis,
         gateway: PaymentGateway,
-        standings: Standings,
+        standings: Dunning,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:

@@ -29,7 +29,7 @@ from sqlalchemy.orm import aliased
 
 from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay, UsageRollupHour
 from billing.repository import INSTANT, bounds
-from billing.rollups import KEYS, ROLLUPS, Unit, pieces
+from billing.rollups import KEYS, ROLLUPS, Unit, intervals
 from db.repository import TenantRepository, select_owned
 
 Place = tuple[datetime, str]
@@ -92,7 +92,7 @@ class SliceRepository(LedgerRows):
         frequent first.
         """
         found: dict[str, list[tuple[str, int]]] = {name: [] for name in KEYS}
-        stretch = pieces(start, end, "day")
+        stretch = intervals(start, end, "day")
         if not stretch:
             return found
         statement = _values(tuple(piece.unit for piece in stretch))

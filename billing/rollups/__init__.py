@@ -3,7 +3,7 @@ the ledger's rows. Refuses to know who reads them.
 """
 
 from billing.rollups.derivation import rederive
-from billing.rollups.grains import KEYS, ROLLUPS, SUMS, TABLES, UNITS, Piece, Unit, add_sql, pieces
+from billing.rollups.granularity import KEYS, ROLLUPS, SUMS, TABLES, UNITS, Interval, Unit, add_sql, intervals
 from billing.rollups.repository import WRITER_LOCK, RollupBooks, RollupDifference, hold_ledger
 
 __all__ = [
@@ -13,12 +13,12 @@ __all__ = [
     "TABLES",
     "UNITS",
     "WRITER_LOCK",
-    "Piece",
+    "Interval",
     "RollupBooks",
     "RollupDifference",
     "Unit",
     "add_sql",
     "hold_ledger",
-    "pieces",
+    "intervals",
     "rederive",
 ]

@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.rollups.grains import KEYS, SUMS, TABLES, UNITS, Unit, add_sql
+from billing.rollups.granularity import KEYS, SUMS, TABLES, UNITS, Unit, add_sql
 
 WRITER_LOCK = 0x4C656467
 """Advisory lock, "Ledg": whoever writes records or their sums holds it, so that a difference is taken against

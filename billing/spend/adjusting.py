@@ -17,7 +17,7 @@ from billing.spend.repository import AdjustmentRepository, AllAdjustments, Untol
 from db.session import EVERY_TENANT, Database
 from tenants.limits.kinds import Limit, Metric
 from tenants.limits.repository import LimitRepository
-from tenants.quotas.outside import OutsideSpend
+from tenants.quotas.unreserved_spend import UnreservedSpend
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ BATCH = 500
 
 
 class SpendAdjusting:
-    def __init__(self, database: Database, outside: OutsideSpend) -> None:
+    def __init__(self, database: Database, outside: UnreservedSpend) -> None:
         self._database = database
         self._outside = outside
 

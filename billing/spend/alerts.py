@@ -16,8 +16,8 @@ from sqlalchemy import Row
 from billing.months import begin, month_of
 from billing.notifications.events import SPEND_ALERT
 from billing.notifications.models import Delivery, Notification
+from billing.notifications.publishing import tell
 from billing.notifications.repository import NotificationRepository
-from billing.notifications.telling import tell
 from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 from billing.spend.models import SpendAlert
 from billing.spend.repository import AllSpendAlerts, SpendAlertRepository

@@ -25,9 +25,9 @@ from sqlalchemy import make_url
 
 from cli.local.server import (
     CHILD,
-    Account,
     LocalServer,
     LocalServerError,
+    ServerUser,
     end_leftover,
     find_program,
     lock_directory,
@@ -150,19 +150,19 @@ def serving_url(owner_url: str) -> str:
     return make_url(owner_url).set(username=SERVING_ROLE).render_as_string(hide_password=False)
 
 
-def _account(data: Path) -> Account | None:
+def _account(data: Path) -> ServerUser | None:
     """PostgreSQL refuses to run as root: then it runs as the cluster's owner, `postgres` or `nobody`."""
     if os.geteuid() != 0:
         return None
     if data.exists() and data.stat().st_uid != 0:
         found = data.stat()
-        return Account(found.st_uid, found.st_gid)
+        return ServerUser(found.st_uid, found.st_gid)
     for name in ("postgres", "nobody"):
         try:
             entry = pwd.getpwnam(name)
         except KeyError:
             continue
-        return Account(entry.pw_uid, entry.pw_gid)
+        return ServerUser(entry.pw_uid, entry.pw_gid)
     raise LocalServerError(
         "PostgreSQL will not run as root, and there is no account `postgres` or `nobody` to run it as"
     )
@@ -191,7 +191,7 @@ def _installation_of(data: Path) -> Installation:
     )
 
 
-def _create_cluster(data: Path, log: Path, account: Account | None, ephemeral: bool) -> Installation:
+def _create_cluster(data: Path, log: Path, account: ServerUser | None, ephemeral: bool) -> Installation:
     """Create the cluster with the first installation that can, and return that.
 
     `initdb` works in a directory beside `data`, which becomes `data` once it is whole and on disk: initdb
@@ -218,7 +218,7 @@ def _create_cluster(data: Path, log: Path, account: Account | None, ephemeral: b
 
 
 def _initdb(
-    installation: Installation, data: Path, log: Path, account: Account | None, ephemeral: bool
+    installation: Installation, data: Path, log: Path, account: ServerUser | None, ephemeral: bool
 ) -> None:
     command: list[str | Path] = [
         *(sys.executable, "-I", "-S", CHILD),

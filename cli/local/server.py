@@ -30,7 +30,7 @@ class LocalServerError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Account:
+class ServerUser:
     """Whom a server runs as, when the parent is root and the server refuses to be."""
 
     uid: int
@@ -105,7 +105,7 @@ def lock_directory(directory: Path, name: str) -> int:
     return fd
 
 
-def socket_directory(directory: Path, name: str, socket_name: str, owner: Account | None) -> Path:
+def socket_directory(directory: Path, name: str, socket_name: str, owner: ServerUser | None) -> Path:
     """Where the server's socket goes: inside `directory`, or in a short place derived from its path.
 
     Always the same for the same directory. Only `owner` (or we) may enter: the servers trust whoever
@@ -135,7 +135,7 @@ def spawn(
     *,
     log: Path,
     stop_signal: signal.Signals,
-    account: Account | None = None,
+    account: ServerUser | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start `command` so that it gets `stop_signal` when the calling thread's process ends, output appended
     to `log`.

@@ -32,7 +32,7 @@ class DeviceWork:
         self._num_slots = num_slots
         self._batch_invariant = batch_invariant
         small, large = self.limits(min(max_tokens, tiling.TILES_FROM)), self.limits(max_tokens)
-        self.most = tiling.Limits(*(max(pair) for pair in zip(small, large, strict=True)))
+        self.most = tiling.WorkLimits(*(max(pair) for pair in zip(small, large, strict=True)))
         """Of any bucket."""
         self.counts = inputs.field("lora_counts", 3)
         """[pairs, blocks, tiles]"""
@@ -44,7 +44,7 @@ class DeviceWork:
         self.active = False
         """Whether any row of the step has an adapter."""
 
-    def limits(self, bucket: int) -> tiling.Limits:
+    def limits(self, bucket: int) -> tiling.WorkLimits:
         """Of what a batch of this many rows can have."""
         return tiling.limits(bucket, self._num_slots, self._batch_invariant)
 

@@ -65,7 +65,7 @@ def span_size(width_in: int, bucket: int) -> int:
     return -(-steps // num_splits(width_in, bucket)) * STEP
 
 
-class Limits(NamedTuple):
+class WorkLimits(NamedTuple):
     """Of the work lists."""
 
     pairs: int
@@ -75,12 +75,12 @@ class Limits(NamedTuple):
     """Rows in pairs and blocks."""
 
 
-def limits(bucket: int, num_slots: int, batch_invariant: bool) -> Limits:
+def limits(bucket: int, num_slots: int, batch_invariant: bool) -> WorkLimits:
     """Of what a batch of this many rows can have. All paths are one with `batch_invariant`: blocks."""
     if batch_invariant:
-        return Limits(0, min(bucket, num_slots + bucket // BLOCK_ROWS), 0, bucket)
+        return WorkLimits(0, min(bucket, num_slots + bucket // BLOCK_ROWS), 0, bucket)
     pairs, many = min(bucket, num_slots), min(bucket // (PAIR_ROWS + 1), num_slots)
     if bucket <= TILES_FROM:
-        return Limits(pairs, min(bucket // (PAIR_ROWS + 1), many + bucket // BLOCK_ROWS), 0, bucket)
+        return WorkLimits(pairs, min(bucket // (PAIR_ROWS + 1), many + bucket // BLOCK_ROWS), 0, bucket)
     tiles = min(bucket // (BLOCK_ROWS + 1), num_slots) + bucket // TILE_ROWS
-    return Limits(pairs, many, tiles, min(bucket, num_slots * BLOCK_ROWS))
+    return WorkLimits(pairs, many, tiles, min(bucket, num_slots * BLOCK_ROWS))

@@ -11,14 +11,24 @@ import torch
 
 from kernels.backend import uses_triton
 from kernels.sampling import reference
-from kernels.sampling.step import Asked, Drawn, Scratch
+from kernels.sampling.step import Drawn, SamplingInputs, Scratch
 
-__all__ = ["Asked", "Drawn", "Scratch", "draw", "greedy", "logprobs", "penalize", "sample", "uniform"]
+__all__ = [
+    "Drawn",
+    "SamplingInputs",
+    "Scratch",
+    "draw",
+    "greedy",
+    "logprobs",
+    "penalize",
+    "sample",
+    "uniform",
+]
 
 
 def sample(
     logits_SV: torch.Tensor,
-    asked: Asked,
+    asked: SamplingInputs,
     drawn: Drawn,
     scratch: Scratch,
     *,

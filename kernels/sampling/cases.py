@@ -8,7 +8,7 @@ from itertools import cycle
 
 import torch
 
-from kernels.sampling.step import Asked, Drawn, Scratch
+from kernels.sampling.step import Drawn, SamplingInputs, Scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ CASES = [
 
 def ask(
     asked: Sequence[Truncation | None], device: torch.device | str, *, num_rows: int, seed: int = 5
-) -> tuple[Asked, Drawn]:
+) -> tuple[SamplingInputs, Drawn]:
     """Position s draws at (seed, s) for row `num_rows - 1 - s` into place s; None is greedy."""
 
     def column(of: Callable[[Truncation], float], dtype: torch.dtype) -> torch.Tensor:
@@ -85,7 +85,7 @@ def ask(
 
     order = torch.arange(len(asked), dtype=torch.int32, device=device)
     return (
-        Asked(
+        SamplingInputs(
             temperature_S=column(lambda one: one.temperature, torch.float32),
             top_k_S=column(lambda one: one.top_k, torch.int32),
             top_p_S=column(lambda one: one.top_p, torch.float32),

@@ -12,12 +12,12 @@ import triton
 from torch import Tensor
 
 from kernels.sampling import kernel as kernels
-from kernels.sampling.step import GATHER_BLOCK, Asked, Drawn, Scratch, block_size, num_blocks
+from kernels.sampling.step import GATHER_BLOCK, Drawn, SamplingInputs, Scratch, block_size, num_blocks
 
 
 def launch(
     logits_SV: Tensor,
-    asked: Asked,
+    asked: SamplingInputs,
     drawn: Drawn,
     scratch: Scratch,
     *,
@@ -133,7 +133,7 @@ def draw(
     return drawn.ids_S.long()
 
 
-def _for_all(logits_SV: Tensor) -> tuple[Drawn, Asked, Scratch]:
+def _for_all(logits_SV: Tensor) -> tuple[Drawn, SamplingInputs, Scratch]:
     """Every position is its own place and its own row."""
     size, device = len(logits_SV), logits_SV.device
     order_S = torch.arange(size, dtype=torch.int32, device=device)
@@ -143,7 +143,7 @@ def _for_all(logits_SV: Tensor) -> tuple[Drawn, Asked, Scratch]:
         torch.empty(size, dtype=torch.uint8, device=device),
         torch.empty(size + 1, dtype=torch.int32, device=device),
     )
-    asked = Asked(
+    asked = SamplingInputs(
         zeros_S, order_S, zeros_S, zeros_S, order_S.long(), order_S.long(), rows_S=order_S, places_S=order_S
     )
     return drawn, asked, Scratch(size, logits_SV.shape[1], device)

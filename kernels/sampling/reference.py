@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from kernels.sampling.step import Asked, Drawn
+from kernels.sampling.step import Drawn, SamplingInputs
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -137,7 +137,7 @@ def _descending(logits_SV: torch.Tensor) -> torch.Tensor:
     return logits_SV.sort(dim=-1, descending=True).values
 
 
-def sample_reference(logits_SV: torch.Tensor, asked: Asked, drawn: Drawn) -> None:
+def sample_reference(logits_SV: torch.Tensor, asked: SamplingInputs, drawn: Drawn) -> None:
     """Semantics: ids[places[s]] = next_ids[rows[s]] for every position s whose row is not the null row:
     `greedy` where temperature is 0, else `draw` at `uniform(seed, position)`. A row that is not finite gets
     finite[places[s]] = 0 and id 0.

@@ -25,7 +25,7 @@ CANDIDATES = 16384
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SamplingInputs:
     """What the positions of a step ask for, on the device; arrays may be longer than the step."""
 
     temperature_S: Tensor

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sla.grains import Row, added, share_bounds, shares_of
+from sla.granularity import Row, added, share_bounds, shares_of
 from sla.incidents.models import Incident, IncidentNote
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sla.grains import ROLLUPS, Grain
+from sla.granularity import ROLLUPS, Granularity
 from sla.repository import HISTOGRAMS, SUMMED, SUMS
 
 _MEASURES = (*SUMS, *HISTOGRAMS)
@@ -30,7 +30,7 @@ class RollupDifference:
     """
 
 
-def _derived(grain: Grain) -> str:
+def _derived(grain: Granularity) -> str:
     return f"""
         SELECT tenant_id, service_tier, date_trunc('{grain.unit}', minute, 'UTC') AS {grain.unit},
                {", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in SUMS)},
@@ -39,7 +39,7 @@ def _derived(grain: Grain) -> str:
     """
 
 
-def _comparison(grain: Grain) -> str:
+def _comparison(grain: Granularity) -> str:
     expected, found = (", ".join(f"{side}.{name}" for name in _MEASURES) for side in "ef")
     return f"""
         WITH expected AS ({_derived(grain)}), found AS (
@@ -53,7 +53,7 @@ def _comparison(grain: Grain) -> str:
     """
 
 
-def _derivation(grain: Grain) -> str:
+def _derivation(grain: Granularity) -> str:
     columns = f"tenant_id, service_tier, {grain.unit}, {', '.join(_MEASURES)}"
     return f"INSERT INTO {grain.table} ({columns}) {_derived(grain)}"
 

@@ -18,7 +18,7 @@ from tenants.audit.service import AuditLog
 from tenants.errors import ResetInvalid, UserNotFound, WrongPassword
 from tenants.fields import is_email
 from tenants.identities.repository import IdentityRepository
-from tenants.members.account import Account
+from tenants.members.account import Membership
 from tenants.members.repository import MemberRepository
 from tenants.members.service import require_may_appoint
 from tenants.models import PasswordReset, User
@@ -46,7 +46,7 @@ class Credentials:
         self._database = database
         self._hasher = keys.KeyHasher(secret)
 
-    async def check(self, account: Account, password: str) -> str:
+    async def check(self, account: Membership, password: str) -> str:
         """That it is theirs; its hash. Raises WrongPassword, also for users who have none."""
         async with self._database.read(account.tenant_id) as session:
             user = await MemberRepository(session, account.tenant_id).find(account.user_id)
@@ -56,7 +56,7 @@ class Credentials:
             raise WrongPassword
         return stored
 
-    async def change(self, account: Account, old: str, new: str, actor: Actor) -> None:
+    async def change(self, account: Membership, old: str, new: str, actor: Actor) -> None:
         """Raises WrongPassword, ValueError naming the field."""
         before = await self.check(account, old)
         password_hash = await asyncio.to_thread(passwords.hash_password, new)
@@ -126,7 +126,7 @@ class Credentials:
             actor = Actor("user", user.id, address, request_id, user_id=user.id, email=user.email)
             await self._set(session, user, password_hash, actor, {"by": "token"})
 
-    async def end_sessions(self, account: Account) -> None:
+    async def end_sessions(self, account: Membership) -> None:
         """All that began before now."""
         async with self._database.write(account.tenant_id) as session:
             user = await MemberRepository(session, account.tenant_id).lock(account.user_id)

@@ -18,7 +18,7 @@ from tenants.errors import NoSecondFactor, SecondFactorKept, SecondFactorMissing
 from tenants.identities import codes
 from tenants.identities.repository import IdentityRepository
 from tenants.identities.sealing import Sealer
-from tenants.members.account import Account
+from tenants.members.account import Membership
 from tenants.members.repository import MemberRepository
 from tenants.members.service import require_may_appoint
 from tenants.models import SecondFactor
@@ -50,7 +50,7 @@ class SecondFactors:
         self._sealer = Sealer(secret, "second factors")
         self._hasher = keys.KeyHasher(secret)
 
-    async def find(self, account: Account) -> FactorView | None:
+    async def find(self, account: Membership) -> FactorView | None:
         """None while there is none, or none yet."""
         async with self._database.read(account.tenant_id) as session:
             row = await IdentityRepository(session, account.tenant_id).factor(account.user_id)
@@ -63,7 +63,7 @@ class SecondFactors:
         async with self._database.read(tenant_id) as session:
             return await IdentityRepository(session, tenant_id).with_factor(user_ids)
 
-    async def begin(self, account: Account) -> Enrolment:
+    async def begin(self, account: Membership) -> Enrolment:
         """A secret to set up with; asked again before it is confirmed, the same. Raises SecondFactorKept
         when there is a second factor already.
         """
@@ -87,7 +87,7 @@ class SecondFactors:
                 secret = self._opened(row)
         return Enrolment(codes.secret_text(secret), codes.uri(secret, account.email))
 
-    async def confirm(self, account: Account, written: str, actor: Actor) -> list[str]:
+    async def confirm(self, account: Membership, written: str, actor: Actor) -> list[str]:
         """From now on it is asked for. The codes to recover with, shown this once. Raises WrongCode,
         NoSecondFactor when none is being set up.
         """
@@ -112,7 +112,7 @@ class SecondFactors:
                 raise NoSecondFactor
             return self._use(row, written)
 
-    async def renew_recovery(self, account: Account, written: str, actor: Actor) -> list[str]:
+    async def renew_recovery(self, account: Membership, written: str, actor: Actor) -> list[str]:
         """Other codes to recover with, in place of all of before, for a code. Raises WrongCode,
         NoSecondFactor.
         """
@@ -126,7 +126,7 @@ class SecondFactors:
             await _record(session, account, actor, "second_factor.recovery_codes_renewed")
         return recovery
 
-    async def remove(self, account: Account, actor: Actor) -> None:
+    async def remove(self, account: Membership, actor: Actor) -> None:
         """Their own; whoever calls has asked who they are. What was only being set up goes without a word.
         Raises SecondFactorKept while the tenant, or whoever runs the service of its operators, asks for one.
         """
@@ -162,7 +162,7 @@ class SecondFactors:
                 session, tenant_id, actor, "second_factor.removed", ("user", user_id), details
             )
 
-    async def require(self, account: Account, required: bool, actor: Actor) -> None:
+    async def require(self, account: Membership, required: bool, actor: Actor) -> None:
         """Ask all of the tenant's users for one, or no longer. Raises SecondFactorMissing when whoever asks
         has none: they would shut themselves out.
         """
@@ -202,5 +202,5 @@ class SecondFactors:
         return [self._hasher.digest(code) for code in recovery]
 
 
-async def _record(session: WriteSession, account: Account, actor: Actor, type: str) -> None:
+async def _record(session: WriteSession, account: Membership, actor: Actor, type: str) -> None:
     await AuditLog.record(session, account.tenant_id, actor, type, ("user", account.user_id))

@@ -12,12 +12,12 @@ from db.session import EVERY_TENANT, Database
 from tenants.actors import Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import IdentityNotFound, IdentityTaken, LastWayIn, UserNotFound
+from tenants.external_identity import ExternalIdentity
 from tenants.identities.repository import IdentityRepository
-from tenants.members.account import Account, account_of, new_identity
+from tenants.members.account import Membership, account_of, new_identity
 from tenants.members.repository import MemberRepository
 from tenants.models import Identity
 from tenants.repository import TenantDirectory
-from tenants.vouched import Vouched
 
 
 class Identities:
@@ -26,7 +26,7 @@ class Identities:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def find(self, vouched: Vouched) -> Account | None:
+    async def find(self, vouched: ExternalIdentity) -> Membership | None:
         """Whose it is; None where it is nobody's who may sign in."""
         if "\x00" in vouched.issuer + vouched.subject:
             return None
@@ -39,11 +39,11 @@ class Identities:
             return None
         return account_of(user, tenant, has_second_factor=factor_since is not None)
 
-    async def list(self, account: Account) -> list[Identity]:
+    async def list(self, account: Membership) -> list[Identity]:
         async with self._database.read(account.tenant_id) as session:
             return [*await IdentityRepository(session, account.tenant_id).identities(account.user_id)]
 
-    async def bind(self, account: Account, vouched: Vouched, actor: Actor) -> None:
+    async def bind(self, account: Membership, vouched: ExternalIdentity, actor: Actor) -> None:
         """For the user who has signed in. Again changes nothing. Raises IdentityTaken for that of another
         user, of whatever tenant.
         """
@@ -64,7 +64,7 @@ class Identities:
         except IntegrityError as error:
             raise IdentityTaken(vouched.issuer) from error
 
-    async def unbind(self, account: Account, identity_id: str, actor: Actor) -> None:
+    async def unbind(self, account: Membership, identity_id: str, actor: Actor) -> None:
         """Raises IdentityNotFound; LastWayIn when nothing else lets the user in."""
         async with self._database.write(account.tenant_id) as session:
             user = await MemberRepository(session, account.tenant_id).lock(account.user_id)

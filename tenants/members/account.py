@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 
 from db.base import new_id
 from tenants.actors import Actor
+from tenants.external_identity import ExternalIdentity
 from tenants.fields import MAX_NAME_LEN
 from tenants.models import OPERATOR_TENANT, Identity, Tenant, User
 from tenants.roles import Right, Role, admin_scopes, may
 from tenants.views import STANDARD, PlanView
-from tenants.vouched import Vouched
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class Membership:
     """A user and the tenant they belong to."""
 
     user_id: str
@@ -70,7 +70,7 @@ def new_user(tenant_id: str, email: str, password_hash: str | None, role: str, n
     )
 
 
-def new_identity(tenant_id: str, user_id: str, vouched: Vouched) -> Identity:
+def new_identity(tenant_id: str, user_id: str, vouched: ExternalIdentity) -> Identity:
     """A row."""
     return Identity(
         id=new_id("ident"),
@@ -85,9 +85,9 @@ def new_identity(tenant_id: str, user_id: str, vouched: Vouched) -> Identity:
 
 def account_of(
     user: User, tenant: Tenant, plan: PlanView = STANDARD, *, has_second_factor: bool = False
-) -> Account:
+) -> Membership:
     role: Role = user.role  # type: ignore[assignment]
-    return Account(
+    return Membership(
         user.id,
         user.email,
         role,

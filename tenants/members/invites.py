@@ -26,14 +26,14 @@ from tenants.errors import (
     ProjectNotFound,
     TenantNotFound,
 )
+from tenants.external_identity import ExternalIdentity
 from tenants.fields import MAX_NAME_LEN, checked_email
-from tenants.members.account import Account, account_of, new_identity, new_user
+from tenants.members.account import Membership, account_of, new_identity, new_user
 from tenants.members.repository import MemberRepository
 from tenants.members.service import new_member, require_may_appoint
 from tenants.models import Invite, Tenant, User
 from tenants.repository import TenantDirectory
 from tenants.roles import ProjectRole, Role, checked_project_role, checked_role
-from tenants.vouched import Vouched
 
 DEFAULT_LIFE = timedelta(days=7)
 MAX_LIFE = timedelta(days=90)
@@ -158,7 +158,7 @@ class InviteService:
         name: str = "",
         address: str | None = None,
         request_id: str | None = None,
-    ) -> Account:
+    ) -> Membership:
         """Make the user that the token's holder becomes; with their places in projects that still are.
 
         Raises InviteInvalid whatever is wrong with the token; NameTaken when the address has become that of a
@@ -182,8 +182,13 @@ class InviteService:
         return self._hasher.digest(token)
 
     async def accept_vouched(
-        self, digest: bytes, vouched: Vouched, *, address: str | None = None, request_id: str | None = None
-    ) -> Account:
+        self,
+        digest: bytes,
+        vouched: ExternalIdentity,
+        *,
+        address: str | None = None,
+        request_id: str | None = None,
+    ) -> Membership:
         """Likewise, without a password: another provider says who comes, and that the address which was
         invited is theirs.
 
@@ -212,10 +217,10 @@ class InviteService:
         digest: bytes,
         name: str,
         password_hash: str | None,
-        vouched: Vouched | None,
+        vouched: ExternalIdentity | None,
         address: str | None,
         request_id: str | None,
-    ) -> Account:
+    ) -> Membership:
         async with self._database.write(tenant_id) as session:
             members = MemberRepository(session, tenant_id)
             # Held: of two who accept at once, the second finds it accepted.

@@ -11,7 +11,7 @@ from db.session import EVERY_TENANT, Database
 from tenants.actors import Actor
 from tenants.audit.service import OPERATOR_CHAIN, AuditLog
 from tenants.errors import TenantNotFound, UserNotFound
-from tenants.members.account import Account, account_of
+from tenants.members.account import Membership, account_of
 from tenants.members.repository import MemberRepository
 from tenants.models import OPERATOR_TENANT
 from tenants.repository import TenantDirectory
@@ -25,7 +25,7 @@ MAX_REASON_LEN = 300
 class Impersonation:
     """What an operator was let in for."""
 
-    account: Account
+    account: Membership
     """Whom they act for."""
     is_full: bool
     """Not: they look on."""
@@ -71,7 +71,7 @@ class Impersonations:
         account = await self.account(tenant_id, user_id)
         await self._record("impersonation.ended", operator, account, {"email": account.email})
 
-    async def account(self, tenant_id: str, user_id: str) -> Account:
+    async def account(self, tenant_id: str, user_id: str) -> Membership:
         """As it is now, of a tenant that is shut out too: an operator may have to see why. Raises
         TenantNotFound, UserNotFound.
         """
@@ -87,7 +87,7 @@ class Impersonations:
             raise UserNotFound(user_id)
         return account_of(user, tenant, STANDARD if plan is None else plan_view(plan))
 
-    async def _record(self, type: str, operator: Actor, account: Account, details: dict[str, str]) -> None:
+    async def _record(self, type: str, operator: Actor, account: Membership, details: dict[str, str]) -> None:
         """In the tenant's log, which its members read, and in the service's."""
         target, all_details = ("user", account.user_id), {"tenant": account.tenant_id, **details}
         async with self._database.write(EVERY_TENANT) as session:

@@ -13,7 +13,7 @@ from db.session import Database
 from tenants.accounts import UserAccounts
 from tenants.actors import OPERATOR, Actor
 from tenants.errors import UserNotFound
-from tenants.members.account import Account
+from tenants.members.account import Membership
 from tenants.members.service import MemberService
 from tenants.models import OPERATOR_TENANT, User
 from tenants.roles import Role
@@ -31,7 +31,7 @@ class OperatorAccounts:
 
     async def add(
         self, email: str, password: str, *, name: str = "", looks_on: bool = False, actor: Actor = OPERATOR
-    ) -> Account:
+    ) -> Membership:
         """Raises NameTaken for an email in use, by a tenant's user too; ValueError naming the field."""
         role: Role = "viewer" if looks_on else "owner"
         return await self._users.create(OPERATOR_TENANT, email, password, role=role, name=name, actor=actor)

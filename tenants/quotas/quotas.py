@@ -24,11 +24,11 @@ from tenants.quotas import scripts as lua
 from tenants.quotas.ending import Endings
 from tenants.quotas.link import Link, LinkDown, ReplyError
 from tenants.quotas.local import LocalShare, RaisedLevel
-from tenants.quotas.outside import window_start
 from tenants.quotas.plan import CompiledPlan, Contract, Plans, compile_plan
 from tenants.quotas.renewal import Renewal
 from tenants.quotas.reservation import LimitState, Reservation, Seed
 from tenants.quotas.scripts import Scripts, Timing
+from tenants.quotas.unreserved_spend import window_start
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from admin.sign_in.oidc import provider as providers
 from admin.sign_in.oidc.provider import Provider
 from admin.sign_in.services import SignInServices
 from tenants.actors import OPERATOR
-from tenants.vouched import Vouched
+from tenants.external_identity import ExternalIdentity
 from tests.admin.conftest import EMAIL, PASSWORD, Site, sign_in
 from tests.admin.test_keys import act
 from tests.admin.test_sign_in_second_factor import at_step, enrol, enter_code
@@ -139,7 +139,7 @@ async def test_one_identity_is_one_users(
     async with site.visitor() as hers:
         await sign_in(hers, "far@birch.example")
         assert (await connect(hers)).status_code == 303
-        found = await site.account.identities.find(Vouched(double.issuer, double.subject))
+        found = await site.account.identities.find(ExternalIdentity(double.issuer, double.subject))
         assert found is not None
         assert found.user_id == far.user_id
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from admin.sign_in.completion import SignInCompletion
 from admin.web.sessions import OpenSession, SessionStore
-from tenants.accounts import Account
+from tenants.accounts import Membership
 
 PROVED_AT = time.time() - 60
 
@@ -29,7 +29,7 @@ class Site:
         services: Any = SimpleNamespace(accounts=SimpleNamespace(note_sign_in=self._note))
         self.completion = SignInCompletion(console, services)
 
-    async def _note(self, account: Account, by: str, *, address: str, request_id: str | None) -> None:
+    async def _note(self, account: Membership, by: str, *, address: str, request_id: str | None) -> None:
         self.noted.append((account.user_id, by, address))
 
     async def enter(self, opened: OpenSession | None, **account: bool) -> tuple[str, OpenSession]:
@@ -43,7 +43,7 @@ class Site:
             "client": ("192.0.2.7", 9),
         }
         scope |= {"scheme": "https", "server": ("test", 443), "query_string": b""}
-        who = Account("usr_1", "ann@acme.example", "owner", "tnt_1", "Acme", **account)
+        who = Membership("usr_1", "ann@acme.example", "owner", "tnt_1", "Acme", **account)
         response = await self.completion.complete(
             Request(scope), opened, who, "password", PROVED_AT, message="Hello."
         )

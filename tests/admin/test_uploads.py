@@ -14,7 +14,7 @@ from adapters.files.uploads import MAX_PART_BYTES
 from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
 from admin.adapters import upload_routes
 from api.app import _body_limits
-from api.deps import Limits
+from api.deps import RequestLimits
 from tests.admin.conftest import PASSWORD, Site, csrf_token, sign_in
 from tests.support.onboarding import SAPLING, samples
 
@@ -200,7 +200,7 @@ async def test_nothing_is_taken_without_the_token(site: Site, script: Script) ->
 
 
 def test_the_edge_lets_files_through_where_they_come_and_nowhere_else() -> None:
-    limits = _body_limits(Limits())
+    limits = _body_limits(RequestLimits())
     for path, large in (
         ("/console/adapters/uploads/upload_1/parts", True),
         ("/console/adapters/new", True),

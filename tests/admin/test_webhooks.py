@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from billing.notifications.delivering import Deliveries
-from billing.notifications.telling import tell
+from billing.notifications.publishing import tell
 from tenants.actors import OPERATOR
 from tests.admin.conftest import SENDER, Site, csrf_token, sign_in
 from tests.admin.test_keys import XSS, act, as_role, secret_of

@@ -16,7 +16,7 @@ import uvicorn
 
 from api.app import create_app
 from api.connections import connections_with
-from api.deps import Limits, Services
+from api.deps import RequestLimits, Services
 from api.request_reader import HEAD_TIMEOUT
 from sla.recorder import SlaRecorder
 from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakePrices, FakeQuotas, FakeUsage
@@ -35,7 +35,7 @@ def codec(base_dir: Path) -> TextCodec:
     return TextCodec.load(base_dir)
 
 
-LIMITS = Limits(max_body_bytes=1024 * 1024, body_timeout=20, ping_interval=0.1)
+LIMITS = RequestLimits(max_body_bytes=1024 * 1024, body_timeout=20, ping_interval=0.1)
 
 
 @dataclass
@@ -50,7 +50,7 @@ class World:
     services: Services
 
 
-def build(text: TextCodec, limits: Limits | None = None, **parts: Any) -> World:
+def build(text: TextCodec, limits: RequestLimits | None = None, **parts: Any) -> World:
     """`parts`: services that are not stand-ins."""
     engine, keys, models, usage = FakeEngine(text), FakeKeys(), FakeModels(), FakeUsage()
     quotas = FakeQuotas()

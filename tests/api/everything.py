@@ -24,9 +24,9 @@ from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
 from billing.invoices.settings import InvoiceSettings
 from billing.notifications.events import INVOICE_FINALIZED
+from billing.notifications.publishing import tell
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
-from billing.notifications.telling import tell
 from billing.payments.service import PaymentService
 from billing.rates import Rate
 from billing.service import UsageReports

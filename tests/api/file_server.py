@@ -15,14 +15,14 @@ from sqlalchemy import make_url
 from adapters.files.service import FileService, UploadService
 from adapters.inspection import Sandbox
 from adapters.storage import LocalStore, ObjectStore
-from api.deps import Limits
+from api.deps import RequestLimits
 from cli.local.postgres import OWNER
 from db.session import Database
 from tests.api.conftest import Served, build, serving
 from tests.api.fakes import KEY
 from tokenization.codec import TextCodec
 
-LIMITS = Limits(
+LIMITS = RequestLimits(
     max_body_bytes=1024 * 1024,
     body_timeout=20,
     max_file_bytes=200 * 1024 * 1024,
@@ -63,7 +63,7 @@ def file_server(
     store: ObjectStore | None = None,
     *,
     tenants: bool = True,
-    limits: Limits = LIMITS,
+    limits: RequestLimits = LIMITS,
     **changes: Any,
 ) -> Iterator[FileServer]:
     """The tenants `ten_one` and `ten_two` are made, unless they are there; `changes` to uploads."""

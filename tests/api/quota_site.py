@@ -12,7 +12,7 @@ import redis.asyncio
 
 from adapters.resolver import ModelResolver
 from api.app import create_app
-from api.deps import Limits, Services
+from api.deps import RequestLimits, Services
 from billing.pricing import PriceBook, PriceService
 from billing.window_usage import WindowUsage
 from db.session import Database
@@ -121,7 +121,7 @@ async def quota_site(
             prices=prices,
             sla=SlaRecorder(cache),
             sla_reports=SlaReports(database),
-            limits=Limits(body_timeout=20),
+            limits=RequestLimits(body_timeout=20),
         )
         url = await opened.enter_async_context(served(create_app(services)))
         headers = {"authorization": f"Bearer {key.plaintext}"}

@@ -6,12 +6,12 @@ import asyncio
 
 from structlog.testing import capture_logs
 
-from api.afterwards import MOST, Afterwards
+from api.deferred_work import MOST, DeferredWork
 from tests.support.waiting import eventually
 
 
 async def test_work_waits_for_the_next_turn_and_keeps_its_order() -> None:
-    afterwards, done = Afterwards(), list[int]()
+    afterwards, done = DeferredWork(), list[int]()
     for number in range(3):
         afterwards.add(done.append, number)
     assert done == []
@@ -20,7 +20,7 @@ async def test_work_waits_for_the_next_turn_and_keeps_its_order() -> None:
 
 
 async def test_work_may_be_put_off_until_there_is_enough_of_it() -> None:
-    afterwards, done = Afterwards(60.0), list[int]()
+    afterwards, done = DeferredWork(60.0), list[int]()
     for number in range(MOST - 1):
         afterwards.add(done.append, number)
     await asyncio.sleep(0.01)
@@ -33,14 +33,14 @@ async def test_work_may_be_put_off_until_there_is_enough_of_it() -> None:
 
 
 async def test_work_is_not_put_off_for_longer_than_said() -> None:
-    afterwards, done = Afterwards(0.01), list[int]()
+    afterwards, done = DeferredWork(0.01), list[int]()
     for number in range(2):
         afterwards.add(done.append, number)
         await eventually(lambda: len(done) == number + 1)  # noqa: B023
 
 
 async def test_what_fails_takes_nothing_else_with_it() -> None:
-    afterwards, done = Afterwards(), list[int]()
+    afterwards, done = DeferredWork(), list[int]()
 
     def fail() -> None:
         raise ValueError("nobody hears")
@@ -54,7 +54,7 @@ async def test_what_fails_takes_nothing_else_with_it() -> None:
 
 
 async def test_work_that_adds_work_has_it_done_later() -> None:
-    afterwards, done = Afterwards(), list[int]()
+    afterwards, done = DeferredWork(), list[int]()
     afterwards.add(lambda: afterwards.add(done.append, 1))
     afterwards.run()
     assert done == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.openai.answer import Answer, Piece
+from api.openai.answer import Answer, AnswerDelta
 from engine.client import EngineGone
 from engine.protocol import TokenChunk, Usage
 from tokenization.codec import TextCodec
@@ -58,7 +58,7 @@ class Site:
         booking: Any = SimpleNamespace(submission=submission, follow=lambda generations: None)
         nothing: Any = SimpleNamespace(add=lambda *args: None, first_token=None)
         self.answer = Answer(booking, nothing, codec, nothing, nothing, 0.0, True)
-        self.given: list[Piece] = []
+        self.given: list[AnswerDelta] = []
         self.wants = True
 
     def submit(self, request: Any) -> Any:
@@ -67,7 +67,7 @@ class Site:
             raise EngineGone("not connected")
         return found
 
-    def give(self, pieces: list[Piece]) -> bool:
+    def give(self, pieces: list[AnswerDelta]) -> bool:
         self.given += pieces
         return self.wants
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from api.openai.answer import Piece
+from api.openai.answer import AnswerDelta
 from api.openai.stream import DONE, PING, EventStream, _Pings
-from api.outlets import EXTENSION, nothing
+from api.response_writer import EXTENSION, nothing
 from engine.client import EngineGone
 from tests.support.waiting import eventually
 
@@ -49,15 +49,15 @@ class Answer:
         self.observation = SimpleNamespace(failed=lambda error: self.told.append(type(error).__name__))
         self.usage = "the usage"
         self.told: list[str] = []
-        self.give: Callable[[list[Piece]], bool] = lambda pieces: False
+        self.give: Callable[[list[AnswerDelta]], bool] = lambda pieces: False
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def read(self, give: Callable[[list[Piece]], bool]) -> None:
+    async def read(self, give: Callable[[list[AnswerDelta]], bool]) -> None:
         self.give = give
         await self._over
 
     def says(self, text: str) -> bool:
-        return self.give([Piece(0, text, None, None)])
+        return self.give([AnswerDelta(0, text, None, None)])
 
     def ends(self) -> None:
         self._over.set_result(None)

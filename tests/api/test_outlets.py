@@ -7,8 +7,8 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from api.connections import StraightOutlet
-from api.outlets import AsgiOutlet, outlet_of
+from api.connections import DirectResponseWriter
+from api.response_writer import AsgiResponseWriter, response_writer_for
 from tests.support.slow_client import REQUEST, asked
 from tests.support.waiting import eventually
 
@@ -35,7 +35,7 @@ class Slow:
 
 async def test_what_comes_while_a_piece_is_under_way_leaves_after_it_together() -> None:
     server, calls = Slow(), []
-    outlet = AsgiOutlet(server.receive, server.send)
+    outlet = AsgiResponseWriter(server.receive, server.send)
     outlet.watch(lambda: calls.append("gone"), lambda: calls.append("resumed"))
     assert not outlet.paused
     assert outlet.write(b"one") is False
@@ -65,7 +65,7 @@ async def test_what_is_written_before_word_of_resuming_puts_that_off() -> None:
             await asyncio.sleep(0.01)
             calls.append("two is sent")
 
-    outlet = AsgiOutlet(Slow().receive, send)
+    outlet = AsgiResponseWriter(Slow().receive, send)
     outlet.watch(lambda: None, lambda: calls.append("resumed"))
     outlet.write(b"one")
     await eventually(lambda: "resumed" in calls)
@@ -75,7 +75,7 @@ async def test_what_is_written_before_word_of_resuming_puts_that_off() -> None:
 
 async def test_a_client_that_hangs_up_is_told_of_over_asgi() -> None:
     server, calls = Slow(), []
-    outlet = AsgiOutlet(server.receive, server.send)
+    outlet = AsgiResponseWriter(server.receive, server.send)
     outlet.watch(lambda: calls.append("gone"), lambda: None)
     server.heard.put_nowait({"type": "http.request"})
     server.heard.put_nowait({"type": "http.disconnect"})
@@ -96,7 +96,7 @@ class Bitwise:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        outlet = outlet_of(scope, receive, send)
+        outlet = response_writer_for(scope, receive, send)
         self.kinds.append(type(outlet))
 
         def go_on() -> None:
@@ -127,7 +127,7 @@ async def test_pieces_go_straight_to_the_socket_and_wait_for_who_reads_slowly() 
         while written != app.written:  # until what is kept for it is full
             written = app.written
             await asyncio.sleep(0.05)
-        assert app.kinds == [StraightOutlet]
+        assert app.kinds == [DirectResponseWriter]
         assert app.written < app.most, "who does not read is not written to without end"
         received = b""
         while not received.endswith(b"0\r\n\r\n"):
@@ -139,7 +139,7 @@ async def test_pieces_go_straight_to_the_socket_and_wait_for_who_reads_slowly() 
         assert app.calls.count("resumed") > 1
         await loop.sock_sendall(client, REQUEST)  # the connection is as good as new
         assert (await loop.sock_recv(client, 12)) == b"HTTP/1.1 200"
-        assert app.kinds == [StraightOutlet, StraightOutlet]
+        assert app.kinds == [DirectResponseWriter, DirectResponseWriter]
 
 
 async def test_a_client_that_hangs_up_is_told_of_at_once() -> None:

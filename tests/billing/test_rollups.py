@@ -24,7 +24,7 @@ from billing.rollups import (
     RollupDifference,
     Unit,
     hold_ledger,
-    pieces,
+    intervals,
     rederive,
 )
 from billing.totals import CostLine, LedgerTotals
@@ -75,7 +75,7 @@ def overlap(sums: dict[str, int], row: dict[str, Any]) -> None:
 @example(DAY, DAY + timedelta(days=1), "day")
 @example(DAY + MINUTE, DAY + timedelta(days=2) - MINUTE, "day")
 def test_pieces_cover_a_stretch_exactly_once(start: datetime, end: datetime, coarsest: Unit) -> None:
-    found = pieces(start, end, coarsest)
+    found = intervals(start, end, coarsest)
     if start >= end:
         assert found == []
         return
@@ -93,7 +93,7 @@ def test_pieces_cover_a_stretch_exactly_once(start: datetime, end: datetime, coa
 
 
 def test_seconds_count_to_the_next_minute_at_both_ends() -> None:
-    [piece] = pieces(DAY + timedelta(seconds=1), DAY + timedelta(seconds=61), "day")
+    [piece] = intervals(DAY + timedelta(seconds=1), DAY + timedelta(seconds=61), "day")
     assert (piece.start, piece.end) == (DAY + MINUTE, DAY + 2 * MINUTE)
 
 

@@ -15,9 +15,9 @@ from billing.folding import measure
 from billing.repository import LedgerWriter
 from cli import operator
 from db.session import EVERY_TENANT
-from engine.inflight import InflightTable
+from engine.journal.inflight_table import InflightTable
+from engine.journal.records import packed
 from engine.protocol import EventNumber, UsageEvent
-from engine.records import packed
 from tests.cli.commands import refusal, run
 from tests.support.journal import usage_event
 

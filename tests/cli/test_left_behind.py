@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from cli.up import not_in_ledger
-from engine.inflight import InflightTable
-from engine.meter import SPOOL, TABLE
-from engine.spool import Spool
+from engine.journal.inflight_table import InflightTable
+from engine.journal.meter import SPOOL, TABLE
+from engine.journal.spool import Spool
 from tests.support.journal import usage_event
 
 

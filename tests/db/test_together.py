@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from db.together import AT_ONCE, MOST, Together
+from db.batch_loader import AT_ONCE, MOST, BatchLoader
 from tests.support.waiting import eventually
 
 
@@ -34,13 +34,13 @@ def table() -> Table:
 
 async def test_what_is_asked_in_one_turn_is_one_query(table: Table) -> None:
     table.gate.set()
-    together = Together(table.look_up)
+    together = BatchLoader(table.look_up)
     assert await asyncio.gather(*map(together.get, (2, 3, 4, 2))) == ["row 2", None, "row 4", "row 2"]
     assert table.queries == [[2, 3, 4]]
 
 
 async def test_what_comes_meanwhile_goes_with_the_next(table: Table) -> None:
-    together = Together(table.look_up)
+    together = BatchLoader(table.look_up)
     asked = []
     for number in range(AT_ONCE + 10):
         asked.append(asyncio.create_task(together.get(2 * number)))
@@ -53,7 +53,7 @@ async def test_what_comes_meanwhile_goes_with_the_next(table: Table) -> None:
 
 
 async def test_nobody_is_answered_by_a_query_that_began_before(table: Table) -> None:
-    together = Together(table.look_up)
+    together = BatchLoader(table.look_up)
     early = asyncio.create_task(together.get(2))
     await eventually(lambda: len(table.queries) == 1)
     table.rows[2] = "new"
@@ -65,7 +65,7 @@ async def test_nobody_is_answered_by_a_query_that_began_before(table: Table) -> 
 
 async def test_a_query_has_a_bound(table: Table) -> None:
     table.gate.set()
-    together = Together(table.look_up)
+    together = BatchLoader(table.look_up)
     await asyncio.gather(*map(together.get, range(MOST + 5)))
     assert [len(query) for query in table.queries] == [MOST, 5]
 
@@ -73,7 +73,7 @@ async def test_a_query_has_a_bound(table: Table) -> None:
 async def test_a_failure_is_told_to_all_it_concerns(table: Table) -> None:
     table.gate.set()
     table.error = RuntimeError("no table")
-    together = Together(table.look_up)
+    together = BatchLoader(table.look_up)
     asked = await asyncio.gather(together.get(2), together.get(4), return_exceptions=True)
     assert asked == [table.error, table.error]
     table.error = None
@@ -81,7 +81,7 @@ async def test_a_failure_is_told_to_all_it_concerns(table: Table) -> None:
 
 
 async def test_those_who_have_gone_are_not_looked_up(table: Table) -> None:
-    together = Together(table.look_up)
+    together = BatchLoader(table.look_up)
     running = [asyncio.create_task(together.get(2 * number)) for number in range(AT_ONCE)]
     await eventually(lambda: table.queries != [])
     waiting = [asyncio.create_task(together.get(number)) for number in (10, 12)]
@@ -96,7 +96,7 @@ async def test_those_who_have_gone_are_not_looked_up(table: Table) -> None:
 
 async def test_a_crowd_that_has_gone_hides_nobody(table: Table) -> None:
     table.gate.set()
-    together = Together(table.look_up)
+    together = BatchLoader(table.look_up)
     crowd = [asyncio.create_task(together.get(number)) for number in range(1, 2 * MOST, 2)]
     last = asyncio.create_task(together.get(2))
     for one in crowd:
@@ -105,7 +105,7 @@ async def test_a_crowd_that_has_gone_hides_nobody(table: Table) -> None:
 
 
 async def test_closing_leaves_nobody_waiting(table: Table) -> None:
-    together = Together(table.look_up)
+    together = BatchLoader(table.look_up)
     asked = [asyncio.create_task(together.get(number)) for number in range(10)]
     await eventually(lambda: table.queries != [])
     asked.append(asyncio.create_task(together.get(11)))

@@ -54,7 +54,7 @@ from db.settings import DatabaseSettings
 from engine.client import Generation
 from engine.protocol import JOURNAL_STREAM, Submit, UsageEvent
 from examples.stripe_double import API_KEY, StripeDouble
-from tenants.quotas.outside import OutsideSpend
+from tenants.quotas.unreserved_spend import UnreservedSpend
 from tenants.service import AccountServices, account_services
 from tenants.settings import TenantSettings
 from tests.api.fakes import FakeEngine, Script
@@ -203,7 +203,7 @@ class Business:
         charges = ChargeService(self.database)
         await charges.charge_storage(now)
         await charges.charge_calibrations()
-        await SpendAdjusting(self.database, OutsideSpend(self.redis, self.usage)).tell(now)
+        await SpendAdjusting(self.database, UnreservedSpend(self.redis, self.usage)).tell(now)
         await SpendWatch(self.database, self.usage).look(now)
         await MonthClose(self.database, self.invoices, JournalAge(self.redis)).close_due(now)
         await self.rounds.meter(now)

@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from engine.admission import Limits
 from engine.core import EngineCore
-from engine.device_runner import DeviceRunner
+from engine.device.gpu_runner import DeviceRunner
 from engine.kv_cache import BlockPool
 from engine.lora.device_pool import DevicePool
 from engine.lora.loader import AdapterLoader
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
 from engine.protocol import Submit
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import EngineLimits
 from tests.engine.runner.rig import Answer, Run
 
 
@@ -99,7 +99,7 @@ def device_engine(
     )
     runner.capture()
     scheduler = Scheduler(
-        Limits(context_length, config.vocab_size, max_batch_tokens, max_rows),
+        EngineLimits(context_length, config.vocab_size, max_batch_tokens, max_rows),
         BlockPool(num_blocks, block_size),
         SlotTable(num_slots, loader.start_load, loader),
         config.eos_ids,

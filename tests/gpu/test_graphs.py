@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.graphs import Bucket, StepGraphs
+from engine.device.graphs import Bucket, StepGraphs
 
 pytestmark = pytest.mark.gpu
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from adapters.packing import pack
-from engine.admission import Limits
 from engine.core import EngineCore
-from engine.device_runner import DeviceRunner
+from engine.device.gpu_runner import DeviceRunner
 from engine.kv_cache import BlockPool
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.device_pool import DevicePool
@@ -19,7 +18,8 @@ from engine.model.loading import load_model
 from engine.model.model import Model
 from engine.model.weights import base_digest
 from engine.protocol import AdapterRef, SamplingParams, Submit
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import EngineLimits
 from tests.adapters.peft_files import LINEARS, lora_tensors, write_peft
 from tests.engine.runner.bases import write_base
 from tests.engine.runner.rig import make_core, run
@@ -55,7 +55,7 @@ def device_core(model: Model, artifacts: Path, num_slots: int) -> EngineCore:
         max_batch_tokens=BUDGET,
     )
     scheduler = Scheduler(
-        Limits(MAX_LEN, model.config.vocab_size, BUDGET, MAX_ROWS),
+        EngineLimits(MAX_LEN, model.config.vocab_size, BUDGET, MAX_ROWS),
         BlockPool(NUM_BLOCKS, BLOCK_SIZE),
         SlotTable(max(num_slots, 1), start_load),
         model.config.eos_ids,

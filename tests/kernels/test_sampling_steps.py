@@ -12,7 +12,7 @@ NUM_ROWS = 30
 CPU = torch.device("cpu")
 
 
-def sample(logits: torch.Tensor, asked: sampling.Asked, drawn: sampling.Drawn) -> None:
+def sample(logits: torch.Tensor, asked: sampling.SamplingInputs, drawn: sampling.Drawn) -> None:
     sampling.sample(logits, asked, drawn, sampling.Scratch(len(logits), logits.shape[1], CPU))
 
 

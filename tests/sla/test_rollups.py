@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import text
 
 from db.session import EVERY_TENANT, Database
-from sla.grains import DAY, GRAINS, HOUR, MINUTE, pieces
+from sla.granularity import DAY, GRAINS, HOUR, MINUTE, intervals
 from sla.incidents.repository import ServedToAll
 from sla.measures import Counts
 from sla.repository import SlaRepository, SlaWriter
@@ -78,7 +78,7 @@ async def forget(database: Database) -> None:
 @example(NIGHT + A_MINUTE, NIGHT + 2 * AN_HOUR - A_MINUTE)
 @example(*SPAN)
 def test_pieces_cover_each_minute_once(start: datetime, end: datetime) -> None:
-    found = pieces(start, end)
+    found = intervals(start, end)
     if start >= end:
         assert found == []
         return

@@ -16,9 +16,9 @@ from pydantic import SecretStr
 
 from billing.payments import sending
 from billing.payments.documents import DocumentSending
+from billing.payments.dunning import Dunning
 from billing.payments.sending import Sending, Sent
 from billing.payments.settings import StripeSettings
-from billing.payments.standing import Standings
 from billing.stripe_gateway import StripeGateway
 from db.session import Database
 
@@ -58,7 +58,7 @@ async def send_documents(database_url: str, gateway: StripeGateway, step: str, n
 
     setattr(gateway.documents, step, last)
     database = Database(database_url)
-    standings = Standings(database, redis.asyncio.Redis(), gateway, grace=timedelta(days=7))
+    standings = Dunning(database, redis.asyncio.Redis(), gateway, grace=timedelta(days=7))
     await DocumentSending(database, gateway, standings, clock=lambda: now).send()
 
 

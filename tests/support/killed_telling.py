@@ -19,7 +19,7 @@ from billing.spend.adjusting import SpendAdjusting
 from billing.spend.repository import AdjustmentRepository
 from billing.window_usage import WindowUsage
 from db.session import Database
-from tenants.quotas.outside import OutsideSpend
+from tenants.quotas.unreserved_spend import UnreservedSpend
 
 TELLING = ("held", "noted", "settled")
 DELIVERING = ("taken", "posted")
@@ -31,7 +31,7 @@ def die(*_: Any, **__: Any) -> NoReturn:
 
 
 async def tell(database: Database, redis_url: str, instant: str) -> None:
-    outside = OutsideSpend(redis.asyncio.Redis.from_url(redis_url), WindowUsage(database))
+    outside = UnreservedSpend(redis.asyncio.Redis.from_url(redis_url), WindowUsage(database))
     if instant == "held":
         AdjustmentRepository.note = die  # type: ignore[method-assign,assignment]
     elif instant == "noted":

@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from db.session import EVERY_TENANT, Database
 from tenants import passwords
-from tenants.accounts import Account
+from tenants.accounts import Membership
 from tenants.actors import OPERATOR
 from tenants.errors import ResetInvalid, WrongPassword
 from tenants.identities.credentials import HANDED_LIFE, RESET_LIFE, Credentials
@@ -29,7 +29,7 @@ def credentials(database: Database) -> Credentials:
 
 
 @pytest.fixture
-async def ann(accounts: AccountServices, tenant: Tenant) -> Account:
+async def ann(accounts: AccountServices, tenant: Tenant) -> Membership:
     return await accounts.users.create(tenant.id, "ann@example.com", OLD, role="owner")
 
 
@@ -45,7 +45,7 @@ async def sessions_from(database: Database) -> datetime | None:
 
 
 async def test_a_token_is_good_once_and_ends_the_sessions_of_before(
-    credentials: Credentials, ann: Account, database: Database
+    credentials: Credentials, ann: Membership, database: Database
 ) -> None:
     made, spare = await credentials.ask_reset(ann.email), await credentials.ask_reset(ann.email)
     assert made is not None
@@ -64,7 +64,7 @@ async def test_a_token_is_good_once_and_ends_the_sessions_of_before(
 
 
 async def test_tokens_live_as_long_as_they_are_told_to(
-    credentials: Credentials, ann: Account, tenant: Tenant, database: Database
+    credentials: Credentials, ann: Membership, tenant: Tenant, database: Database
 ) -> None:
     mailed = await credentials.ask_reset(ann.email)
     handed = await credentials.make_reset(tenant.id, ann.user_id, OPERATOR)
@@ -81,7 +81,7 @@ async def test_tokens_live_as_long_as_they_are_told_to(
 
 @pytest.mark.parametrize("table", ["users", "tenants"])
 async def test_whoever_may_not_sign_in_chooses_no_password_and_is_given_no_token(
-    credentials: Credentials, ann: Account, database: Database, table: str
+    credentials: Credentials, ann: Membership, database: Database, table: str
 ) -> None:
     made = await credentials.ask_reset(ann.email)
     assert made is not None
@@ -97,13 +97,13 @@ async def test_nobody_is_given_a_token_for_an_unknown_address(credentials: Crede
 
 
 async def test_a_password_that_was_changed_meanwhile_is_not_changed_again_by_the_old_one(
-    credentials: Credentials, ann: Account, monkeypatch: pytest.MonkeyPatch, database: Database
+    credentials: Credentials, ann: Membership, monkeypatch: pytest.MonkeyPatch, database: Database
 ) -> None:
     hash_password: Callable[[str], str] = passwords.hash_password
     hashed = hash_password(OTHER)
     check = credentials.check
 
-    async def slowly(account: Account, password: str) -> str:
+    async def slowly(account: Membership, password: str) -> str:
         found = await check(account, password)
         await change_row(database, f"UPDATE users SET password_hash = '{hashed}'")
         return found
@@ -115,7 +115,7 @@ async def test_a_password_that_was_changed_meanwhile_is_not_changed_again_by_the
     await credentials.check(ann, OTHER)
 
 
-async def test_a_change_needs_the_password_of_now(credentials: Credentials, ann: Account) -> None:
+async def test_a_change_needs_the_password_of_now(credentials: Credentials, ann: Membership) -> None:
     with pytest.raises(WrongPassword):
         await credentials.change(ann, NEW, OTHER, OPERATOR)
     await credentials.change(ann, OLD, NEW, OPERATOR)
@@ -123,7 +123,7 @@ async def test_a_change_needs_the_password_of_now(credentials: Credentials, ann:
 
 
 async def test_sessions_are_ended_from_now_on(
-    credentials: Credentials, ann: Account, database: Database
+    credentials: Credentials, ann: Membership, database: Database
 ) -> None:
     assert await sessions_from(database) is None
     before = datetime.now(UTC)

@@ -6,8 +6,8 @@ import asyncio
 
 from sqlalchemy import event
 
+from db.batch_loader import AT_ONCE
 from db.session import Database
-from db.together import AT_ONCE
 from tenants.actors import OPERATOR
 from tenants.context import TenantContext
 from tenants.errors import InvalidApiKey

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from db.session import Database
-from tenants.accounts import Account
+from tenants.accounts import Membership
 from tenants.actors import OPERATOR, Actor
 from tenants.audit.repository import AuditFilter
 from tenants.errors import (
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("cheap_passwords")
 PASSWORD = "correct horse battery"
 
 
-async def user(accounts: AccountServices, tenant: Tenant, name: str, role: str = "owner") -> Account:
+async def user(accounts: AccountServices, tenant: Tenant, name: str, role: str = "owner") -> Membership:
     return await accounts.users.create(tenant.id, f"{name}@example.com", PASSWORD, role=role)  # type: ignore[arg-type]
 
 
@@ -210,7 +210,7 @@ async def test_of_several_who_accept_at_once_one_does(accounts: AccountServices,
     outcomes = await asyncio.gather(
         *(accounts.invites.accept(made.token, PASSWORD) for _ in range(3)), return_exceptions=True
     )
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Account", *["InviteInvalid"] * 2]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Membership", *["InviteInvalid"] * 2]
     assert len(await accounts.members.list(tenant.id)) == 1
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from db.session import Database
-from tenants.accounts import Account
+from tenants.accounts import Membership
 from tenants.actors import OPERATOR
 from tenants.errors import NoSecondFactor, WrongCode
 from tenants.identities import codes
@@ -26,11 +26,13 @@ def factors(database: Database) -> SecondFactors:
 
 
 @pytest.fixture
-async def ann(accounts: AccountServices, tenant: Tenant) -> Account:
+async def ann(accounts: AccountServices, tenant: Tenant) -> Membership:
     return await accounts.users.create(tenant.id, "ann@example.com", "correct horse battery", role="owner")
 
 
-async def test_a_factor_lets_nobody_in_before_it_is_confirmed(factors: SecondFactors, ann: Account) -> None:
+async def test_a_factor_lets_nobody_in_before_it_is_confirmed(
+    factors: SecondFactors, ann: Membership
+) -> None:
     enrolment = await factors.begin(ann)
     secret = base64.b32decode(enrolment.secret)
     code = codes.code_at(secret, codes.step_of(datetime.now(UTC)))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from examples.sapling import tasks
-from worker.giving_way import computing_threads
+from worker.cpu_priority import computing_threads
 from worker.settings import JobsSettings
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux has it")
@@ -24,7 +24,7 @@ BASE = Path(tasks.__file__).parent / "weights" / "base"
 CHILD = """
 import json, os
 from pathlib import Path
-from worker.giving_way import stand_behind
+from worker.cpu_priority import stand_behind
 before = os.getsid(0)
 stand_behind({nice})
 group = Path("/proc/self/autogroup")

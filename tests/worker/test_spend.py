@@ -9,9 +9,9 @@ import redis.asyncio
 from sqlalchemy import text
 
 from billing.notifications.events import ADAPTER_READY, SPEND_ALERT
+from billing.notifications.publishing import tell
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
-from billing.notifications.telling import tell
 from billing.rates import RATE_LABEL, Rate
 from billing.spend.alerts import SpendAlertService, Threshold
 from db.session import EVERY_TENANT, Database

@@ -19,7 +19,7 @@ from billing.payments.webhooks import FOLLOW_UP
 from db.errors import DatabaseUnavailable
 from db.session import Database
 from worker.app import LOOK_AT_PAYMENTS, SEND_METER_EVENTS, SWEEP_WEBHOOKS
-from worker.beside import Beside
+from worker.background_thread import BackgroundThread
 from worker.runtime import Runtime
 
 logger = logging.getLogger(__name__)
@@ -30,12 +30,12 @@ Round = Callable[[PaymentRounds], Awaitable[None]]
 def register(app: Celery, runtime: Runtime) -> None:
     settings = StripeSettings()
     metering, looking, following = (
-        Beside("metering to the provider"),
-        Beside("looking at payments"),
-        Beside("following webhooks up"),
+        BackgroundThread("metering to the provider"),
+        BackgroundThread("looking at payments"),
+        BackgroundThread("following webhooks up"),
     )
 
-    def begin(beside: Beside, one: Round) -> None:
+    def begin(beside: BackgroundThread, one: Round) -> None:
         if settings.enabled:
             beside.start(lambda: _run(runtime, settings, one))
 

@@ -11,16 +11,16 @@ from redis.exceptions import RedisError
 from adapters.repository import AdapterDirectory
 from billing.notifications.delivering import Deliveries
 from billing.notifications.events import ADAPTER_READY
+from billing.notifications.publishing import tell
 from billing.notifications.repository import DueDeliveries
 from billing.notifications.sending import WebhookSender
 from billing.notifications.settings import NotificationSettings
-from billing.notifications.telling import tell
 from billing.spend.adjusting import SpendAdjusting
 from billing.spend.alerts import SpendWatch
 from billing.window_usage import WindowUsage
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
-from tenants.quotas.outside import OutsideSpend
+from tenants.quotas.unreserved_spend import UnreservedSpend
 from worker.app import DELIVER_NOTIFICATIONS, FORGET_NOTIFICATIONS, WATCH_SPEND
 from worker.runtime import Runtime
 
@@ -98,7 +98,7 @@ async def _any_due(runtime: Runtime) -> bool:
 async def _watch(runtime: Runtime) -> None:
     now, usage = datetime.now(UTC), WindowUsage(runtime.database)
     await _tell_of_adapters(runtime.database, now)
-    told = await SpendAdjusting(runtime.database, OutsideSpend(runtime.redis, usage)).tell(
+    told = await SpendAdjusting(runtime.database, UnreservedSpend(runtime.redis, usage)).tell(
         now, lately=None if now.minute == LONG_LOOK_MINUTE else MADE_LATELY
     )
     raised = await SpendWatch(runtime.database, usage).look(now)

@@ -13,7 +13,7 @@ from admin.badge import Badge
 from admin.operator.services import OperatorServices
 from admin.web.form_errors import FieldError
 from billing.customers.service import CustomerUse
-from billing.invoices.accounts import Account
+from billing.invoices.accounts import BillingAccountView
 from billing.invoices.credits import Balance
 from billing.invoices.views import InvoiceView
 from tenants.limits.kinds import Limit
@@ -76,7 +76,7 @@ class TenantPage:
     keys: list[KeyCount]
     limits: list[tuple[Limit, str]]
     """And whose it is, in words."""
-    account: Account
+    account: BillingAccountView
     balance: Balance
     invoices: list[InvoiceView]
     adapters: list[Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class ProviderAway(Exception):
+class ProviderUnavailable(Exception):
     """The provider does not answer, or not as a provider does."""
 
     def __init__(self, provider: str, reason: str) -> None:
@@ -12,7 +12,7 @@ class ProviderAway(Exception):
         self.reason = reason
 
 
-class NotVouched(Exception):
+class IdentityRejected(Exception):
     """What came does not prove who somebody is. The reason is for the log: it would help nobody else."""
 
     def __init__(self, provider: str, reason: str) -> None:

@@ -23,8 +23,8 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from admin.settings import ProviderSettings, checked_url
-from admin.sign_in.oidc.errors import NotVouched, ProviderAway
-from tenants.vouched import Vouched
+from admin.sign_in.oidc.errors import IdentityRejected, ProviderUnavailable
+from tenants.external_identity import ExternalIdentity
 
 ALGORITHMS: Final = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
@@ -87,7 +87,7 @@ class Provider:
 
     async def identify(
         self, *, code: str, issued_by: str | None, redirect_uri: str, nonce: str, verifier: str
-    ) -> Vouched:
+    ) -> ExternalIdentity:
         """Whom the code stands for. `issued_by`: what the answer named as its issuer, if anything. Raises
         NotVouched, ProviderAway.
         """
@@ -112,7 +112,7 @@ class Provider:
         token = answer.get("id_token")
         if not isinstance(token, str):
             raise self._refused("it gave no ID token")
-        return _vouched(self.issuer, await self._claims(token, nonce))
+        return _identity_of(self.issuer, await self._claims(token, nonce))
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -157,7 +157,7 @@ class Provider:
             address = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
             told = await self._asked("GET", address)
             if told.get("issuer") != self.issuer:
-                raise ProviderAway(self.name, "its configuration names another issuer")
+                raise ProviderUnavailable(self.name, "its configuration names another issuer")
             methods = told.get("token_endpoint_auth_methods_supported") or ["client_secret_basic"]
             try:
                 self._found = _Found(
@@ -169,7 +169,7 @@ class Provider:
                     time.monotonic(),
                 )
             except (KeyError, TypeError, ValueError) as error:
-                raise ProviderAway(self.name, f"its configuration cannot be used: {error}") from error
+                raise ProviderUnavailable(self.name, f"its configuration cannot be used: {error}") from error
             return self._found
 
     async def _key_set(self, *, anew: bool = False) -> KeySet:
@@ -182,7 +182,7 @@ class Provider:
             try:
                 self._keys = KeySet.import_key_set(told)  # type: ignore[arg-type]
             except (JoseError, ValueError, KeyError, TypeError) as error:
-                raise ProviderAway(self.name, f"its keys cannot be read: {error}") from error
+                raise ProviderUnavailable(self.name, f"its keys cannot be read: {error}") from error
             self._keys_at = time.monotonic()
             return self._keys
 
@@ -201,21 +201,21 @@ class Provider:
                 method, address, data=data, auth=auth, headers={"Accept": "application/json"}
             )
         except httpx2.HTTPError as error:
-            raise ProviderAway(self.name, type(error).__name__) from error
+            raise ProviderUnavailable(self.name, type(error).__name__) from error
         if refusable and 400 <= answer.status_code < 500:
             raise self._refused(f"it does not take the code ({answer.status_code})")
         if answer.status_code != 200 or len(answer.content) > MAX_ANSWER:
-            raise ProviderAway(self.name, f"it answered {answer.status_code}")
+            raise ProviderUnavailable(self.name, f"it answered {answer.status_code}")
         try:
             told = answer.json()
         except ValueError as error:
-            raise ProviderAway(self.name, "it did not answer in JSON") from error
+            raise ProviderUnavailable(self.name, "it did not answer in JSON") from error
         if not isinstance(told, dict):
-            raise ProviderAway(self.name, "it did not answer with an object")
+            raise ProviderUnavailable(self.name, "it did not answer with an object")
         return told
 
-    def _refused(self, reason: str) -> NotVouched:
-        return NotVouched(self.name, reason)
+    def _refused(self, reason: str) -> IdentityRejected:
+        return IdentityRejected(self.name, reason)
 
 
 def checked_endpoint(address: str) -> str:
@@ -224,9 +224,9 @@ def checked_endpoint(address: str) -> str:
     return address
 
 
-def _vouched(issuer: str, claims: Mapping[str, Any]) -> Vouched:
+def _identity_of(issuer: str, claims: Mapping[str, Any]) -> ExternalIdentity:
     email, name = claims.get("email"), claims.get("name")
-    return Vouched(
+    return ExternalIdentity(
         issuer,
         claims["sub"],
         email if isinstance(email, str) else "",

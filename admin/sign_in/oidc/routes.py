@@ -18,7 +18,7 @@ from starlette.routing import Route
 from admin.account.reauthentication import Reauthentication, redirect_with_new_session
 from admin.services import ConsoleServices
 from admin.sign_in.completion import SignInCompletion
-from admin.sign_in.oidc.errors import NotVouched, ProviderAway
+from admin.sign_in.oidc.errors import IdentityRejected, ProviderUnavailable
 from admin.sign_in.oidc.flows import Flow, Flows, Purpose
 from admin.sign_in.oidc.provider import Provider
 from admin.web import form_errors, security
@@ -29,11 +29,11 @@ from admin.web.principals import Principal, TenantUser
 from admin.web.request_info import address_of, origin_of, request_id_of
 from admin.web.sessions import OpenSession
 from tenants.errors import IdentityTaken, InviteInvalid, InviteNotTheirs, NameTaken
-from tenants.vouched import Vouched
+from tenants.external_identity import ExternalIdentity
 
 log = structlog.get_logger(__name__)
-_AWAY = "{0} isn't responding. Try again in a moment."
-_NOT_VOUCHED = "Sign-in with {0} failed. Please try again."
+_UNAVAILABLE = "{0} isn't responding. Try again in a moment."
+_REJECTED = "Sign-in with {0} failed. Please try again."
 _BROKEN_OFF = "Sign-in with {0} was cancelled or denied."
 _STALE = "This sign-in expired or was started in another window. Please try again."
 _NOBODY = (
@@ -111,38 +111,48 @@ class OidcRoutes:
         if "code" not in query or "error" in query:
             return self._told(request, "Not signed in", _BROKEN_OFF.format(provider.title), 403, back)
         try:
-            vouched = await provider.identify(
+            identity = await provider.identify(
                 code=query["code"][:4096],
                 issued_by=query.get("iss"),
                 redirect_uri=flow.redirect_uri,
                 nonce=flow.nonce,
                 verifier=flow.verifier,
             )
-        except NotVouched as error:
+        except IdentityRejected as error:
             log.warning("an answer of a provider is refused", provider=provider.name, reason=error.reason)
-            return self._told(request, "Not signed in", _NOT_VOUCHED.format(provider.title), 403, back)
-        except ProviderAway as error:
-            return self._away(request, provider, error, back)
+            return self._told(request, "Not signed in", _REJECTED.format(provider.title), 403, back)
+        except ProviderUnavailable as error:
+            return self._unavailable(request, provider, error, back)
         if flow.purpose == "connect":
-            return await self._connected(request, opened, provider, vouched)
+            return await self._connected(request, opened, provider, identity)
         if flow.purpose == "join":
-            return await self._joined(request, opened, provider, vouched, flow)
-        return await self._signed_in(request, opened, provider, vouched, flow)
+            return await self._joined(request, opened, provider, identity, flow)
+        return await self._signed_in(request, opened, provider, identity, flow)
 
     async def _signed_in(
-        self, request: Request, opened: OpenSession, provider: Provider, vouched: Vouched, flow: Flow
+        self,
+        request: Request,
+        opened: OpenSession,
+        provider: Provider,
+        identity: ExternalIdentity,
+        flow: Flow,
     ) -> Response:
-        account = await self._identities.find(vouched)
+        account = await self._identities.find(identity)
         if account is None:
             return self._told(request, "Not connected", _NOBODY.format(provider.title), 403)
         return await self._completion.complete(request, opened, account, provider.name, flow.began_at)
 
     async def _joined(
-        self, request: Request, opened: OpenSession, provider: Provider, vouched: Vouched, flow: Flow
+        self,
+        request: Request,
+        opened: OpenSession,
+        provider: Provider,
+        identity: ExternalIdentity,
+        flow: Flow,
     ) -> Response:
         try:
             account = await self._invites.accept_vouched(
-                flow.invite, vouched, address=address_of(request), request_id=request_id_of(request)
+                flow.invite, identity, address=address_of(request), request_id=request_id_of(request)
             )
         except InviteInvalid:
             return self._told(request, "Invalid invitation", _INVITE_INVALID, 422)
@@ -156,13 +166,13 @@ class OidcRoutes:
         )
 
     async def _connected(
-        self, request: Request, opened: OpenSession, provider: Provider, vouched: Vouched
+        self, request: Request, opened: OpenSession, provider: Provider, identity: ExternalIdentity
     ) -> Response:
         principal = await self._console.principal_of(opened)
         if principal is None or (isinstance(principal, TenantUser) and principal.operator is not None):
             return self._told(request, "Sign-in expired", _STALE, 400)
         try:
-            await self._identities.bind(principal.account, vouched, principal.acting(request))
+            await self._identities.bind(principal.account, identity, principal.acting(request))
         except IdentityTaken:
             taken = _TAKEN.format(provider.title)
             return self._told(request, "Not connected", taken, 409, "/account")
@@ -194,13 +204,17 @@ class OidcRoutes:
             url = await provider.authorization_url(
                 redirect_uri=back, state=state, nonce=flow.nonce, verifier=flow.verifier
             )
-        except ProviderAway as error:
-            return self._away(request, provider, error, "/account" if purpose == "connect" else "/sign-in")
+        except ProviderUnavailable as error:
+            return self._unavailable(
+                request, provider, error, "/account" if purpose == "connect" else "/sign-in"
+            )
         return self._console.render(request, "lead_on.html", title=provider.title, url=url)
 
-    def _away(self, request: Request, provider: Provider, error: ProviderAway, back: str) -> Response:
+    def _unavailable(
+        self, request: Request, provider: Provider, error: ProviderUnavailable, back: str
+    ) -> Response:
         log.error("a provider of identities cannot be asked", provider=provider.name, reason=error.reason)
-        return self._told(request, "Provider unavailable", _AWAY.format(provider.title), 503, back)
+        return self._told(request, "Provider unavailable", _UNAVAILABLE.format(provider.title), 503, back)
 
     def _told(self, request: Request, title: str, text: str, status: int, back: str = "/sign-in") -> Response:
         label = "Back to account settings" if back == "/account" else "Back to sign-in"

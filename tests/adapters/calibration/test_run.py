@@ -15,7 +15,7 @@ from adapters.calibration.errors import ServingUnavailable
 from adapters.calibration.gate import UNSURE_NLL, Gate, StoredDtype
 from adapters.calibration.report import CalibrationReport
 from adapters.calibration.run import CalibrationRequest, CalibrationStack, calibrate
-from adapters.calibration.samples import Limits
+from adapters.calibration.samples import SampleLimits
 from adapters.calibration.serving import Asker
 from engine.client import EngineGone
 from engine.protocol import Submit
@@ -381,7 +381,7 @@ async def test_limits_leave_samples_out_and_say_so(tmp_path: Path, sapling_codec
         bench.request.peft_dir,
         bench.request.artifacts,
         bench.request.samples,
-        limits=Limits(max_samples=5),
+        limits=SampleLimits(max_samples=5),
     )
     report = await Bench(limited, bench.stack, bench.engine).run()
     assert report.data.num_samples == 5

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from adapters.calibration.errors import SamplesInvalid
-from adapters.calibration.samples import GENERAL_SET, Limits, default_set, read_samples
+from adapters.calibration.samples import GENERAL_SET, SampleLimits, default_set, read_samples
 from examples.sapling import write_calibration
 from tests.adapters.calibration.sapling import BASE, copy_base
 from tests.support.text_base import SPECIAL, write_base
@@ -118,23 +118,23 @@ def test_files_that_are_empty_or_too_large_are_refused(tmp_path: Path, codec: Te
         read_samples(write(tmp_path / "a", "", " "), "tenant", codec, 500)
     many = write(tmp_path / "b", *[CHAT] * 30)
     with pytest.raises(SamplesInvalid, match="line 11: the file has more than 10 lines"):
-        read_samples(many, "tenant", codec, 500, Limits(max_lines=10))
+        read_samples(many, "tenant", codec, 500, SampleLimits(max_lines=10))
     wide = write(tmp_path / "c", CHAT, CHAT, {"prompt": "a" * 200, "completion": "b"}, CHAT)
     with pytest.raises(SamplesInvalid, match="line 3: is longer than 200 bytes"):
-        read_samples(wide, "tenant", codec, 500, Limits(max_line_bytes=200))
+        read_samples(wide, "tenant", codec, 500, SampleLimits(max_line_bytes=200))
     with pytest.raises(SamplesInvalid, match="more than 100"):
-        read_samples(many, "tenant", codec, 500, Limits(max_bytes=100))
+        read_samples(many, "tenant", codec, 500, SampleLimits(max_bytes=100))
 
 
 def test_an_error_in_a_line_that_is_not_scored_is_an_error(tmp_path: Path, codec: TextCodec) -> None:
     path = write(tmp_path / "s", CHAT, {"prompt": "a"}, CHAT, CHAT)
     with pytest.raises(SamplesInvalid, match="line 2 completion: is missing"):
-        read_samples(path, "tenant", codec, 500, Limits(max_samples=2))
+        read_samples(path, "tenant", codec, 500, SampleLimits(max_samples=2))
 
 
 def test_of_many_samples_evenly_spaced_ones_are_scored(tmp_path: Path, codec: TextCodec) -> None:
     path = write(tmp_path / "s", *[CHAT] * 100)
-    found = read_samples(path, "tenant", codec, 500, Limits(max_samples=4))
+    found = read_samples(path, "tenant", codec, 500, SampleLimits(max_samples=4))
     assert [sample.line for sample in found.samples] == [1, 26, 51, 76]
     assert found.left_out[0].reason == "4 of the 100 lines are scored, evenly spaced"
 
@@ -148,14 +148,14 @@ def test_what_does_not_fit_is_cut_or_left_out_and_said(tmp_path: Path, codec: Te
         CHAT,
         CHAT,
     )
-    found = read_samples(path, "tenant", codec, 60, Limits(max_tokens=70))
+    found = read_samples(path, "tenant", codec, 60, SampleLimits(max_tokens=70))
     assert len(found.samples[0].token_ids) == 60
     assert [note.line for note in found.cut] == [1]
     assert [note.line for note in found.left_out] == [2, 4]
     assert "more than fit into 60" in found.left_out[0].reason
     assert "more than 70 tokens" in found.left_out[1].reason
     with pytest.raises(SamplesInvalid, match="no sample is left"):
-        read_samples(path, "tenant", codec, 60, Limits(max_tokens=1))
+        read_samples(path, "tenant", codec, 60, SampleLimits(max_tokens=1))
 
 
 def test_every_base_has_a_default_set(tmp_path: Path, sapling_codec: TextCodec, codec: TextCodec) -> None:

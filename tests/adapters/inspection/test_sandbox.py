@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from adapters.inspection import InspectionRefused, Limits, Sandbox, SandboxUnavailable
+from adapters.inspection import InspectionRefused, Sandbox, SandboxLimits, SandboxUnavailable
 from adapters.inspection.findings import Inspection
 from tests.adapters.inspection.uploads import BASE_CONFIG, good_upload, plain_config
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
-    made = Sandbox(Limits(cpu_s=1), program=HOSTILE)
+    made = Sandbox(SandboxLimits(cpu_s=1), program=HOSTILE)
     await made.start()
     yield made
     await made.close()
@@ -114,7 +114,7 @@ async def test_limits(sandbox: Sandbox) -> None:
 
 
 async def test_time_is_limited_too() -> None:
-    sandbox = Sandbox(Limits(wall_s=0.5), program=HOSTILE)
+    sandbox = Sandbox(SandboxLimits(wall_s=0.5), program=HOSTILE)
     await sandbox.start()
     pid = sandbox.pid
     began = time.monotonic()
@@ -191,7 +191,7 @@ async def test_the_process_that_waits_is_replaced_when_it_is_killed(sandbox: San
 
 
 async def test_a_process_that_stops_listening_is_replaced(tmp_path: Path) -> None:
-    sandbox = Sandbox(Limits(wall_s=3.0), program=HOSTILE)
+    sandbox = Sandbox(SandboxLimits(wall_s=3.0), program=HOSTILE)
     await sandbox.start()
     stopped = sandbox.pid
     assert stopped is not None
@@ -215,7 +215,7 @@ async def test_files_that_always_kill_it_are_refused_in_the_end(sandbox: Sandbox
 
 
 async def test_only_so_many_at_once(tmp_path: Path) -> None:
-    sandbox = Sandbox(Limits(concurrency=2), program=HOSTILE)
+    sandbox = Sandbox(SandboxLimits(concurrency=2), program=HOSTILE)
     await sandbox.start()
     most = 0
 
@@ -234,7 +234,7 @@ async def test_only_so_many_at_once(tmp_path: Path) -> None:
 
 async def test_a_flood_of_slow_files_waits_behind_itself(tmp_path: Path) -> None:
     """Each of eight takes all of its time: another owner's file is looked at beside them."""
-    sandbox = Sandbox(Limits(wall_s=2.0, concurrency=3, owner_concurrency=2), program=HOSTILE)
+    sandbox = Sandbox(SandboxLimits(wall_s=2.0, concurrency=3, owner_concurrency=2), program=HOSTILE)
     await sandbox.start()
     flood = [asyncio.create_task(refusal(sandbox, "sleep")) for _ in range(8)]
     await until(lambda: len(children_of(sandbox.pid or 0)) == 2)
@@ -249,7 +249,7 @@ async def test_a_flood_of_slow_files_waits_behind_itself(tmp_path: Path) -> None
 
 
 async def test_patterns_that_backtrack_for_hours_are_matched_at_once(tmp_path: Path) -> None:
-    sandbox = Sandbox(Limits(cpu_s=2))
+    sandbox = Sandbox(SandboxLimits(cpu_s=2))
     await sandbox.start()
     upload = good_upload()
     upload.config = plain_config(rank_pattern={f".*.*.*.*.*X{i}": 4 for i in range(1024)})
@@ -368,7 +368,7 @@ def test_whoever_starts_it(tmp_path: Path, command: list[str]) -> None:
 async def test_what_the_kernel_refuses_is_said_once(tmp_path: Path) -> None:
     """Without seccomp, Landlock and namespaces, the limits still hold."""
     with capture_logs() as logs:
-        sandbox = Sandbox(Limits(cpu_s=1), program="tests.adapters.inspection.unguarded_zygote")
+        sandbox = Sandbox(SandboxLimits(cpu_s=1), program="tests.adapters.inspection.unguarded_zygote")
         assert (await inspect(sandbox, tmp_path)).rank == 4
         os.kill(sandbox.pid or 0, signal.SIGKILL)
         found = await do(sandbox, "attempts without exec")

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from billing.notifications.events import EVENTS
-from billing.notifications.telling import tell
+from billing.notifications.publishing import tell
 from tests.api.organization.site import Party, Site
 from tests.support.hook_server import HookServer, hook_server
 

@@ -25,9 +25,9 @@ from sqlalchemy import text
 from billing.notifications.delivering import BACKOFF, LEASE, Deliveries
 from billing.notifications.errors import EndpointUnreachable
 from billing.notifications.events import EVENTS, INVOICE_FINALIZED, PAYMENT_FAILED
+from billing.notifications.publishing import GIVE_UP_AFTER, tell
 from billing.notifications.sending import WebhookSender
 from billing.notifications.service import WebhookService
-from billing.notifications.telling import GIVE_UP_AFTER, tell
 from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR
 from tenants.models import Tenant

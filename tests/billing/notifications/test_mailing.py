@@ -22,8 +22,8 @@ from billing.notifications.errors import MailNotSent
 from billing.notifications.events import EVENTS, SPEND_ALERT
 from billing.notifications.mailing import Mailer
 from billing.notifications.messages import Message, dollars, message
+from billing.notifications.publishing import tell
 from billing.notifications.sending import WebhookSender
-from billing.notifications.telling import tell
 from db.session import EVERY_TENANT, Database
 from tenants.actors import OPERATOR
 from tenants.models import Tenant

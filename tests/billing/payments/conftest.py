@@ -14,10 +14,10 @@ from sqlalchemy import text
 
 from billing.payments.customers import Customers
 from billing.payments.documents import DocumentSending
+from billing.payments.dunning import Dunning
 from billing.payments.planning import MeterPlanning
 from billing.payments.sending import Sending
 from billing.payments.settings import StripeSettings
-from billing.payments.standing import Standings
 from billing.payments.webhooks import FollowUps, WebhookReceiver
 from billing.stripe_gateway import StripeGateway
 from db.session import EVERY_TENANT, Database
@@ -64,7 +64,7 @@ class Site:
     planning: MeterPlanning
     sending: Sending
     documents: DocumentSending
-    standings: Standings
+    standings: Dunning
     follow_ups: FollowUps
     receiver: WebhookReceiver
     customer: str = ""
@@ -116,7 +116,7 @@ async def site(
 ) -> Site:
     double.travel_to(START)
     await make_tenant(database)
-    standings = Standings(database, redis_client, gateway, grace=timedelta(days=7))
+    standings = Dunning(database, redis_client, gateway, grace=timedelta(days=7))
 
     def clock() -> datetime:
         return made.now

@@ -13,10 +13,10 @@ from sqlalchemy import text
 
 from api.app import create_app
 from billing.invoices.accounts import BillingAccounts
+from billing.payments.dunning import dunning_state
 from billing.payments.errors import ProviderUnavailable
 from billing.payments.service import PaymentService
 from billing.payments.settings import StripeSettings
-from billing.payments.standing import standing_of
 from billing.payments.webhooks import WebhookReceiver
 from db.session import EVERY_TENANT
 from examples.stripe_double import Fault
@@ -37,12 +37,12 @@ DAY = timedelta(days=1)
 
 def test_the_standing_follows_from_what_is_owed_and_the_time() -> None:
     failed = FEBRUARY
-    assert standing_of(None, WEEK, failed).state == "active"
-    grace = standing_of(failed, WEEK, failed)
+    assert dunning_state(None, WEEK, failed).state == "active"
+    grace = dunning_state(failed, WEEK, failed)
     assert (grace.state, grace.grace_until) == ("grace", failed + WEEK)
-    assert standing_of(failed, WEEK, failed + WEEK - timedelta(seconds=1)).state == "grace"
-    assert standing_of(failed, WEEK, failed + WEEK).state == "suspended"
-    assert standing_of(failed, timedelta(0), failed).state == "suspended"
+    assert dunning_state(failed, WEEK, failed + WEEK - timedelta(seconds=1)).state == "grace"
+    assert dunning_state(failed, WEEK, failed + WEEK).state == "suspended"
+    assert dunning_state(failed, timedelta(0), failed).state == "suspended"
 
 
 async def unpaid(site: Site) -> str:

@@ -9,8 +9,8 @@ import pytest
 from fastapi import FastAPI
 
 from api import asked_metrics, health
-from api.afterwards import Afterwards
 from api.books_metrics import BooksCollector
+from api.deferred_work import DeferredWork
 from telemetry.metrics import ServingMetrics
 from tests.billing.reconciliation.conftest import NOW, Books
 
@@ -23,7 +23,7 @@ async def test_a_scrape_shows_the_last_comparison(books: Books, monkeypatch: pyt
         payments_waiting=None,
         books=collector,
         restarts=None,
-        afterwards=Afterwards(),
+        afterwards=DeferredWork(),
     )
     services.metrics.registry.register(services.books)
     app = FastAPI()

@@ -30,8 +30,8 @@ from cli.local.redis import start_redis
 from cli.local.server import LocalServer
 from db.session import EVERY_TENANT
 from engine.client import EngineClient
+from engine.journal.spool import Spool
 from engine.protocol import UsageEvent
-from engine.spool import Spool
 from tests.billing.reconciliation.conftest import DAY, END, Books
 from tests.engine.process.engines import EngineProcess, engine_process, read, submission, tokens_of, until
 

@@ -33,7 +33,7 @@ from tenants.limits.kinds import Amounts, Limit, Metric
 from tenants.models import Tenant
 from tenants.quotas import Quotas
 from tenants.quotas.balance import balance_limit
-from tenants.quotas.outside import OutsideSpend
+from tenants.quotas.unreserved_spend import UnreservedSpend
 from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
 from tests.support.journal import usage_event
@@ -48,7 +48,7 @@ NOW = datetime.now(UTC)
 
 @pytest.fixture
 def adjusting(database: Database, redis_client: redis.asyncio.Redis) -> SpendAdjusting:
-    return SpendAdjusting(database, OutsideSpend(redis_client, WindowUsage(database)))
+    return SpendAdjusting(database, UnreservedSpend(redis_client, WindowUsage(database)))
 
 
 async def pay(

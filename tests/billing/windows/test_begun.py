@@ -13,7 +13,7 @@ from sqlalchemy import event
 from billing.folding import fold, measure
 from billing.models import Charge
 from billing.repository import LedgerWriter
-from billing.windows.begun import BegunWindows
+from billing.windows.usage_exists import UsageExists
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database
 from tenants.limits.kinds import Limit, Metric
@@ -41,8 +41,8 @@ def sums() -> Sums:
 
 
 @pytest.fixture
-async def begun(database: Database, sums: Sums) -> AsyncIterator[BegunWindows]:
-    made = BegunWindows(database, sums)
+async def begun(database: Database, sums: Sums) -> AsyncIterator[UsageExists]:
+    made = UsageExists(database, sums)
     yield made
     await made.close()
 
@@ -59,7 +59,7 @@ def spend(tenant_id: str, metric: Metric = Metric.SPEND_PER_MONTH) -> Limit:
 
 
 async def test_only_those_who_used_or_paid_something_since_are_summed(
-    database: Database, begun: BegunWindows, sums: Sums, tenants: list[str]
+    database: Database, begun: UsageExists, sums: Sums, tenants: list[str]
 ) -> None:
     used, paid, before, idle = tenants
     labels = {"key_id": "k", "model": "sapling"}
@@ -92,14 +92,14 @@ async def test_only_those_who_used_or_paid_something_since_are_summed(
     assert await begun(idle, spend(idle), START - timedelta(days=40)) == 0
 
 
-async def test_a_balance_is_always_summed(begun: BegunWindows, sums: Sums, tenants: list[str]) -> None:
+async def test_a_balance_is_always_summed(begun: UsageExists, sums: Sums, tenants: list[str]) -> None:
     limit = spend(tenants[0], Metric.PREPAID_BALANCE)
     assert await begun(tenants[0], limit, START) == 7
 
 
 async def test_nothing_is_made_up_while_the_ledger_is_away(sums: Sums) -> None:
     nowhere = Database("postgresql+psycopg://nobody@127.0.0.1:1/nowhere")
-    begun = BegunWindows(nowhere, sums)
+    begun = UsageExists(nowhere, sums)
     with pytest.raises(DatabaseUnavailable):
         await begun("tnt_one", spend("tnt_one"), START)
     await begun.close()

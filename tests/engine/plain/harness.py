@@ -7,8 +7,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
-from engine.admission import Limits
-from engine.byte_floor import ByteFloor
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotMemory, SlotTable
@@ -25,7 +23,9 @@ from engine.protocol import (
     TokenLogprob,
     UsageEvent,
 )
-from engine.scheduler import Scheduler
+from engine.scheduling.byte_floor import ByteFloor
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import EngineLimits
 from tests.engine.plain.strict_runner import StrictRunner
 
 VOCAB_SIZE = 64
@@ -74,7 +74,7 @@ class Engine:
         floor: ByteFloor | None = None,
         **limits: Any,
     ) -> None:
-        self.limits = Limits(
+        self.limits = EngineLimits(
             **{
                 "context_length": 64,
                 "vocab_size": VOCAB_SIZE,

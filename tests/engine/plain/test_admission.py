@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.admission import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOPS, Limits
 from engine.protocol import AdapterRef, PriorityClass, SamplingParams, Submit
+from engine.scheduling.validation import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_BYTES, MAX_STOPS, EngineLimits
 from tests.engine.plain.harness import VOCAB_SIZE, Engine, adapter, submission
 from tests.support.examples import examples
 
@@ -182,12 +182,12 @@ def test_a_full_queue_sheds_the_lower_classes_first() -> None:
 )
 def test_limits_that_make_no_sense_are_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
-        Limits(**{"context_length": 64, "vocab_size": 10, field: value})
+        EngineLimits(**{"context_length": 64, "vocab_size": 10, field: value})
 
 
 def test_a_token_budget_below_the_rows_is_refused() -> None:
     with pytest.raises(ValueError, match="max_batch_tokens"):
-        Limits(context_length=64, vocab_size=10, max_batch_tokens=8, max_rows=9)
+        EngineLimits(context_length=64, vocab_size=10, max_batch_tokens=8, max_rows=9)
 
 
 integers = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 70)

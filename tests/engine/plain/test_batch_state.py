@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine.batch import Batch, NewRow, Scheduled
-from engine.batch_state import UNKNOWN, BatchState
+from engine.device.batch_state import UNKNOWN, BatchState
 from engine.protocol import SamplingParams
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine.batch import NO_SLOT, Batch, StepResult
-from engine.byte_floor import ByteFloor
 from engine.protocol import PriorityClass
+from engine.scheduling.byte_floor import ByteFloor
 from tests.engine.plain.harness import Engine, adapter, submission
 from tests.engine.plain.memory import bounded_engine
 

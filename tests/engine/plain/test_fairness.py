@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.fairness import CLASS_WEIGHTS, LOAD_COST_PER_RANK, FairQueue
 from engine.protocol import AdapterRef, PriorityClass
 from engine.request import Request
+from engine.scheduling.fairness import CLASS_WEIGHTS, LOAD_COST_PER_RANK, FairQueue
 from tests.engine.plain.arrivals import Arrivals, everyone
 from tests.engine.plain.harness import adapter
 from tests.support.examples import examples

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from engine.generation import EngineGone, Generation, ReaderStalled
 from engine.protocol import TokenChunk, Usage
+from engine.transport.generation import EngineGone, Generation, ReaderStalled
 
 
 class Client:

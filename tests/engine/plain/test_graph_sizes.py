@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from engine.graphs import Bucket, StepGraphs, row_buckets, token_buckets
+from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 4, 7, 8, 9, 64, 256, 300])

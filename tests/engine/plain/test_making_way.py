@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.preemption import Preemption, is_left_alone, protect
 from engine.protocol import PriorityClass
-from engine.request import CLASS_ORDER, Account, Request
+from engine.request import CLASS_ORDER, Request, TenantShare
+from engine.scheduling.preemption import Preemption, is_left_alone, protect
 from tests.engine.plain.arrivals import Arrivals
 
 PRIORITY, DEFAULT, FLEX = PriorityClass
@@ -19,13 +19,13 @@ class House:
 
     def __init__(self, *, priority_is_ahead: bool = False) -> None:
         self.arrivals = Arrivals()
-        self.accounts: dict[tuple[str, PriorityClass], Account] = {}
+        self.accounts: dict[tuple[str, PriorityClass], TenantShare] = {}
         self.requests: list[Request] = []
         self.queue = SimpleNamespace(priority_is_ahead=priority_is_ahead)
 
     def waits(self, tenant: str = "new", priority: PriorityClass = DEFAULT) -> Request:
         request = self.arrivals.request(tenant, priority)
-        request.account = self.accounts.setdefault((tenant, priority), Account())
+        request.account = self.accounts.setdefault((tenant, priority), TenantShare())
         return request
 
     def runs(self, tenant: str, number: int = 1, priority: PriorityClass = DEFAULT) -> list[Request]:

@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.devices import QUANTIZATIONS, host_memory, kind_of_device, num_gpus, refusal
-from engine.memory import HOST_SHARE, KV_BYTES_ON_CPU, Wanted, adapter_bytes, plan_cpu, plan_gpu
+from engine.device.capabilities import QUANTIZATIONS, host_memory, kind_of_device, num_gpus, refusal
+from engine.device.memory import HOST_SHARE, KV_BYTES_ON_CPU, MemoryRequest, adapter_bytes, plan_cpu, plan_gpu
 from engine.model.config import parse_config
 
 GIB = 1 << 30
-OPEN = Wanted(num_slots=256, num_blocks=None, kv_bytes=None, adapter_bytes=None, adapter_cache_bytes=None)
+OPEN = MemoryRequest(
+    num_slots=256, num_blocks=None, kv_bytes=None, adapter_bytes=None, adapter_cache_bytes=None
+)
 LLAMA_8B = parse_config(
     {
         "model_type": "llama",
@@ -64,23 +66,23 @@ def test_no_more_blocks_than_all_rows_can_use() -> None:
 
 
 def test_what_is_set_is_obeyed() -> None:
-    wanted = Wanted(8, None, 5 * GIB, 3 * GIB, 1 * GIB)
+    wanted = MemoryRequest(8, None, 5 * GIB, 3 * GIB, 1 * GIB)
     plan = plan_gpu(wanted, **H200)
     assert (plan.adapter_bytes, plan.adapter_cache_bytes) == (3 * GIB, 1 * GIB)
     assert plan.num_blocks == 5 * GIB // (2 << 20) + 1
-    assert plan_gpu(Wanted(8, 50, None, 3 * GIB, None), **H200).num_blocks == 50
+    assert plan_gpu(MemoryRequest(8, 50, None, 3 * GIB, None), **H200).num_blocks == 50
 
 
 @pytest.mark.parametrize(
     "wanted",
     [
         OPEN,
-        Wanted(256, None, 2 * GIB, None, None),
-        Wanted(256, 2000, None, None, None),
-        Wanted(256, None, None, 2 * GIB, None),
+        MemoryRequest(256, None, 2 * GIB, None, None),
+        MemoryRequest(256, 2000, None, None, None),
+        MemoryRequest(256, None, None, 2 * GIB, None),
     ],
 )
-def test_what_does_not_fit_is_said_in_numbers(wanted: Wanted) -> None:
+def test_what_does_not_fit_is_said_in_numbers(wanted: MemoryRequest) -> None:
     small = H200 | {"budget_bytes": 15 * GIB} if wanted is not OPEN else H200 | {"budget_bytes": 14 * GIB}
     with pytest.raises(ValueError, match=r"does not suffice: 1[45]\.0 GiB are to be used; .* 10\.0 GiB"):
         plan_gpu(wanted, **small)
@@ -112,7 +114,7 @@ def test_a_plan_never_exceeds_the_budget_by_more_than_the_null_block(
 ) -> None:
     try:
         plan = plan_gpu(
-            Wanted(slots, blocks, kv, adapter, None),
+            MemoryRequest(slots, blocks, kv, adapter, None),
             budget_bytes=budget,
             used_bytes=used,
             scratch_bytes=scratch,
@@ -135,11 +137,11 @@ def test_a_plan_never_exceeds_the_budget_by_more_than_the_null_block(
 
 
 def test_a_cpu_takes_a_gibibyte_for_keys_and_values_unless_told() -> None:
-    wanted = Wanted(64, None, None, None, None)
+    wanted = MemoryRequest(64, None, None, None, None)
     plan = plan_cpu(wanted, block_bytes=1 << 20, useful_blocks=1 << 20)
     assert plan.num_blocks == KV_BYTES_ON_CPU // (1 << 20) + 1
     assert plan_cpu(wanted, block_bytes=1 << 20, useful_blocks=7).num_blocks == 8
-    assert plan_cpu(Wanted(64, 33, None, None, None), block_bytes=1, useful_blocks=7).num_blocks == 33
+    assert plan_cpu(MemoryRequest(64, 33, None, None, None), block_bytes=1, useful_blocks=7).num_blocks == 33
     assert plan.adapter_bytes == 0
 
 
@@ -171,11 +173,11 @@ def test_every_device_serves_a_base_as_it_is() -> None:
 
 
 def test_a_device_is_taken_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.devices.num_gpus", lambda: 0)
+    monkeypatch.setattr("engine.device.capabilities.num_gpus", lambda: 0)
     assert (kind_of_device("auto"), kind_of_device("cpu")) == ("cpu", "cpu")
     with pytest.raises(ValueError, match="finds no GPU"):
         kind_of_device("cuda")
-    monkeypatch.setattr("engine.devices.num_gpus", lambda: 1)
+    monkeypatch.setattr("engine.device.capabilities.num_gpus", lambda: 1)
     assert (kind_of_device("auto"), kind_of_device("cpu"), kind_of_device("cuda")) == ("cuda", "cpu", "cuda")
 
 
@@ -186,4 +188,4 @@ def test_gpus_are_counted_without_torch() -> None:
 
 def test_memory_for_less_than_one_block_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="kv_bytes: 1048576 is less than one block takes"):
-        plan_cpu(Wanted(1, None, 1 << 20, None, None), block_bytes=2 << 20, useful_blocks=9)
+        plan_cpu(MemoryRequest(1, None, 1 << 20, None, None), block_bytes=2 << 20, useful_blocks=9)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from engine.admission import Limits
 from engine.batch import Batch, NewRow, Scheduled
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.null_runner import NullRunner, build_null_engine
 from engine.protocol import AdapterRef, TokenChunk
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import EngineLimits
 from engine.settings import DeviceSettings, EngineSettings
 from tests.engine.plain.harness import TOKEN_BYTES, VOCAB_SIZE, adapter, alone, submission
 
@@ -28,7 +28,7 @@ def build_core(runner: NullRunner, num_blocks: int = 40) -> EngineCore:
         runner.load(slot, ref)
         core.adapter_loaded(slot, ref.digest)
 
-    limits = Limits(context_length=64, vocab_size=VOCAB_SIZE, max_rows=8)
+    limits = EngineLimits(context_length=64, vocab_size=VOCAB_SIZE, max_rows=8)
     pool, slots = BlockPool(num_blocks, 4), SlotTable(2, start_load)
     core = EngineCore(Scheduler(limits, pool, slots, (), TOKEN_BYTES, "engine-0", "first"), runner)
     return core

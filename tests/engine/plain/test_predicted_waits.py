@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from engine.admission import Limits
-from engine.fairness import FairQueue
-from engine.overload import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, Overload
 from engine.protocol import PriorityClass
 from engine.request import Request
+from engine.scheduling.fairness import FairQueue
+from engine.scheduling.overload import MAX_RETRY_SECONDS, MIN_RETRY_SECONDS, Overload
+from engine.scheduling.validation import EngineLimits
 from tests.engine.plain.arrivals import Arrivals
 from tests.engine.plain.harness import submission
 
@@ -29,12 +29,12 @@ class Site:
         self.running = SimpleNamespace(
             requests=[None] * 10, num_rows=[0, 10, 0], num_tenants=[0, 1, 0], max_rows=10
         )
-        self.pace = SimpleNamespace(row_seconds=10.0, prompt_rate=1000.0, now=0.0)
+        self.timing = SimpleNamespace(row_seconds=10.0, prompt_rate=1000.0, now=0.0)
         self.bound = SimpleNamespace(num_open=0)
-        self.limits = Limits(
+        self.limits = EngineLimits(
             **{"context_length": 4096, "vocab_size": 64, "max_batch_tokens": 64, "max_rows": 10, **limits}
         )
-        self.overload = Overload(self.limits, self.queue, self.running, self.pace, self.bound)  # type: ignore[arg-type]
+        self.overload = Overload(self.limits, self.queue, self.running, self.timing, self.bound)  # type: ignore[arg-type]
 
     def wait_in_queue(
         self, number: int, priority: PriorityClass = DEFAULT, tenant: str = "", prompt_len: int = 1
@@ -45,7 +45,7 @@ class Site:
             for each in range(number)
         ]
         for request in requests:
-            self.queue.push(request, self.pace.now)
+            self.queue.push(request, self.timing.now)
         return requests
 
     def wait(self, priority: PriorityClass = DEFAULT, tenant: str = "new", **request: int) -> float:
@@ -115,14 +115,14 @@ def test_flex_waits_for_all_of_the_others(site: Site) -> None:
     site.wait_in_queue(3, PRIORITY, prompt_len=200)
     site.wait_in_queue(2, FLEX)
     assert site.wait(FLEX) == pytest.approx(2 + 1 + 10)
-    site.pace.row_seconds = None
+    site.timing.row_seconds = None
     assert site.wait(FLEX) == pytest.approx((2 + 1 + 10 * 200) / 1000)
 
 
 def test_flex_waits_at_least_as_long_as_one_that_waits_already(site: Site) -> None:
     site.bound.num_open = 10
     site.wait_in_queue(1, FLEX)
-    site.pace.now = 25.0
+    site.timing.now = 25.0
     assert site.wait(FLEX) == 25.0
     assert site.wait(DEFAULT) == 0.0
 
@@ -146,7 +146,7 @@ def test_tenants_take_turns(site: Site) -> None:
 
 
 def test_prompts_are_waited_for_at_the_pace_at_which_they_are_computed(site: Site) -> None:
-    site.pace.row_seconds = None
+    site.timing.row_seconds = None
     site.wait_in_queue(4, prompt_len=500)
     assert site.wait(num_tokens=100) == pytest.approx(2.1)
     assert Site().wait(num_tokens=64) == 0.0, "it fits into a step"
@@ -206,7 +206,7 @@ def test_a_time_to_try_again_is_neither_too_short_nor_too_long() -> None:
     refused = site.overload.queue_refusal(submission("new", [1]))
     assert refused is not None
     assert refused.retry_after == MIN_RETRY_SECONDS
-    site.pace.row_seconds = 1e6
+    site.timing.row_seconds = 1e6
     site.running.num_tenants[1] = 10
     refused = site.overload.queue_refusal(submission("new", [1]))
     assert refused is not None

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from engine.fairness import LOAD_COST_PER_RANK
-from engine.preemption import MIN_GAIN
 from engine.protocol import PriorityClass
 from engine.request import Request
+from engine.scheduling.fairness import LOAD_COST_PER_RANK
+from engine.scheduling.preemption import MIN_GAIN
 from tests.engine.plain.harness import Engine, adapter, alone, submission
 from tests.engine.plain.traffic import Sender, Traffic
 

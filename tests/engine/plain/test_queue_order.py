@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.fairness import DECODE_COST, FairQueue
 from engine.protocol import PriorityClass
 from engine.request import Request, RequestState
+from engine.scheduling.fairness import DECODE_COST, FairQueue
 from tests.engine.plain.arrivals import Arrivals, everyone
 from tests.engine.plain.harness import adapter
 

@@ -6,7 +6,7 @@ import pytest
 
 from engine.batch import Scheduled, StepResult
 from engine.protocol import PriorityClass, Usage
-from engine.roster import CHECKPOINT_TOKENS
+from engine.scheduling.request_tracker import CHECKPOINT_TOKENS
 from tests.engine.plain.harness import EOS, TOKEN_BYTES, Engine, adapter, alone, submission
 
 PRIORITY, DEFAULT, FLEX = PriorityClass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.start_estimate import ASSUMED_START, RESTART_PAUSE, StartEstimate
+from engine.transport.start_estimate import ASSUMED_START, RESTART_PAUSE, StartEstimate
 
 
 def test_the_last_start_tells_how_long_the_next_takes() -> None:

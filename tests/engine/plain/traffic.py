@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from heapq import merge
 from random import Random
 
-from engine.admission import Limits
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.null_runner import NullRunner
 from engine.protocol import PriorityClass, Rejected, SamplingParams, Submit
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import EngineLimits
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Traffic:
         self._costs = costs
         self.runner = NullRunner(range(1000), max_rows, depth=depth)
         self.scheduler = Scheduler(
-            limits=Limits(context_length=4096, vocab_size=1000, max_rows=max_rows, **limits),  # type: ignore[arg-type]
+            limits=EngineLimits(context_length=4096, vocab_size=1000, max_rows=max_rows, **limits),  # type: ignore[arg-type]
             pool=BlockPool(num_blocks or max_rows * 64),
             slots=SlotTable(0, self.runner.load),
             eos_ids=(),

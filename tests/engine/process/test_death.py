@@ -15,7 +15,7 @@ import zmq
 from engine.client import EngineClient, EngineGone, Generation, RequestRejected
 from engine.protocol import TokenChunk
 from engine.server import STALL_EXIT_CODE, EngineServer
-from engine.start_estimate import RESTART_PAUSE
+from engine.transport.start_estimate import RESTART_PAUSE
 from tests.engine.process.conftest import Connect
 from tests.engine.process.engines import (
     EngineProcess,

@@ -12,8 +12,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.inflight import INITIAL_ROWS, InflightTable
-from engine.inflight_rows import BODY_START, HEADER_LEN, MAX_BODY_LEN, OLD_MAGIC, ROW_LEN, read_remains
+from engine.journal.inflight_rows import (
+    BODY_START,
+    HEADER_LEN,
+    MAX_BODY_LEN,
+    OLD_MAGIC,
+    ROW_LEN,
+    read_remains,
+)
+from engine.journal.inflight_table import INITIAL_ROWS, InflightTable
 from engine.protocol import Usage
 from tests.engine.process.test_journal import event
 from tests.support.speed import calls_of_nothing, times_as_long
@@ -54,7 +61,7 @@ def test_kill_9_keeps_every_count_made(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from engine.inflight import InflightTable\n"
+        "from engine.journal.inflight_table import InflightTable\n"
         "from tests.engine.process.test_journal import event\n"
         "table = InflightTable(Path(sys.argv[1]))\n"
         "rows = [table.admit(event(0)) for _ in range(50)]\n"

@@ -16,9 +16,9 @@ import pytest
 import redis
 
 from cli.local.redis import start_redis
+from engine.journal.spool import Spool
+from engine.journal.usage_journal import JournalEntry, JournalError, UsageJournal
 from engine.protocol import JOURNAL_STREAM, PriorityClass, Usage, UsageEvent
-from engine.spool import Spool
-from engine.usage import JournalEntry, JournalError, UsageJournal
 from tests.engine.process.engines import SUBMITTED_AT, journal_events
 
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -129,7 +129,7 @@ def test_events_reach_the_stream_in_order_and_are_reported_once_there(
 def test_a_step_waits_while_too_many_batches_are_queued(
     open_journal: Open, recorder: Recorder, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.usage.MAX_QUEUED", 3)
+    monkeypatch.setattr("engine.journal.usage_journal.MAX_QUEUED", 3)
     journal = open_journal(redis_url)
     for number in range(3):
         journal.put([JournalEntry(event(number))])
@@ -224,7 +224,7 @@ def test_a_full_disk_without_redis_is_a_failure_that_says_so(
 def test_a_full_queue_makes_the_giver_wait_instead_of_losing_events(
     open_journal: Open, recorder: Recorder, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.usage.MAX_QUEUED", 4)
+    monkeypatch.setattr("engine.journal.usage_journal.MAX_QUEUED", 4)
     journal = open_journal(redis_url)
     giver = threading.Thread(target=lambda: [journal.put([JournalEntry(event(n))]) for n in range(20)])
     giver.start()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.inflight_rows import read_remains
-from engine.meter import SPOOL, TABLE, TOTALS
+from engine.journal.inflight_rows import read_remains
+from engine.journal.meter import SPOOL, TABLE, TOTALS
 from tests.engine.process.engines import billed, journal_events
 from tests.engine.process.test_journal import NOWHERE, wait_until
 from tests.engine.process.test_recovery import counted, issued, meter, settled
@@ -30,7 +30,7 @@ def survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (folder / f"{path.name}.new").rename(folder / path.name)
 
     monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr("engine.disk_sync.SYNC_SECONDS", 0.05)
+    monkeypatch.setattr("engine.journal.disk_sync.SYNC_SECONDS", 0.05)
     return folder
 
 

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 import redis
 
-from engine.counters import Counters, Totals
-from engine.inflight_rows import HEADER_LEN, ROW_LEN
-from engine.meter import HISTORY, SPOOL, TABLE, TOTALS, Meter
+from engine.journal.counters import Counters, Totals
+from engine.journal.inflight_rows import HEADER_LEN, ROW_LEN
+from engine.journal.meter import HISTORY, SPOOL, TABLE, TOTALS, Meter
 from engine.protocol import ISSUED_STREAM, EventNumber, IssuedEvents, Usage, UsageEvent
 from tests.engine.process.engines import billed, journal_events, submission
 from tests.engine.process.test_journal import NOWHERE, event, wait_until
@@ -153,8 +153,10 @@ def test_a_start_that_dies_half_way_is_made_again_with_the_same_numbers(
     def dies(*_: object) -> None:
         raise Died
 
-    monkeypatch.setattr("engine.meter._lock", lambda folder: os.open(folder, os.O_RDONLY))
-    for number, step in enumerate(("engine.counters.Counters.begin", "engine.meter.clear_away")):
+    monkeypatch.setattr("engine.journal.meter._lock", lambda folder: os.open(folder, os.O_RDONLY))
+    for number, step in enumerate(
+        ("engine.journal.counters.Counters.begin", "engine.journal.meter.clear_away")
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(step, dies)
             with pytest.raises(Died), meter(tmp_path, redis_url, f"dies-{number}"):

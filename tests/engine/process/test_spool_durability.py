@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from cli.local.redis import start_redis
+from engine.journal.spool import Spool
+from engine.journal.usage_journal import JournalEntry, UsageJournal
 from engine.protocol import PriorityClass, Usage, UsageEvent
-from engine.spool import Spool
-from engine.usage import JournalEntry, UsageJournal
 from tests.engine.process.engines import SUBMITTED_AT
 from tests.support.waiting import until
 
@@ -157,7 +157,7 @@ def test_what_redis_may_have_forgotten_is_on_the_disk_as_soon_as_it_is_gone(
 def test_what_redis_surely_has_on_its_disk_is_not_written_again(
     tmp_path: Path, own_redis: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.usage.DOUBTED_SECONDS", 0.05)
+    monkeypatch.setattr("engine.journal.usage_journal.DOUBTED_SECONDS", 0.05)
     server = start_redis(own_redis)
     written: list[JournalEntry] = []
     spool = Spool(tmp_path / "usage.spool")

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from engine.client import EngineGone
-from engine.inflight import InflightTable
-from engine.inflight_rows import read_remains
-from engine.meter import SPOOL, TABLE
+from engine.journal.inflight_rows import read_remains
+from engine.journal.inflight_table import InflightTable
+from engine.journal.meter import SPOOL, TABLE
+from engine.journal.salvage import LeftOnDisk, left_on_disk
+from engine.journal.spool import Spool
+from engine.journal.usage_journal import JournalError
 from engine.protocol import TokenChunk
-from engine.salvage import LeftOnDisk, left_on_disk
-from engine.spool import Spool
 from engine.stop_reason import NAME, StopReason
-from engine.usage import JournalError
 from tests.engine.process.conftest import Connect
 from tests.engine.process.engines import EngineProcess, engine_process, read, submission, tokens_of, until
 from tests.engine.process.test_journal import NOWHERE, event

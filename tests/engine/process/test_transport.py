@@ -14,7 +14,14 @@ from pydantic import ValidationError
 
 from engine.protocol import EngineInfo, EngineMessage, EngineStats, Hello, Outputs, Submit, TokenChunk
 from engine.settings import DeviceSettings, EngineSettings
-from engine.transport import MAX_BACKLOG, ClientGone, ClientStalled, Delivery, FromClient, Transport
+from engine.transport.server_socket import (
+    MAX_BACKLOG,
+    ClientGone,
+    ClientStalled,
+    Delivery,
+    FromClient,
+    Transport,
+)
 from tests.engine.process.engines import submission
 from tests.support.waiting import until
 

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from engine.batch import StepResult
-from engine.device_sampler import DeviceSampler, LaunchedDraws
+from engine.device.cpu_sampler import Sampler
+from engine.device.gpu_sampler import DeviceSampler, LaunchedDraws
 from engine.protocol import SamplingParams
-from engine.sampler import Sampler
 from kernels.sampling import cases
 from kernels.step_inputs import StepInputs
 

@@ -4,16 +4,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.admission import Limits
 from engine.core import EngineCore
+from engine.device.cpu_runner import ModelRunner
 from engine.kv_cache import BlockPool
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.lora.pool import AdapterPool
 from engine.lora.slots import SlotTable
 from engine.model.model import Model
 from engine.protocol import AdapterRef, Submit, TokenLogprob, UsageEvent
-from engine.runner import ModelRunner
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.validation import EngineLimits
 
 
 @dataclass
@@ -56,7 +56,7 @@ def make_core(
         core.adapter_loaded(slot, ref.digest)
 
     scheduler = Scheduler(
-        Limits(
+        EngineLimits(
             context_length,
             model.config.vocab_size,
             max_batch_tokens,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-import engine.device_runner
+import engine.device.gpu_runner
 from benchmarks import floor
 from engine import assembly
 from engine.core import EngineCore
@@ -43,13 +43,13 @@ class Server:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What stands in for the device's runner: of its signature, so that a wrong call is caught."""
-    real = engine.device_runner.DeviceRunner
+    real = engine.device.gpu_runner.DeviceRunner
     made = create_autospec(real, spec_set=False)
     made.scratch_bytes = real.scratch_bytes
     made.return_value.depth = 1
     made.return_value.counters = RunnerCounters(graph_replays=3)
     made.return_value.capture.side_effect = lambda on_progress: on_progress(2, 2)
-    monkeypatch.setattr(engine.device_runner, "DeviceRunner", made)
+    monkeypatch.setattr(engine.device.gpu_runner, "DeviceRunner", made)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (60 * GIB, 64 * GIB))
     return made
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.batch import StepResult
-from engine.device_sampler import RING
+from engine.device.gpu_sampler import RING
 from engine.protocol import SamplingParams
 from kernels.sampling import cases
 from tests.engine.runner.draws import KINDS, Rig, both_over_many_steps

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from engine.batch import Done, Scored, StepResult
-from engine.batch_state import BatchState
-from engine.device_scoring import RING, DeviceScorer, LaunchedScores
-from engine.scoring import Asked, asked_of, read, score
+from engine.device.batch_state import BatchState
+from engine.device.gpu_scoring import RING, DeviceScorer, LaunchedScores
+from engine.device.scoring import ScoreRequests, read, score, score_requests
 from tests.engine.plain.test_batch_state import entering
 
 VOCAB, HIDDEN, MAX_TOKENS, PIECE = 50, 8, 40, 16
@@ -33,9 +33,9 @@ def hidden(seed: int = 0, num: int = MAX_TOKENS) -> Tensor:
     return torch.randn(num, HIDDEN, generator=torch.Generator().manual_seed(seed))
 
 
-def asked(num: int, num_tops: int = 2, seed: int = 0) -> Asked:
+def asked(num: int, num_tops: int = 2, seed: int = 0) -> ScoreRequests:
     rng = np.random.default_rng(seed)
-    return Asked(rng.integers(0, MAX_TOKENS, num), rng.integers(0, VOCAB, num), [num], [num_tops])
+    return ScoreRequests(rng.integers(0, MAX_TOKENS, num), rng.integers(0, VOCAB, num), [num], [num_tops])
 
 
 def scorer(head: Head) -> DeviceScorer:
@@ -43,12 +43,12 @@ def scorer(head: Head) -> DeviceScorer:
 
 
 def launch(
-    scores: DeviceScorer, what: Asked, hidden_TH: Tensor, drew: StepResult | None = None
+    scores: DeviceScorer, what: ScoreRequests, hidden_TH: Tensor, drew: StepResult | None = None
 ) -> LaunchedScores:
     return scores.launch(what, hidden_TH, Done(drew or StepResult([])))
 
 
-def expected(head: Head, what: Asked, hidden_TH: Tensor) -> list[list[tuple[int, float, list[int]]]]:
+def expected(head: Head, what: ScoreRequests, hidden_TH: Tensor) -> list[list[tuple[int, float, list[int]]]]:
     """By definition, in double."""
     lines = (hidden_TH.double() @ head.weight_HV.double()).log_softmax(dim=-1)[torch.from_numpy(what.at_N)]
     found, begin = [], 0
@@ -116,7 +116,7 @@ def test_numbers_that_are_not_finite_fail_their_own_entry(bad: float) -> None:
     head = Head()
     hidden_TH = hidden()
     hidden_TH[7, 0] = bad
-    what = Asked(np.array([1, 2, 6, 7, 8, 9]), np.array([4, 5, 6, 7, 8, 9]), [2, 2, 2], [1, 1, 1])
+    what = ScoreRequests(np.array([1, 2, 6, 7, 8, 9]), np.array([4, 5, 6, 7, 8, 9]), [2, 2, 2], [1, 1, 1])
     result = launch(scorer(head), what, hidden_TH).result()
     assert [scores is None for scores in result.scores] == [False, True, False]
 
@@ -128,7 +128,7 @@ def test_wishes_are_found_in_any_order_of_rows() -> None:
         ids = [100 * row + place for place in range(prompt_len)]
         state.enter(entering(row, ids, prompt_len, list(range(1, 6)), computed_len))
     rows, query_lens = np.array([3, 0, 2]), np.array([4, 10, 9])
-    what = asked_of([Scored(0, 7, 8, 2), Scored(2, 1, 8, 0)], state, rows, query_lens)
+    what = score_requests([Scored(0, 7, 8, 2), Scored(2, 1, 8, 0)], state, rows, query_lens)
     # Row 0 computes positions 4 to 13, as rows 4 to 13 of the step; row 2 computes 0 to 8, as 14 to 22.
     assert what.at_N.tolist() == [*range(6, 14), *range(14, 22)]
     assert what.targets_N.tolist() == [*range(7, 15), *range(201, 209)]

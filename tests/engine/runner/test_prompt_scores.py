@@ -173,7 +173,7 @@ def test_with_a_cached_prefix_scores_are_the_same(rig: Rig, reference: list[Tens
 def test_pieces_of_any_size_give_the_same(
     rig: Rig, reference: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.scoring.PIECE_LOGITS", 5 * rig.model.config.vocab_size)
+    monkeypatch.setattr("engine.device.scoring.PIECE_LOGITS", 5 * rig.model.config.vocab_size)
     check(rig, reference, together(rig))
 
 

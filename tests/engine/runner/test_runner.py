@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engine.batch import NO_SLOT, Batch, NewRow, Scheduled
+from engine.device.cpu_runner import ModelRunner
 from engine.lora.pool import AdapterPool
 from engine.protocol import SamplingParams
-from engine.runner import ModelRunner
 from tests.adapters.peft_files import tiny_config
 from tests.support.speed import calls_of_nothing, times_as_long
 

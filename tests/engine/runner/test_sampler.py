@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine import sampler as sampler_module
+from engine.device import cpu_sampler as sampler_module
+from engine.device.cpu_sampler import Sampler
 from engine.protocol import SamplingParams
-from engine.sampler import Sampler
 from kernels.sampling import cases
 
 VOCAB = 50

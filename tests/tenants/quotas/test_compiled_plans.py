@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta, timezone
 
 from tenants.limits.kinds import Metric
 from tenants.quotas import Contract
-from tenants.quotas.outside import window_start
 from tenants.quotas.plan import Plans, bucket_key
 from tenants.quotas.scripts import Scripts
+from tenants.quotas.unreserved_spend import window_start
 from tests.tenants.quotas.conftest import TENANT, caller, limit
 
 RPM, DAILY = limit(Metric.REQUESTS_PER_MINUTE, 5), limit(Metric.TOKENS_PER_DAY, 500)

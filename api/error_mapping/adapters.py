@@ -1,0 +1,99 @@
+"""Faces of what goes wrong with adapters, their files and their jobs."""
+
+from __future__ import annotations
+
+from adapters.calibration.errors import SamplesInvalid, ServingRefused, ServingUnavailable, SourceInvalid
+from adapters.errors import (
+    AdapterLimitReached,
+    AdapterNotFound,
+    InvalidAdapter,
+    ModelNotFound,
+    ModelNotReady,
+    NothingToRollBackTo,
+    VersionNotFound,
+    VersionNotReady,
+)
+from adapters.files.errors import (
+    FileNotFound,
+    FileTooLarge,
+    InvalidFile,
+    StorageLimitReached,
+    TooManyUploads,
+    UnsupportedFile,
+    UploadNotFound,
+    UploadNotPending,
+)
+from adapters.inspection import InspectionRefused, SandboxUnavailable
+from adapters.jobs.errors import (
+    JobFailed,
+    JobFinished,
+    JobNotFound,
+    JobUnfinished,
+    LeaseLost,
+    ReportNotFound,
+    VersionGone,
+)
+from adapters.jobs.lease import Interrupted
+from adapters.names import InvalidModelName
+from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
+from adapters.storage.receiving import TooManyBytes
+from api.error_mapping import BUSY, INTERNAL, INVALID, NO_MODEL, NOT_FOUND, UNAVAILABLE, ErrorResponse
+
+FACES: dict[type[Exception], ErrorResponse] = {
+    # Of these four a request sees the first alone: the others end a job, which says so itself.
+    SamplesInvalid: ErrorResponse(400, INVALID, "invalid_value", retry=False),
+    SourceInvalid: ErrorResponse(422, INVALID, "adapter_invalid", retry=False),
+    ServingRefused: ErrorResponse(422, INVALID, "adapter_invalid", retry=False),
+    ServingUnavailable: BUSY,
+    ModelNotFound: NO_MODEL,
+    InvalidModelName: NO_MODEL,
+    ModelNotReady: ErrorResponse(409, "conflict_error", "not_ready", retry=False, param="model"),
+    AdapterNotFound: NOT_FOUND,
+    VersionNotFound: NOT_FOUND,
+    VersionNotReady: ErrorResponse(409, "conflict_error", "not_ready", retry=False, param="version"),
+    NothingToRollBackTo: ErrorResponse(
+        409, "conflict_error", "not_ready", retry=False, param="previous_version"
+    ),
+    JobNotFound: NOT_FOUND,
+    ReportNotFound: NOT_FOUND,
+    JobFinished: ErrorResponse(409, "conflict_error", "job_finished", retry=False),
+    JobUnfinished: ErrorResponse(409, "conflict_error", "job_unfinished", retry=False),
+    # The workers': they become a job's error, or its interruption.
+    JobFailed: INTERNAL,
+    LeaseLost: INTERNAL,
+    Interrupted: INTERNAL,
+    VersionGone: INTERNAL,
+    InvalidAdapter: ErrorResponse(400, INVALID, "invalid_value", retry=False),
+    AdapterLimitReached: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
+    # Its `field` is the param: a tensor's key, a field of the config, a file's name.
+    InspectionRefused: ErrorResponse(422, INVALID, "adapter_invalid", retry=False),
+    SandboxUnavailable: ErrorResponse(
+        503,
+        UNAVAILABLE,
+        "server_is_overloaded",
+        retry=True,
+        retry_after=2,
+        message="Adapters cannot be inspected at the moment. Try again.",
+    ),
+    InvalidFile: ErrorResponse(400, INVALID, "invalid_value", retry=False),
+    FileNotFound: NOT_FOUND,
+    UploadNotFound: NOT_FOUND,
+    UploadNotPending: ErrorResponse(409, "conflict_error", "upload_not_pending", retry=False),
+    FileTooLarge: ErrorResponse(413, INVALID, "file_too_large", retry=False),
+    # What receives bytes says it to the services of files, which name the field.
+    TooManyBytes: ErrorResponse(413, INVALID, "file_too_large", retry=False),
+    UnsupportedFile: ErrorResponse(415, INVALID, "unsupported_media_type", retry=False),
+    TooManyUploads: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
+    StorageLimitReached: ErrorResponse(429, "rate_limit_error", "insufficient_quota", retry=False),
+    StorageUnavailable: ErrorResponse(
+        503,
+        UNAVAILABLE,
+        "server_is_overloaded",
+        retry=True,
+        retry_after=2,
+        message="The server cannot reach its stored files at the moment. Try again.",
+    ),
+    # A row's object is not there, or not what it was: ours to repair.
+    ObjectNotFound: INTERNAL,
+    DigestMismatch: INTERNAL,
+}

@@ -1,0 +1,157 @@
+"""Whether an account pays: active, in grace, suspended; and what follows for its keys.
+
+The standing is worked out from the invoices that the provider has open and the time, never from the order in
+which anything was heard: failed since a moment, in grace for some days from then, then suspended; paid,
+active.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+import redis.asyncio
+
+from billing.notifications.events import (
+    ACCOUNT_GRACE,
+    ACCOUNT_RESTORED,
+    ACCOUNT_SUSPENDED,
+    PAYMENT_FAILED,
+)
+from billing.notifications.publishing import tell
+from billing.payments.gateway import InvoiceView, PaymentGateway
+from billing.payments.repository import PaymentRecords
+from billing.rates import MICRO_USD_PER_CENT
+from db.session import EVERY_TENANT, Database, WriteSession
+from tenants.actors import SYSTEM
+from tenants.audit.service import AuditLog
+from tenants.repository import KeyRepository
+from tenants.resolver import publish_key_changes
+
+logger = logging.getLogger(__name__)
+
+
+State = Literal["active", "grace", "suspended"]
+
+
+@dataclass(frozen=True, slots=True)
+class DunningState:
+    state: State
+    grace_until: datetime | None = None
+
+
+def dunning_state(failing_since: datetime | None, grace: timedelta, now: datetime) -> DunningState:
+    """Of an account whose oldest unpaid payment failed then; None: nothing is owed."""
+    if failing_since is None:
+        return DunningState("active")
+    until = failing_since + grace
+    return DunningState("grace", until) if now < until else DunningState("suspended")
+
+
+class Dunning:
+    """Everybody's."""
+
+    def __init__(
+        self,
+        database: Database,
+        redis_client: redis.asyncio.Redis,
+        gateway: PaymentGateway,
+        *,
+        grace: timedelta,
+    ) -> None:
+        self._database = database
+        self._redis = redis_client
+        self._gateway = gateway
+        self._grace = grace
+
+    async def heard(self, seen: InvoiceView, now: datetime) -> State | None:
+        """Take in what was seen of an invoice; the account's state after it. None: nobody's of ours."""
+        async with self._database.write(EVERY_TENANT) as session:
+            return await self.take_in(session, seen, now)
+
+    async def take_in(self, session: WriteSession, seen: InvoiceView, now: datetime) -> State | None:
+        """The same in a transaction of somebody's."""
+        records = PaymentRecords(session)
+        tenant_id = await records.tenant_of(seen.customer_id)
+        if tenant_id is None:
+            return None
+        await records.account(tenant_id)  # held: two invoices of a tenant are taken in one after the other
+        await records.keep_invoice(tenant_id, seen, now)
+        if seen.failed:
+            facts = {"invoice_id": seen.id, "amount_micro_usd": seen.amount_remaining * MICRO_USD_PER_CENT}
+            key = f"failed:{seen.id}:{seen.attempt_count}"
+            await tell(session, tenant_id, PAYMENT_FAILED, facts, key=key, now=now)
+        return await self._settle(session, tenant_id, now)
+
+    async def look_again(self, now: datetime) -> int:
+        """Ask for the invoices of all accounts that owe something, and move their standing with the time; how
+        many accounts. Nobody is suspended before the provider was asked once more: a webhook may be late.
+
+        Raises DatabaseUnavailable, ProviderUnavailable.
+        """
+        async with self._database.read(EVERY_TENANT) as session:
+            owing = await PaymentRecords(session).owing()
+        for tenant_id, _ in owing:
+            async with self._database.read(EVERY_TENANT) as session:
+                owed = await PaymentRecords(session).owed_invoices(tenant_id)
+            seen = [await self._gateway.invoice(invoice.id) for invoice in owed]
+            async with self._database.write(EVERY_TENANT) as session:
+                records = PaymentRecords(session)
+                await records.account(tenant_id)
+                for one in seen:
+                    await records.keep_invoice(tenant_id, one, now)
+                await self._settle(session, tenant_id, now)
+        return len(owing)
+
+    async def look_at_customers(self, now: datetime) -> int:
+        """Ask for every customer's open invoices: what a lost webhook would have told; how many failed."""
+        async with self._database.read(EVERY_TENANT) as session:
+            customers = await PaymentRecords(session).customers()
+        failed = 0
+        for customer in customers:
+            for invoice in await self._gateway.open_invoices(customer):
+                await self.heard(invoice, now)
+                failed += invoice.failed
+        return failed
+
+    async def _settle(self, session: WriteSession, tenant_id: str, now: datetime) -> State:
+        records = PaymentRecords(session)
+        account = await records.account(tenant_id)
+        since = await records.failing_since(tenant_id)
+        standing = dunning_state(since, self._grace, now)
+        before = account.state
+        if standing.state == before:
+            return standing.state
+        account.state, account.grace_until = standing.state, standing.grace_until
+        tenant = await records.tenant(tenant_id)
+        tenant.billing_state = standing.state
+        digests = await KeyRepository(session, tenant_id).digests()
+        session.after_commit(lambda: publish_key_changes(self._redis, digests))
+        await self._tell(session, tenant_id, standing, before, since or now, now)
+        details = {"from": before, "to": standing.state}
+        await AuditLog.record(
+            session, tenant_id, SYSTEM, "billing_account.updated", ("billing_account", tenant_id), details
+        )
+        logger.info("the account of %s was %s and is %s", tenant_id, before, standing.state)
+        return standing.state
+
+    async def _tell(
+        self,
+        session: WriteSession,
+        tenant_id: str,
+        standing: DunningState,
+        before: str,
+        since: datetime,
+        now: datetime,
+    ) -> None:
+        moment = since.isoformat()
+        if standing.state == "grace":
+            assert standing.grace_until is not None
+            until = {"grace_until": int(standing.grace_until.timestamp())}
+            await tell(session, tenant_id, ACCOUNT_GRACE, until, key=f"grace:{moment}", now=now)
+        elif standing.state == "suspended":
+            await tell(session, tenant_id, ACCOUNT_SUSPENDED, {}, key=f"suspended:{moment}", now=now)
+        elif before == "suspended":
+            await tell(session, tenant_id, ACCOUNT_RESTORED, {}, key=f"restored:{now.isoformat()}", now=now)

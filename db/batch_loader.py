@@ -1,0 +1,81 @@
+"""Look-ups made together: what is asked for while queries are under way goes with the next one.
+
+Owns who waits for which query: nobody for one that began before he asked, so what was committed by then is
+in it. Refuses to know what is looked up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+AT_ONCE = 2
+"""Queries under way: one that is slow does not hold up all others."""
+MOST = 64
+"""Of one query: while its rows are read, all else waits."""
+
+
+class BatchLoader(Generic[K, V]):
+    """Answers `get` by few calls of `look_up`, and lets nobody wait for that alone. `close` it at the end."""
+
+    def __init__(self, look_up: Callable[[Sequence[K]], Awaitable[Mapping[K, V]]]) -> None:
+        self._look_up = look_up
+        self._waiting: list[tuple[K, asyncio.Future[V | None]]] = []
+        self._queries: set[asyncio.Task[None]] = set()
+        self._start: asyncio.Handle | None = None
+
+    async def get(self, key: K) -> V | None:
+        """What was found, or None. Raises what the look-up does, to everybody it was for."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[V | None] = loop.create_future()
+        self._waiting.append((key, found))
+        if self._start is None and len(self._queries) < AT_ONCE:
+            self._start = loop.call_soon(self._begin)  # with whoever else asks in this turn
+        return await found
+
+    async def close(self) -> None:
+        """Whoever still waits is cancelled."""
+        if self._start is not None:
+            self._start.cancel()
+        waiting, self._waiting = self._waiting, []
+        for _, found in waiting:
+            found.cancel()
+        for query in self._queries:
+            query.cancel()
+        if self._queries:
+            await asyncio.wait(self._queries)
+
+    def _begin(self) -> None:
+        self._start = None
+        waiting = [(key, found) for key, found in self._waiting if not found.done()]  # the others have gone
+        wanted, self._waiting = waiting[:MOST], waiting[MOST:]
+        if not wanted:
+            return
+        query = asyncio.create_task(self._query(wanted))
+        self._queries.add(query)
+        query.add_done_callback(self._ended)
+
+    def _ended(self, query: asyncio.Task[None]) -> None:
+        self._queries.discard(query)
+        if self._waiting and self._start is None:
+            self._begin()
+
+    async def _query(self, wanted: Sequence[tuple[K, asyncio.Future[V | None]]]) -> None:
+        try:
+            answers = await self._look_up(list(dict.fromkeys(key for key, _ in wanted)))
+        except asyncio.CancelledError:
+            for _, found in wanted:
+                found.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001  it is theirs who asked
+            for _, found in wanted:
+                if not found.done():
+                    found.set_exception(error)
+            return
+        for key, found in wanted:
+            if not found.done():
+                found.set_result(answers.get(key))

@@ -1,0 +1,277 @@
+"""Runs batches on a GPU, one step ahead of the host: no launch waits for the step before it.
+
+Owns the KV cache, the block tables on the device, what the host tells the device each step, and the order in
+which a step is queued: changes, inputs, model (a captured graph where there is one), draws, scores. Tokens
+that were drawn stay on the device as the next step's input; the host reads them later. Refuses to know
+requests, queues and block accounting: a plan is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import NO_SLOT, Batch, Done, Launched, NewRow, Scored, StepResult
+from engine.device.batch_state import BatchState, Shares
+from engine.device.gpu_sampler import DeviceSampler
+from engine.device.gpu_scoring import DeviceScorer
+from engine.device.graphs import Bucket, StepGraphs, row_buckets, token_buckets
+from engine.device.scoring import score_requests
+from engine.lora.device_pool import DevicePool
+from engine.model.cache import KVCache
+from engine.model.config import ModelConfig
+from engine.model.model import Model
+from kernels.attention import DevicePlan
+from kernels.lora.device import DeviceLora
+from kernels.step_inputs import StepInputs
+
+MAX_TABLE_CHANGES = 4096
+"""New entries of block tables in one step that travel with its other inputs: 65 536 tokens."""
+INVARIANT_ROWS = 256
+"""Rows of every product of a batch-invariant engine: what a full decode step has anyway."""
+
+
+class DeviceRunner:
+    """Batch state of `max_rows` sequences of at most `max_len` tokens, prompt and completion together.
+
+    What a request's bits depend on: the sizes of the steps it ran in (their buckets), how its prompt was cut
+    into chunks, and how many other rows of its own adapter a step has; not on what the others are or wear.
+    With `batch_invariant` steps have one size per product, and none of this is left but the chunks' borders.
+    """
+
+    depth = 1
+    """A step is launched before the last one is over."""
+
+    def __init__(
+        self,
+        model: Model,
+        pool: DevicePool | None,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_rows: int,
+        max_len: int,
+        max_batch_tokens: int,
+        kv_dtype: torch.dtype | None = None,
+        cuda_graphs: bool = True,
+        max_graph_rows: int | None = None,
+        batch_invariant: bool = False,
+    ) -> None:
+        """
+        Args:
+            pool: without one, or one without slots, every row runs the base.
+            num_blocks: KV blocks, the null block included.
+            kv_dtype: of keys and values; the model's unless told.
+            cuda_graphs: off, steps are launched kernel by kernel.
+            max_graph_rows: decode steps of more rows are too; all sizes are captured unless told.
+        """
+        config, device = model.config, model.device
+        self._model, self._pool = model, pool
+        self._captures = cuda_graphs
+        self._max_graph_rows = max_rows if max_graph_rows is None else max_graph_rows
+        self._kv = KVCache(config, num_blocks, block_size, device, kv_dtype or model.dtype)
+        self._state = BatchState(max_rows, max_len, block_size)
+        rows, tokens = row_buckets(max_rows), token_buckets(max(max_batch_tokens, max_rows))
+        if batch_invariant:
+            model.product_rows = INVARIANT_ROWS
+            rows, tokens = ([_rounded_up(sizes[-1])] for sizes in (rows, tokens))
+        max_tokens = max(rows[-1], tokens[-1])
+
+        inputs = self._inputs = StepInputs(device)
+        self._ids = inputs.field("runner.ids", max_tokens)
+        self._sampled = inputs.field("runner.sampled", rows[-1])
+        self._changes = inputs.field("runner.changes", (2, MAX_TABLE_CHANGES), torch.int64)
+        self._plan = DevicePlan(
+            inputs,
+            max_rows=rows[-1],
+            max_tokens=max_tokens,
+            max_blocks=self._state.tables.shape[1],
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            block_size=block_size,
+            device=device,
+        )
+        self._lora = (
+            None
+            if pool is None or not pool.num_slots
+            else DeviceLora(
+                pool.table, inputs, max_tokens, _widths_in(config), batch_invariant=batch_invariant
+            )
+        )
+        self._sampler = DeviceSampler(inputs, rows[-1], config.vocab_size, config.eos_ids, device)
+        # Pieces of as many rows as the largest step draws for: the logits' memory is at least that large.
+        self._scorer = DeviceScorer(model.logits, max_tokens, rows[-1], device)
+        inputs.freeze()
+        self._row_slots = np.full(max_tokens, NO_SLOT, np.int64)
+        self._changed: list[tuple[int, int, list[int]]] = []
+        """(row, place in its table, block ids) since the last launch."""
+        self._graphs = StepGraphs(self._forward, rows, tokens)
+        self.counters = self._graphs.counters
+
+    @staticmethod
+    def scratch_bytes(config: ModelConfig, max_rows: int, max_batch_tokens: int) -> int:
+        """About what steps take besides weights, adapters and cache: for budgets.
+
+        bf16 activations of the widest layer, their FP8 copies, fp32 logits, partial sums of split attention
+        and of adapters, and what the libraries and captured graphs keep.
+        """
+        tokens = max(max_batch_tokens, max_rows)
+        outputs = sum(out_features for out_features, _ in config.linear_shapes.values())
+        activations = tokens * (2 * outputs + 3 * (4 * config.hidden_size + config.intermediate_size))
+        logits = 4 * max_rows * config.vocab_size
+        return activations + 3 * logits + (3 << 30)
+
+    def capture(self, on_progress: Callable[[int, int], None] | None = None) -> None:
+        """Capture a graph of every size of step, or compile its kernels; before the first launch.
+
+        `on_progress(done, of)` is called along the way.
+        """
+        buckets = self._graphs.buckets(with_adapters=self._lora is not None)
+        buckets = [b for b in buckets if not b.decode_only or b.num_tokens <= self._max_graph_rows]
+        self._describe_nothing(buckets[0].num_tokens)
+        if self._captures:
+            self._graphs.capture(buckets, on_progress)
+        else:
+            self._forward(buckets[0])
+        torch.cuda.synchronize()
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> Launched:
+        """Queue the batch behind all launched before; returns at once."""
+        self._apply(batch)
+        shares = self._state.shares(batch)
+        with nullcontext() if self._pool is None else self._pool.launching():
+            launched = self._queue(shares, batch.scored)
+        self._state.advance(shares)
+        return launched
+
+    # ---- changes of the batch state
+
+    def _apply(self, batch: Batch) -> None:
+        for row in batch.freed_rows:
+            self._state.free(row)
+            self._sampler.release(row)
+        for new in batch.new_rows:
+            self._enter(new)
+        for row, block_ids in batch.grown:
+            self._changed.append((row, self._state.append_blocks(row, block_ids), block_ids))
+
+    def _enter(self, new: NewRow) -> None:
+        assert self._lora is not None or new.slot == NO_SLOT, f"row {new.row}: slot {new.slot} without a pool"
+        self._state.enter(new)
+        self._changed.append((new.row, 0, new.block_ids))
+        prompt_ids, output_ids = new.token_ids[: new.prompt_len], new.token_ids[new.prompt_len :]
+        self._sampler.admit(new.row, new.sampling, new.seed, prompt_ids, output_ids)
+
+    def _send_changes(self) -> int:
+        """Entries of block tables that travel with the step's inputs; more than fit go ahead of them."""
+        width = self._plan.tables_RB.shape[1]
+        places: list[int] = []
+        values: list[int] = []
+        for row, first, block_ids in self._changed:
+            start = row * width + first
+            places.extend(range(start, start + len(block_ids)))
+            values.extend(block_ids)
+        self._changed.clear()
+        num_ahead = max(0, len(places) - MAX_TABLE_CHANGES)
+        if num_ahead:
+            self._write_tables(*torch.tensor([places[:num_ahead], values[:num_ahead]]).to(self._model.device))
+        num_changes = len(places) - num_ahead
+        changes = self._changes.host
+        changes[0, :num_changes] = places[num_ahead:]
+        changes[1, :num_changes] = values[num_ahead:]
+        return num_changes
+
+    def _write_tables(self, places: Tensor, values: Tensor) -> None:
+        self._plan.tables_RB.view(-1).index_put_((places,), values.int())
+
+    # ---- one step
+
+    def _queue(self, shares: Shares, scored: list[Scored]) -> Launched:
+        rows, query_lens, samples = shares
+        state, inputs = self._state, self._inputs
+        num_tokens = int(query_lens.sum())
+        decode_only = num_tokens == len(rows)
+        drawing = rows[samples]
+        inputs.begin()
+        num_changes = self._send_changes()
+        ends = state.computed_len[rows] + query_lens
+        owners = rows if decode_only else np.repeat(rows, query_lens)
+        slots = state.slot[owners]
+        with_adapters = self._lora is not None and bool((slots != NO_SLOT).any())
+        bucket = self._graphs.bucket(num_tokens, decode_only, with_adapters)
+        if with_adapters:
+            self._assign_slots(slots, bucket)
+        positions = self._plan.fill(rows, query_lens, ends, bucket.num_tokens)
+        ids = self._ids.host
+        ids[:num_tokens] = state.tokens[owners, positions]
+        ids[num_tokens : bucket.num_tokens] = 0
+        self._fill_sampled(query_lens, samples, decode_only)
+        # A decode step has everybody's logits, also those of a prompt's last token but one.
+        places = np.flatnonzero(samples) if decode_only else None
+        self._sampler.prepare(drawing, state.total_len[drawing] - state.prompt_len[drawing], places)
+        inputs.send()
+        if num_changes:
+            self._write_tables(*self._changes.device[:, :num_changes])
+        logits_SV = self._graphs.run(bucket)
+        draws: Launched = self._sampler.launch(logits_SV) if drawing.size else Done(StepResult([]))
+        if not scored:
+            return draws
+        asked = score_requests(scored, state, rows, query_lens)
+        return self._scorer.launch(asked, self._model.hidden(bucket.num_tokens), draws)
+
+    def _assign_slots(self, slots: np.ndarray, bucket: Bucket) -> None:
+        """The step's work for adapters: of its tokens, and none of what fills the bucket."""
+        assert self._lora is not None
+        row_slots = self._row_slots[: bucket.num_tokens]
+        row_slots[: len(slots)] = slots
+        row_slots[len(slots) :] = NO_SLOT
+        self._lora.begin(row_slots)
+
+    def _fill_sampled(self, query_lens: np.ndarray, samples: np.ndarray, decode_only: bool) -> None:
+        """Mixed steps: whose logits are wanted. In a decode step everybody's are."""
+        if decode_only:
+            return
+        last = (query_lens.cumsum() - 1)[samples]
+        sampled = self._sampled.host
+        sampled[: len(last)] = last
+        sampled[len(last) :] = 0
+
+    @torch.inference_mode()
+    def _forward(self, bucket: Bucket) -> Tensor:
+        """Queue the model over what the inputs describe. Logits [S, V] of the rows that may draw."""
+        plan = self._plan.bucket(bucket.num_tokens, bucket.decode_only)
+        hidden_TH = self._model.forward_on_device(
+            self._ids.device[: bucket.num_tokens],
+            self._sampler.next_ids_R,
+            plan,
+            self._kv,
+            self._lora if bucket.with_adapters else None,
+        )
+        if not bucket.decode_only:
+            hidden_TH = hidden_TH.index_select(0, self._sampled.device[: bucket.num_tokens])
+        return self._model.logits(hidden_TH)
+
+    def _describe_nothing(self, num_tokens: int) -> None:
+        """A step that is all padding: what is captured and warmed up with."""
+        self._inputs.begin()
+        nobody = np.zeros(0, np.int64)
+        self._plan.fill(nobody, nobody, nobody, num_tokens)
+        if self._lora is not None:
+            self._row_slots[:] = NO_SLOT
+            self._lora.begin(self._row_slots)
+        self._inputs.send()
+
+
+def _widths_in(config: ModelConfig) -> list[int]:
+    """Columns of each group's input."""
+    return sorted({in_features for _, in_features in config.linear_shapes.values()})
+
+
+def _rounded_up(num_tokens: int) -> int:
+    return -(-num_tokens // INVARIANT_ROWS) * INVARIANT_ROWS

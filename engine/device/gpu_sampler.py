@@ -1,0 +1,306 @@
+"""One token per row from its logits, drawn on the device and read by the host a step later.
+
+Owns what a step's draws need on the device and the pinned memory they come back in. `prepare` writes a step's
+parameters among its inputs, `launch` queues the draws behind the logits; nothing waits until `result`. Plain
+rows (greedy, temperature, top-k, top-p, min-p) are drawn by fused kernels, rows with bias, penalties or
+min_tokens by the same kernels from shaped copies of their logits. Refuses to know where logits come from, and
+stops and limits: the scheduler decides when a request ends.
+
+Draws are those of `Sampler` (sampler.py), from the same definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.batch import StepResult
+from engine.device.gpu_logits import ShapedRows
+from engine.device.sampling_rows import SamplingRows
+from engine.protocol import SamplingParams, TokenLogprob, TopLogprob
+from kernels import sampling as ops
+from kernels.step_inputs import StepInputs
+
+Ints = np.ndarray
+SHAPED_AT_A_TIME = 32
+"""Shaped copies take some 20 bytes per token and row for a moment: 80 MB for a vocabulary of 128 thousand."""
+USUAL_TOPS = 20
+"""Log-probabilities beside the chosen token's that have room from the start."""
+RING = 3
+"""Steps whose results may be unread: one that runs, one launched, one being launched."""
+
+
+class _AskedFields:
+    """Arrays of `ops.SamplingInputs` among a step's inputs."""
+
+    def __init__(self, inputs: StepInputs, name: str, size: int, null_row: int) -> None:
+        self._null_row = null_row
+        self._temperature = inputs.field(f"{name}.temperature", size, torch.float32)
+        self._top_k = inputs.field(f"{name}.top_k", size)
+        self._top_p = inputs.field(f"{name}.top_p", size, torch.float32)
+        self._min_p = inputs.field(f"{name}.min_p", size, torch.float32)
+        self._seed = inputs.field(f"{name}.seed", size, torch.int64)
+        self._position = inputs.field(f"{name}.position", size, torch.int64)
+        self._row = inputs.field(f"{name}.row", size)
+        self._place = inputs.field(f"{name}.place", size)
+
+    def fill(self, params: SamplingRows, at: Ints | slice, rows: Ints, lens: Ints, places: Ints) -> None:
+        """Position at[i] draws for rows[i], into places[i]; all others are padding."""
+        self._row.host[:] = self._null_row
+        self._row.host[at] = rows
+        self._place.host[at] = places
+        self._temperature.host[at] = params.temperature[rows]
+        self._top_k.host[at] = params.top_k[rows]
+        self._top_p.host[at] = params.top_p[rows]
+        self._min_p.host[at] = params.min_p[rows]
+        self._seed.host[at] = params.seed[rows]
+        self._position.host[at] = lens
+
+    def device(self, begin: int = 0) -> ops.SamplingInputs:
+        """As kernels read them, from a position on."""
+        return ops.SamplingInputs(
+            self._temperature.device[begin:],
+            self._top_k.device[begin:],
+            self._top_p.device[begin:],
+            self._min_p.device[begin:],
+            self._seed.device[begin:],
+            self._position.device[begin:],
+            self._row.device[begin:],
+            self._place.device[begin:],
+        )
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the host remembers of the step being prepared."""
+
+    rows: Ints
+    plain: bool
+    """Whether any row is drawn from its logits as they are."""
+    draws: bool
+    truncates: bool
+    num_shaped: int
+    wanted: Ints
+    """Places whose log-probabilities are wanted, and how many beside the chosen one's."""
+    num_tops: Ints
+
+
+class DeviceSampler:
+    """Sampling state of `max_rows` rows of the batch, whose null row is row `max_rows`."""
+
+    def __init__(
+        self,
+        inputs: StepInputs,
+        max_rows: int,
+        vocab_size: int,
+        eos_ids: Sequence[int],
+        device: torch.device | str,
+    ) -> None:
+        """Registers its fields among the inputs, which are frozen later."""
+        self._device = torch.device(device)
+        self._params = SamplingRows(max_rows, vocab_size)
+        self._shaping = ShapedRows(max_rows, vocab_size, eos_ids, device)
+        self._plain = _AskedFields(inputs, "sampler.plain", max_rows, max_rows)
+        self._shaped = _AskedFields(inputs, "sampler.shaped", max_rows, max_rows)
+        self._shaped_at = inputs.field("sampler.shaped.at", max_rows)
+        self._shaped_entry = inputs.field("sampler.shaped.entry", max_rows)
+        self._shaped_young = inputs.field("sampler.shaped.young", max_rows)
+        self._wanted_at = inputs.field("sampler.logprobs.at", max_rows)
+        self._wanted_place = inputs.field("sampler.logprobs.place", max_rows)
+        # Ids and flags side by side: one copy brings both.
+        self._results = torch.zeros(5 * max_rows, dtype=torch.uint8, device=device)
+        self._drawn = ops.Drawn(
+            self._results[: 4 * max_rows].view(torch.int32),
+            self._results[4 * max_rows :],
+            torch.zeros(max_rows + 1, dtype=torch.int32, device=device),
+        )
+        self._scratch = ops.Scratch(max_rows, vocab_size, self._device)
+        self._ring = [LaunchedDraws(max_rows, self._device) for _ in range(RING)]
+        self._turn = 0
+        self._step: _Step | None = None
+
+    @property
+    def next_ids_R(self) -> Tensor:
+        """int32 by row, the null row last: what was drawn last, the input of the row's next step."""
+        return self._drawn.next_ids_R
+
+    def admit(
+        self,
+        row: int,
+        params: SamplingParams,
+        seed: int,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+    ) -> None:
+        """Take a row into the batch; `output_ids` are those generated before a preemption."""
+        self._params.admit(row, params, seed)
+        self._shaping.admit(row, params, prompt_ids, output_ids)
+
+    def release(self, row: int) -> None:
+        """Forget a row; its vocabulary-sized state is given back."""
+        self._shaping.release(row)
+
+    def prepare(self, rows: Ints, output_lens: Ints, at: Ints | None = None) -> None:
+        """Write a step's parameters, between `begin` and `send` of its inputs.
+
+        Args:
+            rows: int [S], rows of the batch that draw.
+            output_lens: int [S], tokens each has, drawn or being drawn: the position of the one drawn now.
+            at: int [S], the rows of the logits that are theirs; the first S unless told.
+        """
+        params, num_rows = self._params, len(rows)
+        places = np.arange(num_rows)
+        at = places if at is None else at
+        young = params.min_tokens[rows] > output_lens
+        entries = self._shaping.entry[rows]
+        shaped = self._shaping.always[rows] | (young & (entries >= 0))
+        num_shaped = int(shaped.sum())
+        if num_shaped:
+            self._prepare_shaped(rows, output_lens, at, young, entries, np.flatnonzero(shaped))
+            plain = ~shaped
+            self._plain.fill(params, at[plain], rows[plain], output_lens[plain], places[plain])
+        else:
+            self._plain.fill(params, at, rows, output_lens, places)
+        draws = params.temperature[rows] > 0
+        truncates = draws & ((params.top_k[rows] > 0) | (params.top_p[rows] < 1))
+        num_tops = params.num_logprobs[rows]
+        wanted = np.flatnonzero(num_tops >= 0)
+        if wanted.size:
+            self._wanted_at.host[: wanted.size] = at[wanted]
+            self._wanted_place.host[: wanted.size] = wanted
+        self._step = _Step(
+            rows=rows,
+            plain=num_shaped < num_rows,
+            draws=bool(draws.any()),
+            truncates=bool(truncates.any()),
+            num_shaped=num_shaped,
+            wanted=wanted,
+            num_tops=num_tops[wanted],
+        )
+
+    def _prepare_shaped(
+        self, rows: Ints, lens: Ints, at: Ints, young: Ints, entries: Ints, places: Ints
+    ) -> None:
+        num = places.size
+        self._shaped.fill(self._params, np.arange(num), rows[places], lens[places], places)
+        self._shaped_at.host[:num] = at[places]
+        self._shaped_entry.host[:num] = entries[places]
+        self._shaped_young.host[:num] = young[places]
+
+    @torch.inference_mode()
+    def launch(self, logits_SV: Tensor) -> LaunchedDraws:
+        """Queue the draws of the step that was prepared and sent, and their way to the host.
+
+        A row whose largest logit is not finite, before or after shaping, is listed in `failed` and has
+        token 0.
+        """
+        step, self._step = self._step, None
+        assert step is not None, "launch follows prepare"
+        if step.plain:
+            ops.sample(
+                logits_SV,
+                self._plain.device(),
+                self._drawn,
+                self._scratch,
+                draws=step.draws,
+                truncates=step.truncates,
+            )
+        for begin in range(0, step.num_shaped, SHAPED_AT_A_TIME):
+            self._launch_shaped(logits_SV, begin, min(begin + SHAPED_AT_A_TIME, step.num_shaped), step)
+        launched = self._ring[self._turn]
+        self._turn = (self._turn + 1) % RING
+        launched.begin(step.rows, self._results, step.wanted, step.num_tops)
+        if step.wanted.size:
+            at_L = self._wanted_at.device[: step.wanted.size].long()
+            places_L = self._wanted_place.device[: step.wanted.size].long()
+            chosen_L, top_LK, top_ids_LK = ops.logprobs(
+                logits_SV.index_select(0, at_L).float(),
+                self._drawn.ids_S.index_select(0, places_L).long(),
+                int(step.num_tops.max()),
+            )
+            launched.add_logprobs(
+                torch.cat((chosen_L[:, None], top_LK, top_ids_LK.int().view(torch.float32)), dim=1)
+            )
+        launched.end()
+        return launched
+
+    def _launch_shaped(self, logits_SV: Tensor, begin: int, end: int, step: _Step) -> None:
+        entries_R = self._shaped_entry.device[begin:end]
+        shaped_RV = self._shaping.shape(
+            logits_SV, self._shaped_at.device[begin:end], entries_R, self._shaped_young.device[begin:end]
+        )
+        asked = self._shaped.device(begin)
+        ops.sample(shaped_RV, asked, self._drawn, self._scratch, draws=step.draws, truncates=step.truncates)
+        places_R = asked.places_S[: end - begin].long()
+        self._shaping.count(entries_R, self._drawn.ids_S.index_select(0, places_R))
+
+
+class LaunchedDraws:
+    """A step's draws on their way to the host. Its memory serves another step once this one is read."""
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self._max_rows = max_rows
+        self._on_gpu = device.type == "cuda"
+        self._results = torch.zeros(5 * max_rows, dtype=torch.uint8, pin_memory=self._on_gpu)
+        self._arrived = torch.cuda.Event() if self._on_gpu else None
+        self._num_rows = 0
+        self._wanted = self._num_tops = np.zeros(0, np.int64)
+        self._logprobs = torch.zeros(max_rows * (1 + 2 * USUAL_TOPS), pin_memory=self._on_gpu)
+        self._width = 0
+        self._unread = False
+
+    def begin(self, rows: Ints, results: Tensor, wanted: Ints, num_tops: Ints) -> None:
+        """Queue the copy of ids and flags."""
+        assert not self._unread, "a step's result is still to be read"
+        self._unread = True
+        self._num_rows, self._wanted, self._num_tops = len(rows), wanted, num_tops
+        self._results.copy_(results, non_blocking=True)
+        self._width = 0
+
+    def add_logprobs(self, table_LW: Tensor) -> None:
+        """Queue the copy of the wanted rows' log-probabilities: chosen, K largest, the bits of their ids."""
+        self._width = table_LW.shape[1]
+        if table_LW.numel() > self._logprobs.numel():
+            self._logprobs = torch.zeros(table_LW.numel(), pin_memory=self._on_gpu)  # once: it may wait
+        self._table().copy_(table_LW, non_blocking=True)
+
+    def _table(self) -> Tensor:
+        num = len(self._wanted)
+        return self._logprobs[: num * self._width].view(num, self._width)
+
+    def end(self) -> None:
+        """Everything is queued."""
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def result(self) -> StepResult:
+        """Waits for the step. Once: the memory is another step's afterwards."""
+        assert self._unread, "read twice"
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        results = self._results.numpy()
+        ids = results[: 4 * self._max_rows].view(np.int32)[: self._num_rows].tolist()
+        finite = results[4 * self._max_rows :][: self._num_rows] > 0
+        logprobs = self._read_logprobs(ids, finite) if self._width else {}
+        self._unread = False
+        return StepResult(ids, logprobs, np.flatnonzero(~finite).tolist())
+
+    def _read_logprobs(self, ids: list[int], finite: Ints) -> dict[int, TokenLogprob]:
+        table_LW = self._table()
+        num_tops = self._width // 2
+        chosen_L = table_LW[:, 0].tolist()
+        top_LK = table_LW[:, 1 : 1 + num_tops].tolist()
+        top_ids_LK = table_LW[:, 1 + num_tops :].view(torch.int32).tolist()
+        found = {}
+        for index, (place, num) in enumerate(
+            zip(self._wanted.tolist(), self._num_tops.tolist(), strict=True)
+        ):
+            if finite[place]:
+                pairs = zip(top_ids_LK[index][:num], top_LK[index][:num], strict=True)
+                top = [TopLogprob(*pair) for pair in pairs]
+                found[place] = TokenLogprob(ids[place], chosen_L[index], top)
+        return found

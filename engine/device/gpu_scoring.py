@@ -1,0 +1,108 @@
+"""Log-probabilities of prompt tokens on a GPU, computed behind a step and read by the host a step later.
+
+Owns the pinned memory in which a step's wishes travel and its scores come back. Nothing here is captured and
+nothing waits: after a step (a replay leaves its hidden states where they are) the head product is queued in
+pieces of one size, and a copy of its own brings the scores. A step without scores never comes here. Refuses
+to know requests and plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.batch import Launched, StepResult
+from engine.device.scoring import ScoreRequests, read, score
+
+RING = 3
+"""Steps whose scores may be unread: one that runs, one launched, one being launched."""
+
+
+class DeviceScorer:
+    """Scores of steps of at most `max_tokens` tokens."""
+
+    def __init__(
+        self,
+        logits_of: Callable[[Tensor], Tensor],
+        max_tokens: int,
+        piece_rows: int,
+        device: torch.device,
+    ) -> None:
+        """
+        Args:
+            piece_rows: how many rows `logits_of` is given, always: a score's bits do not depend on how many
+                there are. Not more than it has been captured with, for its memory must not move.
+        """
+        self._logits_of = logits_of
+        self._piece_rows = piece_rows
+        self._device = device
+        self._size = -(-max_tokens // piece_rows) * piece_rows
+        self._ring: list[LaunchedScores | None] = [None] * RING
+        self._turn = 0
+
+    @torch.inference_mode()
+    def launch(self, asked: ScoreRequests, hidden_TH: Tensor, draws: Launched) -> LaunchedScores:
+        """Queue the scores behind the step that left `hidden_TH`, and behind its `draws`."""
+        launched = self._ring[self._turn]
+        if launched is None:  # the first steps that score make room for it
+            launched = self._ring[self._turn] = LaunchedScores(self._size, self._device)
+        self._turn = (self._turn + 1) % RING
+        num_rows = -(-len(asked.at_N) // self._piece_rows) * self._piece_rows
+        at_N, targets_N = launched.begin(asked, num_rows, draws)
+        table_NW = score(self._logits_of, hidden_TH, at_N, targets_N, asked.most_tops, self._piece_rows)
+        launched.end(table_NW[: len(asked.at_N)])
+        return launched
+
+
+class LaunchedScores:
+    """A step whose scores are on their way to the host, as its draws are. Its memory serves another later."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._device = device
+        self._on_gpu = device.type == "cuda"
+        self._wishes = torch.zeros((2, size), dtype=torch.int64, pin_memory=self._on_gpu)
+        self._scores = torch.zeros(size, pin_memory=self._on_gpu)
+        self._arrived = torch.cuda.Event() if self._on_gpu else None
+        self._asked: ScoreRequests | None = None
+        self._draws: Launched | None = None
+        self._width = 0
+
+    def begin(self, asked: ScoreRequests, num_rows: int, draws: Launched) -> tuple[Tensor, Tensor]:
+        """(hidden rows, targets) on the device, filled up to `num_rows` with the first hidden state."""
+        assert self._asked is None, "a step's scores are still to be read"
+        self._asked, self._draws = asked, draws
+        num = len(asked.at_N)
+        wishes = self._wishes[:, :num_rows].numpy()
+        wishes[0, :num], wishes[1, :num] = asked.at_N, asked.targets_N
+        wishes[:, num:] = 0
+        # Row by row: a copy of both would be strided, and wait.
+        at_N, targets_N = (
+            row[:num_rows].to(self._device, non_blocking=True, copy=True) for row in self._wishes
+        )
+        return at_N, targets_N
+
+    def end(self, table_NW: Tensor) -> None:
+        """Queue the copy of the scores."""
+        self._width = table_NW.shape[1]
+        if table_NW.numel() > self._scores.numel():
+            self._scores = torch.zeros(table_NW.numel(), pin_memory=self._on_gpu)  # seldom: it may wait
+        self._table(len(table_NW)).copy_(table_NW, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def _table(self, num_rows: int) -> Tensor:
+        return self._scores[: num_rows * self._width].view(num_rows, self._width)
+
+    def result(self) -> StepResult:
+        """What the step drew and scored. Waits for it; once: the memory is another step's afterwards."""
+        asked, draws = self._asked, self._draws
+        assert asked is not None, "read twice"
+        assert draws is not None
+        drawn = draws.result()
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        drawn.scores = read(self._table(len(asked.at_N)), asked)
+        self._asked = self._draws = None
+        return drawn

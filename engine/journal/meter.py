@@ -1,0 +1,240 @@
+"""The meter: what each open request owes, from admission until the journal has it.
+
+Owns the in-flight table, the totals beside it and the usage journal, and the order between them: a row is
+written before a request is accepted, counts before its tokens are sent, and is freed after its last event is
+written. So whatever moment the process dies at, table and journal together hold every token anybody was
+given, and the largest counts of a request are right. Refuses to know clients, sockets and steps.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from engine.journal.counters import Counters
+from engine.journal.disk_sync import DiskSync
+from engine.journal.event_numbering import EventNumbering
+from engine.journal.inflight_rows import read_remains
+from engine.journal.inflight_table import InflightTable
+from engine.journal.recovery import bill_leftovers, clear_away, owed_at_death
+from engine.journal.set_aside import files_set_aside
+from engine.journal.spool import Spool
+from engine.journal.usage_journal import JournalEntry, JournalError, UsageJournal
+from engine.protocol import IssuedEvents, Spooled, Submit, Usage, UsageEvent
+from telemetry.disk import DiskSpace, disk_space
+
+log = structlog.get_logger(__name__)
+
+FLUSH_SECONDS = 5.0
+TABLE, SPOOL, TOTALS, HISTORY = "inflight.bin", "usage.spool", "counters.bin", "issued.spool"
+"""Files of an engine's folder: the in-flight table, usage that waits for Redis, this incarnation's totals,
+and what those before it have issued."""
+MOST_REMEMBERED = 1000
+"""Incarnations in that history."""
+
+
+class Meter:
+    """Counts tokens of open requests; all methods belong to the step loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        state_dir: Path,
+        redis_url: str,
+        engine_id: str,
+        incarnation: str,
+        on_settled: Callable[[list[object]], None],
+        on_failed: Callable[[JournalError], None],
+    ) -> None:
+        """Open the files, bill what the last incarnation left in flight, then start the journal's thread.
+
+        `on_settled` gets the receipts of requests whose last event is written, on the journal's thread;
+        `on_failed` likewise, once. Raises: OSError for the files, JournalError when leftovers can be written
+        nowhere.
+        """
+        self._engine_id = engine_id
+        self._incarnation = incarnation
+        self._on_settled = on_settled
+        self._state_dir = state_dir
+        self._lock_fd = _lock(state_dir)
+        self._counters = Counters(state_dir / TOTALS)
+        self._history = Spool(state_dir / HISTORY)
+        self._issued = IssuedEvents(engine_id, incarnation, 0, 0, 0.0)
+        """What this incarnation has written so far."""
+        self._numbering = EventNumbering(self._counters.stamp, self._on_issued)
+        spool = Spool(state_dir / SPOOL)
+        self._journal = UsageJournal(redis_url, spool, self._on_written, on_failed, self._numbering)
+        self._entries: list[JournalEntry] = []
+        self._journaled: dict[int, int] = {}
+        """By row, of requests that go on: completion tokens that their events have so far."""
+        self._take_over(state_dir / TABLE)
+        self._set_aside = files_set_aside(state_dir)
+        self._sync = DiskSync([self._table.sync, self._counters.sync, self._look_for_set_aside])
+        self._sync.start()
+        self._journal.start()
+
+    def _take_over(self, path: Path) -> None:
+        """Bill what the last incarnation left, remember what it has issued, and only then forget it."""
+        remains = read_remains(path)
+        ended = bill_leftovers(remains, self._counters.last, self._journal, self._engine_id)
+        if len(self._history) > MOST_REMEMBERED:
+            self._history.consume(len(self._history))
+        if ended is not None:
+            self._history.append([msgspec.msgpack.encode(ended)])
+            self._journal.announce([ended])
+        payloads, _ = self._history.page(0, MOST_REMEMBERED)
+        self._issued_before = [msgspec.msgpack.decode(one, type=IssuedEvents) for one in payloads]
+        self._counters.begin(self._incarnation)
+        clear_away(path, remains)
+        self._table = InflightTable(path)
+        self._table.clear()
+
+    @property
+    def num_spooled(self) -> int:
+        """Events on local disk, waiting for Redis."""
+        return self._journal.num_spooled
+
+    @property
+    def disk(self) -> DiskSpace:
+        """Of the file system with table and spool; all zeros when it does not answer."""
+        try:
+            return disk_space(self._state_dir)
+        except OSError:
+            return DiskSpace(0, 0)
+
+    @property
+    def num_set_aside(self) -> int:
+        """Damaged files that wait for an operator, as of the last second."""
+        return len(self._set_aside)
+
+    def spooled(self, position: int) -> Spooled:
+        """A page of them; the first one with what was numbered and what is set aside."""
+        # Before the page: an event that is written meanwhile is in the page, and not missed.
+        issued = [] if position else [*self._issued_before, self._issued]
+        page = self._journal.spooled(position)
+        if position:
+            return page
+        return msgspec.structs.replace(page, issued=issued, set_aside=self._set_aside)
+
+    def admit(self, request: Submit) -> int:
+        """The row of a request about to be accepted. Raises ValueError when its labels do not fit one."""
+        return self._table.admit(
+            UsageEvent(
+                request_id=request.request_id,
+                engine_id=self._engine_id,
+                incarnation=self._incarnation,
+                tenant=request.tenant,
+                submitted_at=request.submitted_at,
+                recorded_at=time.time(),
+                priority=request.priority,
+                usage=Usage(len(request.prompt_ids), 0, 0),
+                adapter_digest=request.adapter.digest if request.adapter is not None else None,
+                labels=request.labels,
+                n=request.n,
+            )
+        )
+
+    def count(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Count a step's completion tokens, `counts[i]` of `rows[i]`'s request, before they are sent."""
+        self._table.touch(time.time())
+        self._table.add(rows, counts)
+        self._counters.count(sum(counts))
+
+    def started(self, row: int, event: UsageEvent) -> None:
+        """A request's first token has been counted: keep what its admission found, in case we die."""
+        self._update(row, event)
+
+    def checkpoint(self, row: int, event: UsageEvent) -> None:
+        """A long request's counts so far: to the table now, to the journal at the step's end."""
+        self._update(row, event)
+        tokens = event.usage.completion_tokens
+        self._entries.append(JournalEntry(event, row=row, tokens=tokens - self._journaled.get(row, 0)))
+        self._journaled[row] = tokens
+
+    def settle(self, row: int, event: UsageEvent, receipt: object) -> None:
+        """A request's last event, for the journal at the step's end. `receipt` comes back once written."""
+        self._update(row, event)
+        tokens = event.usage.completion_tokens - self._journaled.pop(row, 0)
+        self._entries.append(JournalEntry(event, (row, receipt), tokens=tokens))
+
+    def end_step(self) -> None:
+        """Hand the step's events to the journal. Raises JournalError when it has failed."""
+        if self._entries:
+            self._journal.put(self._entries)
+            self._entries = []
+
+    def cancel(self, row: int) -> None:
+        """The request never ran: nothing is owed."""
+        self._table.free(row)
+
+    def close(self) -> None:
+        """Write what is queued, then bill what is still in flight: only a failure leaves any. Raises
+        JournalError.
+
+        What cannot be written stays in the table, for the next incarnation.
+        """
+        self._sync.close()
+        flushed = self._journal.close(FLUSH_SECONDS)
+        if not flushed:
+            raise JournalError(
+                "the usage journal could not be flushed; the next start bills what is in flight"
+            )
+        leftovers = self._table.read()
+        if leftovers:
+            log.warning("billing requests cut off by the engine's failure", requests=len(leftovers))
+            events = [self._numbering.stamp(owed_at_death(left.event), left.owed) for left in leftovers]
+            self._journal.write_now(events)
+            self._numbering.written()
+            self._table.clear()
+        if self._numbering.issued:
+            self._journal.announce([self._issued])
+        self._journal.release()
+        self._history.close()
+        self._counters.close()
+        self._table.close()
+        os.close(self._lock_fd)
+
+    def _update(self, row: int, event: UsageEvent) -> None:
+        uncounted = self._table.update(row, event)
+        if uncounted:
+            self._counters.count(uncounted)
+
+    def _on_issued(self, events: int, tokens: int) -> None:
+        self._counters.issue(events, tokens)
+        self._issued = IssuedEvents(self._engine_id, self._incarnation, events, tokens, time.time())
+
+    def _look_for_set_aside(self) -> None:
+        self._set_aside = files_set_aside(self._state_dir)
+
+    def _on_written(self, entries: list[JournalEntry]) -> None:
+        receipts: list[object] = []
+        for entry in entries:
+            if entry.last_word is not None:
+                row, receipt = entry.last_word
+                self._table.free(row)
+                receipts.append(receipt)
+            elif entry.row is not None:
+                self._table.journaled(entry.row, entry.event.usage.completion_tokens)
+        if receipts:
+            self._on_settled(receipts)
+
+
+def _lock(folder: Path) -> int:
+    """Take the folder for this process, until it ends however it ends.
+
+    Raises BlockingIOError when another has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise BlockingIOError(error.errno, "state folder is in use by another engine", str(folder)) from error
+    return fd

@@ -1,0 +1,99 @@
+"""Checksummed records in a file: how one is written, and how whole ones are found in a damaged file.
+
+A record is its length and CRC-32, eight bytes, and its payload. Reading goes on behind damage: the next
+offset at which length and checksum fit is the next record, so that damage costs the records it lies in and no
+other.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from mmap import mmap
+from pathlib import Path
+from typing import NamedTuple
+
+PREFIX = struct.Struct("<II")
+"""Payload length, CRC-32 of the payload."""
+MAX_RECORD_LEN = 1 << 20
+
+Buffer = bytes | mmap
+
+
+class FilePart(NamedTuple):
+    """A stretch of a file: one whole record, or everything between two of them."""
+
+    start: int
+    end: int
+    payload: bytes | None
+    """None: no record begins anywhere in it."""
+
+
+def packed(payload: bytes) -> bytes:
+    """The record of a payload."""
+    assert 0 < len(payload) <= MAX_RECORD_LEN  # zeros, as power cuts leave them, must not read as records
+    return PREFIX.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def pieces(data: Buffer, at: int = 0) -> Iterator[FilePart]:
+    """The file from an offset on, in order and without gaps."""
+    while at < len(data):
+        payload = _payload_at(data, at)
+        if payload is not None:
+            end = at + PREFIX.size + len(payload)
+        else:
+            end = _next_record(data, at + 1)
+        yield FilePart(at, end, payload)
+        at = end
+
+
+def is_unfinished(data: Buffer, piece: FilePart) -> bool:
+    """Whether the end of a file is what a crash leaves of the record that was being written: a beginning
+    whose rest is missing, or space that was never filled. No append of it had returned.
+    """
+    if piece.payload is not None or piece.end != len(data):
+        return False
+    left = piece.end - piece.start
+    if left < PREFIX.size or not any(data[piece.start : piece.end]):
+        return True
+    length, _ = PREFIX.unpack_from(data, piece.start)
+    return bool(left - PREFIX.size < length <= MAX_RECORD_LEN)
+
+
+def write_private(path: Path, parts: Iterable[bytes]) -> None:
+    """Write a file that only its owner may read, and wait for the disk. Raises OSError."""
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make new names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _payload_at(data: Buffer, at: int) -> bytes | None:
+    if at + PREFIX.size > len(data):
+        return None
+    length, crc = PREFIX.unpack_from(data, at)
+    start = at + PREFIX.size
+    if not 0 < length <= MAX_RECORD_LEN or start + length > len(data):
+        return None
+    payload = bytes(data[start : start + length])
+    return payload if zlib.crc32(payload) == crc else None
+
+
+def _next_record(data: Buffer, at: int) -> int:
+    """The first offset from `at` on at which a whole record begins; the end of the file without one."""
+    for offset in range(at, len(data) - PREFIX.size):
+        if _payload_at(data, offset) is not None:
+            return offset
+    return len(data)

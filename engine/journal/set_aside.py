@@ -1,0 +1,37 @@
+"""Damaged files of the journal that the engine keeps beside its own, for an operator to look at.
+
+While there are any the engine says so: `rootstock billing import-spool` reads what can be read of one.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from engine.journal.records import write_private
+from engine.protocol import SetAside
+
+_NAMES = re.compile(r".+\.(damaged|tail|corrupt)-\d+")
+"""Those of earlier releases too."""
+
+
+def name_of(path: Path) -> Path:
+    """Where damage of `path` is kept."""
+    return path.with_name(f"{path.name}.damaged-{time.time_ns()}")
+
+
+def set_aside(path: Path, content: bytes) -> Path:
+    """Keep damaged bytes of `path`, readable by their owner alone, and return where. Raises OSError."""
+    aside = name_of(path)
+    write_private(aside, [content])
+    return aside
+
+
+def files_set_aside(folder: Path) -> list[SetAside]:
+    """All there are in an engine's folder, by name. Raises OSError."""
+    return [
+        SetAside(one.name, one.stat().st_size)
+        for one in sorted(folder.iterdir())
+        if _NAMES.fullmatch(one.name)
+    ]

@@ -1,0 +1,198 @@
+"""The spool: usage events on local disk while the journal's Redis is away.
+
+Owns one append-only file of checksummed records. An append returns once the bytes are on the disk (fsync); a
+file cut short by a crash loses only the record that was being written, which nobody had been promised. Damage
+costs the records that it lies in: those behind it are read, and the damaged bytes are set aside.
+Refuses to know what a record means and where it goes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+import structlog
+
+from engine.journal.records import (
+    MAX_RECORD_LEN,
+    PREFIX,
+    is_unfinished,
+    packed,
+    pieces,
+    sync_folder,
+    write_private,
+)
+from engine.journal.set_aside import set_aside
+
+log = structlog.get_logger(__name__)
+
+
+class Spool:
+    """Records in order, appended durably, read from the front, emptied at once.
+
+    One thread writes; `page` may be called by another.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the file. A torn tail is cut off, damage is taken out and set aside, so that what is
+        appended later can be read.
+
+        Raises: OSError when the file cannot be opened or written.
+        """
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = _open(path)
+        _repair(path, self._fd)
+        os.close(self._fd)
+        self._fd = _open(path)  # another file, where damage was taken out
+        sync_folder(path.parent)
+        self._lock = threading.Lock()
+        """Held while it is said where records are, not while the disk is waited for."""
+        self._end = 0
+        self._front = 0
+        """Where reading begins: records before it have been handed on."""
+        self._emptied = 0
+        """Bytes that were in it when it was emptied, all times together: no position means two records."""
+        self._is_damaged = False
+        """Some of it cannot be read, and it could when it was opened."""
+        self._num_records = 0
+        for _, end in self._records(0, os.fstat(self._fd).st_size):
+            self._num_records += 1
+            self._end = end
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def append(self, payloads: Iterable[bytes]) -> None:
+        """Write records and wait for the disk. All or none. Raises OSError (disk full, I/O error)."""
+        data = bytearray()
+        count = 0
+        for payload in payloads:
+            data += packed(payload)
+            count += 1
+        view, at = memoryview(data), self._end
+        try:
+            while view:
+                written = os.pwrite(self._fd, view, at)
+                view, at = view[written:], at + written
+            os.fsync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, self._end)
+            raise
+        with self._lock:
+            self._end = at
+            self._num_records += count
+
+    def page(self, position: int, limit: int) -> tuple[list[bytes], int | None]:
+        """At most `limit` records from a position on, and the position to go on from; None at the end.
+
+        0 is the front, and so is whatever has been consumed since. Positions are of this opening.
+        """
+        with self._lock:
+            at = max(position - self._emptied, self._front)
+            payloads: list[bytes] = []
+            for payload, after in self._records(at, self._end):  # behind it: on its way to the disk
+                payloads.append(payload)
+                at = after
+                if len(payloads) == limit:
+                    break
+            return payloads, self._emptied + at if at < self._end else None
+
+    def peek(self, limit: int) -> list[bytes]:
+        """The first records not yet consumed, at most `limit`."""
+        return [payload for payload, _ in self._some(limit)]
+
+    def consume(self, count: int) -> None:
+        """Forget the first `count` records; the file is emptied once all are gone.
+
+        A crash before that brings them back: readers of the journal must not mind seeing an event again.
+        """
+        assert count <= self._num_records
+        front = self._front
+        for _, end in self._some(count):
+            front = end
+        is_empty = next(self._records(front, self._end), None) is None
+        if is_empty and self._is_damaged:
+            set_aside(self._path, os.pread(self._fd, self._end, 0))
+            self._is_damaged = False
+        with self._lock:
+            self._front = front
+            self._num_records = 0 if is_empty else max(1, self._num_records - count)
+            if is_empty:
+                os.ftruncate(self._fd, 0)
+                self._emptied += self._end
+                self._end = self._front = 0
+        if is_empty:
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _some(self, limit: int) -> Iterator[tuple[bytes, int]]:
+        records = self._records(self._front, self._end)
+        for _, record in zip(range(min(limit, self._num_records)), records, strict=False):
+            yield record
+
+    def _records(self, at: int, until: int) -> Iterator[tuple[bytes, int]]:
+        """Each whole record in [at, until): its payload, and the offset behind it."""
+        while at < until:
+            payload = self._payload_at(at)
+            if payload is None:
+                yield from self._records_behind_damage(at, until)
+                return
+            at += PREFIX.size + len(payload)
+            if at <= until:
+                yield payload, at
+
+    def _payload_at(self, at: int) -> bytes | None:
+        prefix = os.pread(self._fd, PREFIX.size, at)
+        if len(prefix) < PREFIX.size:
+            return None
+        length, crc = PREFIX.unpack(prefix)
+        if not 0 < length <= MAX_RECORD_LEN:
+            return None
+        payload = os.pread(self._fd, length, at + PREFIX.size)
+        return payload if len(payload) == length and zlib.crc32(payload) == crc else None
+
+    def _records_behind_damage(self, at: int, until: int) -> Iterator[tuple[bytes, int]]:
+        """The file was damaged since it was opened."""
+        self._is_damaged = True
+        for piece in pieces(os.pread(self._fd, until, 0), at):
+            if piece.payload is not None:
+                yield piece.payload, piece.end
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _repair(path: Path, fd: int) -> None:
+    """Cut off a torn tail. Set damaged stretches aside, and leave a file of whole records alone.
+
+    A crash in between leaves the file as it was, or as it is to be.
+    """
+    if os.fstat(fd).st_size == 0:
+        return
+    with mmap(fd, 0, access=ACCESS_READ) as data:
+        bad = [piece for piece in pieces(data) if piece.payload is None]
+        torn = bad.pop() if bad and is_unfinished(data, bad[-1]) else None
+        if bad:
+            kept = set_aside(path, b"".join(data[one.start : one.end] for one in bad))
+            log.error(
+                "spool is damaged; usage in it may be lost, what is readable was kept",
+                stretches=len(bad),
+                bytes=sum(one.end - one.start for one in bad),
+                kept=str(kept),
+            )
+            anew = path.with_name(f"{path.name}.new")
+            whole = (piece for piece in pieces(data) if piece.payload is not None)
+            write_private(anew, (data[piece.start : piece.end] for piece in whole))
+            anew.rename(path)
+    if torn is not None and not bad:
+        log.warning("spool ends in an unfinished record; cut off", bytes=torn.end - torn.start)
+        os.ftruncate(fd, torn.start)
+        os.fsync(fd)

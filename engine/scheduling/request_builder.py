@@ -1,0 +1,59 @@
+"""From a Submit to requests that can wait: the door, the group, its choices.
+
+Owns arrival numbers, seeds, and what ends each choice. Refuses to know what waits and what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from engine.kv_cache import BlockPool, BlockTable, prefix_root
+from engine.protocol import Rejected, Submit
+from engine.request import Request, RequestGroup
+from engine.scheduling.validation import EngineLimits, length_limit, refusal
+from engine.stops import StopMatcher
+
+
+class RequestBuilder:
+    def __init__(
+        self, limits: EngineLimits, pool: BlockPool, eos_ids: Iterable[int], draw_seed: Callable[[], int]
+    ) -> None:
+        self._limits = limits
+        self._pool = pool
+        self._eos_stops: dict[int, int | None] = dict.fromkeys(eos_ids)
+        self._draw_seed = draw_seed
+        self._num_groups = 0
+
+    def refusal(self, submit: Submit, num_slots: int) -> Rejected | None:
+        """Why the request can never be taken on; None when it can."""
+        rejected = refusal(submit, self._limits, self._pool.num_blocks * self._pool.block_size)
+        if rejected is not None:
+            return rejected
+        if submit.adapter is not None and not num_slots:
+            return Rejected(submit.request_id, "adapter_unavailable", "this engine has no adapter slots")
+        return None
+
+    def group(self, submit: Submit) -> RequestGroup:
+        """A group without choices yet.
+
+        A request without a seed is given one, so that a preemption changes nothing.
+        """
+        sampling = submit.sampling
+        limit = length_limit(submit, self._limits)
+        seed = self._draw_seed() if sampling.seed is None else sampling.seed
+        self._num_groups += 1
+        return RequestGroup(submit, self._num_groups, limit, seed)
+
+    def add_choices(self, group: RequestGroup, num_choices: int) -> list[Request]:
+        """The group's next choices."""
+        submit = group.submit
+        stop_ids: dict[int, int | None] = {token_id: token_id for token_id in submit.sampling.stop_token_ids}
+        if not submit.sampling.ignore_eos:
+            stop_ids |= self._eos_stops
+        matcher = StopMatcher(submit.sampling.stop) if submit.sampling.stop else None
+        root = prefix_root(submit.tenant, submit.adapter.digest if submit.adapter else None)
+        first = len(group.choices)
+        for index in range(first, first + num_choices):
+            own_matcher = None if matcher is None else matcher.fresh()
+            group.choices.append(Request(group, index, BlockTable(self._pool, root), stop_ids, own_matcher))
+        return group.choices[first:]

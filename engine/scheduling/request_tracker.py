@@ -1,0 +1,318 @@
+"""The requests in the engine, from submission to the last word.
+
+Owns the groups, how a request begins, how it ends, and what the outside is told of it: chunks, usage, counts.
+Refuses to decide what runs when: it moves a request only because the request is new, over, or not to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.lora.residency import Residency
+from engine.outputs import Counters, StepOutputs
+from engine.protocol import (
+    AdapterRef,
+    Finished,
+    FinishReason,
+    PromptScores,
+    Rejected,
+    Submit,
+    TokenChunk,
+    TokenLogprob,
+)
+from engine.request import Request, RequestGroup, RequestState
+from engine.scheduling.adapter_waits import AdapterWaits
+from engine.scheduling.fairness import FairQueue
+from engine.scheduling.overload import Overload
+from engine.scheduling.request_builder import RequestBuilder
+from engine.scheduling.running import RunningRequests
+from engine.scheduling.step_timing import StepTiming
+
+CHECKPOINT_TOKENS = 256
+"""Completion tokens of a request between two usage events."""
+
+
+class RequestTracker:
+    """Every group that has not had its last word. Its requests are in the queue, running, or ending."""
+
+    def __init__(
+        self,
+        builder: RequestBuilder,
+        queue: FairQueue,
+        running: RunningRequests,
+        residency: Residency,
+        token_bytes: list[bytes],
+        engine_id: str,
+        incarnation: str,
+        clock: Callable[[], float],
+        waits: AdapterWaits,
+        overload: Overload,
+        timing: StepTiming,
+    ) -> None:
+        """`token_bytes` is the vocabulary's, for stop strings. `clock` gives Unix seconds."""
+        self.counters = Counters()
+        self._builder = builder
+        self._queue = queue
+        self._running = running
+        self._residency = residency
+        self._token_bytes = token_bytes
+        self._engine_id = engine_id
+        self._incarnation = incarnation
+        self._clock = clock
+        self._waits = waits
+        self._overload = overload
+        self._timing = timing
+        self._groups: dict[str, RequestGroup] = {}
+        self._outputs = StepOutputs()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def has_outputs(self) -> bool:
+        return bool(self._outputs)
+
+    def take_outputs(self) -> StepOutputs:
+        """What has happened since they were last taken."""
+        outputs = self._outputs
+        self._outputs = StepOutputs()
+        return outputs
+
+    def unfinished(self) -> list[Request]:
+        """For checks: every choice that is not over."""
+        choices = (choice for group in self._groups.values() for choice in group.choices)
+        return [choice for choice in choices if choice.state is not RequestState.FINISHED]
+
+    # Beginnings ------------------------------------------------------------------------------------------
+
+    def submit(self, submit: Submit) -> Rejected | None:
+        """Queue a request, or say why not. Never raises, whatever is in it."""
+        request_id = submit.request_id
+        self._timing.look()
+        if request_id in self._groups:
+            rejected: Rejected | None = Rejected(
+                request_id, "duplicate", f"request_id {request_id} is in use by a request that goes on"
+            )
+        else:
+            num_slots = len(self._residency.slots.slots)
+            rejected = self._builder.refusal(submit, num_slots) or self._shed(submit)
+        if rejected is not None:
+            self.counters.rejected += 1
+            return rejected
+        group = self._groups[request_id] = self._builder.group(submit)
+        (leader,) = self._builder.add_choices(group, 1)
+        self._enqueue(leader)
+        if submit.adapter is not None:
+            self._waits.begin(group)
+        return None
+
+    def _shed(self, submit: Submit) -> Rejected | None:
+        """Why there is no place for a request that the engine could run; None when there is, or is made."""
+        overload = self._overload
+        rejected = overload.refusal(submit)
+        while rejected is None:
+            full = overload.queue_refusal(submit)
+            if full is None:
+                return None
+            last = overload.displaced_by(submit)
+            if last is None:
+                rejected = full
+            else:
+                self.counters.refuse(last.priority.value)
+                self._reject_group(last.group, overload.displacement(last, submit))
+        self.counters.refuse(submit.priority.value)
+        return rejected
+
+    def queue_siblings(self, group: RequestGroup) -> None:
+        """The first choice's prompt is computed: the other choices will find it in the prefix cache."""
+        num_missing = group.submit.n - len(group.choices)
+        if num_missing and not group.scores_only:
+            # Before later requests of the same tenant, in their own order.
+            for request in reversed(self._builder.add_choices(group, num_missing)):
+                self._enqueue(request, first=True)
+
+    def note_preemption(self, request: Request) -> None:
+        """A running request is to go back into the queue."""
+        request.group.preemptions += 1
+        self.counters.preemptions += 1
+        self.counters.preempt(request.priority.value)
+        if request.adapter is not None:
+            self._residency.expect(request.adapter)
+
+    def note_admission(self, request: Request) -> None:
+        """A request has entered the batch, for the first time or again."""
+        group = request.group
+        if group.scheduled_at is None:
+            group.scheduled_at = self._clock()
+            group.cached_tokens = request.cached_len
+            self.counters.prompt_tokens += len(group.submit.prompt_ids)
+            self.counters.cached_tokens += request.cached_len
+            # Two machines' clocks: a wait below zero is their difference, not a wait.
+            waited = max(0.0, group.scheduled_at - group.submit.submitted_at)
+            self.counters.admit(request.priority.value, waited)
+
+    # Tokens ----------------------------------------------------------------------------------------------
+
+    def emit(self, request: Request, token_id: int, logprob: TokenLogprob | None, now: float) -> bool:
+        """Tell of the token just appended. True when it was the choice's last."""
+        group = request.group
+        group.completion_tokens += 1
+        if group.first_token_at is None:
+            group.first_token_at = now
+            self._outputs.started.append(group.event(self._engine_id, self._incarnation, now))
+            self.queue_siblings(group)
+        reason: FinishReason | None = None
+        stop: int | str | None = None
+        if (
+            request.matcher is not None
+            or token_id in request.stop_ids
+            or len(request.token_ids) >= request.limit
+        ):
+            reason, stop = self._stop(request, token_id)
+        chunk_logprobs = None if logprob is None else [logprob]
+        self._outputs.chunks.append(
+            TokenChunk(request.request_id, request.index, [token_id], chunk_logprobs, reason, stop)
+        )
+        if reason is not None:
+            self._end(request, reason)
+            return True
+        if not group.completion_tokens % CHECKPOINT_TOKENS:
+            self._outputs.checkpoints.append(group.event(self._engine_id, self._incarnation, now))
+        return False
+
+    def tell_scores(self, request: Request, start: int, logprobs: list[TokenLogprob]) -> None:
+        """Tell of prompt tokens just scored."""
+        self._outputs.scores.append(PromptScores(request.request_id, start, logprobs))
+
+    def end_scored(self, request: Request) -> None:
+        """Its prompt is computed and scored, which was all: every choice is over before it began."""
+        self._end_group(request.group, "length")
+
+    def _stop(self, request: Request, token_id: int) -> tuple[FinishReason | None, int | str | None]:
+        """Whether the token just appended ends the choice, and what it matched."""
+        match = None
+        if request.matcher is not None:
+            data = self._token_bytes[token_id] if token_id < len(self._token_bytes) else b""
+            match = request.matcher.push(data)
+        known_len = len(request.token_ids)
+        if known_len >= request.min_len:
+            if token_id in request.stop_ids:
+                return "stop", request.stop_ids[token_id]
+            if match is not None:
+                return "stop", match.stop
+        if known_len >= request.limit:
+            return "length", None
+        return None, None
+
+    # Ends ------------------------------------------------------------------------------------------------
+
+    def fail(self, request: Request) -> None:
+        """A choice whose logits were not finite ends alone, and leaves nothing in the prefix cache."""
+        group = request.group
+        if group.scores_only:
+            return self.fail_scores(request)
+        request.table.forget()
+        self.counters.errors += 1
+        self._outputs.chunks.append(TokenChunk(request.request_id, request.index, [], None, "error"))
+        self.queue_siblings(group)
+        self._end(request, "error")
+        return None
+
+    def fail_scores(self, request: Request) -> None:
+        """A prompt whose logits were not finite: it is every choice's."""
+        request.table.forget()
+        self.counters.errors += 1
+        self._end_group(request.group, "error")
+
+    def abort(self, request_id: str) -> None:
+        """End all choices of a request and free what they hold. Unknown ids are ignored."""
+        group = self._groups.get(request_id)
+        if group is not None:
+            self.counters.aborted += 1
+            self._end_group(group, "abort")
+
+    def turn_away(self, digest: str, error: str) -> None:
+        """An adapter could not be loaded: requests that wait for it end, no one knows it will ever load."""
+        message = f"adapter {digest} could not be loaded: {error}"
+        waiting = {r.request_id: r.group for r in self._queue if r.adapter and r.adapter.digest == digest}
+        for group in waiting.values():
+            if group.scheduled_at is None:
+                self._reject_group(group, Rejected(group.submit.request_id, "adapter_unavailable", message))
+            else:
+                self.counters.errors += 1
+                self._end_group(group, "error")
+
+    def turn_away_overdue(self) -> None:
+        """Requests that have never run and still lack their adapter when they have waited long enough end."""
+        for wait in self._waits.take_over():
+            group = self._groups.get(wait.request_id)
+            if group is None or group.arrival != wait.arrival or group.scheduled_at is not None:
+                continue
+            if self._residency.admits(wait.adapter):
+                self._waits.begin(group)  # it waits for something else; the adapter may leave meanwhile
+                continue
+            message = f"this model's adapter was not loaded within {self._waits.limit_s:g} s: try again"
+            self._reject_group(group, Rejected(wait.request_id, "adapter_loading", message))
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        """One choice is over; with the last one, the request. The caller takes it off the running list."""
+        if request.state is RequestState.RUNNING:
+            self._running.vacate(request, RequestState.FINISHED)
+        elif request.state is RequestState.WAITING:
+            self._unqueue(request)
+        else:
+            request.leave(RequestState.FINISHED)
+        group = request.group
+        group.reasons[request.index] = reason
+        group.num_unfinished -= 1
+        if not group.num_unfinished:
+            self._close(group)
+
+    def _end_group(self, group: RequestGroup, reason: FinishReason) -> None:
+        """Every choice that goes on is over now, and those that have not begun never will."""
+        for index in range(len(group.choices), group.submit.n):
+            group.reasons[index] = reason
+            group.num_unfinished -= 1
+            self._outputs.chunks.append(TokenChunk(group.submit.request_id, index, [], None, reason))
+        for request in group.choices:
+            if request.state is not RequestState.FINISHED:
+                self._outputs.chunks.append(TokenChunk(request.request_id, request.index, [], None, reason))
+                self._end(request, reason)
+        self._running.sweep()
+
+    def _reject_group(self, group: RequestGroup, rejected: Rejected) -> None:
+        """The request never ran, and never will."""
+        for request in group.choices:
+            self._unqueue(request)
+        del self._groups[group.submit.request_id]
+        self.counters.rejected += 1
+        self._outputs.rejected.append(rejected)
+
+    def _close(self, group: RequestGroup) -> None:
+        request_id = group.submit.request_id
+        del self._groups[request_id]
+        now = self._clock()
+        group.finished_at = now
+        event = group.event(self._engine_id, self._incarnation, now)
+        self._outputs.finished.append((Finished(request_id, event.usage), event))
+
+    # In and out of the queue -----------------------------------------------------------------------------
+
+    def _enqueue(self, request: Request, first: bool = False) -> None:
+        ref = request.adapter
+        is_missed = ref is not None and self._is_missed_first(ref)
+        if ref is not None:
+            self._residency.expect(ref)
+        self._queue.push(request, self._timing.now, first)
+        if ref is not None and is_missed:
+            self._queue.charge_load(request, ref)
+
+    def _is_missed_first(self, ref: AdapterRef) -> bool:
+        """Whether nobody waits for an adapter that is not there: who does now has it brought."""
+        return ref.digest not in self._residency and self._residency.slots.find(ref.digest) is None
+
+    def _unqueue(self, request: Request) -> None:
+        self._queue.discard(request)
+        if request.adapter is not None:
+            self._residency.dismiss(request.adapter)
+        request.leave(RequestState.FINISHED)

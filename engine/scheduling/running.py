@@ -1,0 +1,131 @@
+"""The requests in the batch and what they hold: a row, blocks, a reference on their adapter's slot.
+
+Owns rows and the running list. Refuses to decide who enters and who has to leave.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from heapq import heappop, heappush
+from operator import attrgetter
+
+from engine.batch import NO_SLOT, NewRow
+from engine.lora.residency import Residency
+from engine.request import CLASS_ORDER, Request, RequestState
+from engine.scheduling.step_timing import StepTiming
+
+_BY_RANK = attrgetter("rank")
+
+
+def num_rows(request: Request) -> int:
+    """Of its tenant, in its class."""
+    assert request.account is not None
+    return request.account.num_running
+
+
+class RunningRequests:
+    def __init__(self, max_rows: int, residency: Residency, timing: StepTiming) -> None:
+        """`timing` is told how long requests stay."""
+        self.requests: list[Request] = []
+        """By rank: class, then arrival."""
+        self.num_rows = [0] * len(CLASS_ORDER)
+        """Requests of each class, in the order of the classes."""
+        self.num_tenants = [0] * len(CLASS_ORDER)
+        """Tenants that have any, of each class."""
+        self.most_rows = [0] * len(CLASS_ORDER)
+        """Of the tenant that has the most, of each class."""
+        # How many tenants of a class have so many, by class and number.
+        self._tenants_with = [[0] * (max_rows + 1) for _ in CLASS_ORDER]
+        self.max_rows = max_rows
+        self._timing = timing
+        self._residency = residency
+        self._free_rows = list(range(max_rows))  # a heap: low rows first keep the batch state dense
+        self._freed_rows: list[int] = []
+
+    @property
+    def is_full(self) -> bool:
+        return not self._free_rows
+
+    def enter(self, request: Request, matched: list[int]) -> NewRow:
+        """Give a request off the queue all it needs: `matched` cached blocks, and more for all its tokens.
+
+        There must be a row, blocks enough, and its adapter must be ready.
+        """
+        request.table.open(matched, request.total_len)
+        slot = NO_SLOT
+        if request.adapter is not None:
+            self._residency.dismiss(request.adapter)
+            slot = self._residency.acquire(request.adapter)
+        insort(self.requests, request, key=_BY_RANK)
+        self._count(request, 1)
+        request.entered_at = self._timing.now
+        return request.enter(heappop(self._free_rows), slot, request.table.named_len)
+
+    def vacate(self, request: Request, state: RequestState) -> None:
+        """Take back all that a request holds. It stays on the list until `sweep`, unless removed before."""
+        self._freed_rows.append(request.row)
+        heappush(self._free_rows, request.row)
+        request.table.close()
+        if request.slot != NO_SLOT:
+            self._residency.release(request.slot)
+        self._count(request, -1)
+        self._timing.note_stay(request.entered_at, ended=state is not RequestState.WAITING)
+        request.leave(state)
+
+    def remove(self, request: Request) -> None:
+        """Take a request off the list, before it is vacated."""
+        if self.requests[-1] is request:
+            self.requests.pop()
+        else:
+            self.requests.remove(request)
+
+    def sweep(self) -> None:
+        """Drop requests that have left."""
+        self.requests[:] = [request for request in self.requests if request.state is RequestState.RUNNING]
+
+    def take_freed_rows(self) -> list[int]:
+        """Rows freed since last asked: the runner is to hear of them before they are used again."""
+        freed, self._freed_rows = self._freed_rows, []
+        return freed
+
+    def _count(self, request: Request, change: int) -> None:
+        """Its tenant has one more row in its class, or one less."""
+        account, order = request.account, request.rank[0]
+        assert account is not None
+        tenants_with, before = self._tenants_with[order], account.num_running
+        after = account.num_running = before + change
+        self.num_rows[order] += change
+        tenants_with[before] -= 1
+        tenants_with[after] += 1
+        if after > self.most_rows[order]:
+            self.most_rows[order] = after
+        elif not tenants_with[self.most_rows[order]]:
+            self.most_rows[order] -= 1
+        self.num_tenants[order] += (not before) - (not after)
+
+    def check_integrity(self, held_blocks: set[int]) -> None:
+        """Assert that every row, block and slot reference is free, or held by exactly who should hold it."""
+        for request in self.requests:
+            request.check()
+            assert request.state is RequestState.RUNNING
+        assert self.requests == sorted(self.requests, key=_BY_RANK)
+        rows = [request.row for request in self.requests]
+        assert sorted(rows + self._free_rows) == list(range(self.max_rows))
+        assert self.num_rows == [
+            sum(request.rank[0] == order for request in self.requests) for order in CLASS_ORDER.values()
+        ]
+        accounts = {id(request.account): request for request in self.requests}
+        for request in accounts.values():
+            assert request.account is not None
+            theirs = sum(other.account is request.account for other in self.requests)
+            assert request.account.num_running == theirs
+        assert self.most_rows == [
+            max((num_rows(request) for request in self.requests if request.rank[0] == order), default=0)
+            for order in CLASS_ORDER.values()
+        ]
+        assert self.num_tenants == [
+            sum(request.rank[0] == order for request in accounts.values()) for order in CLASS_ORDER.values()
+        ]
+        assert {block_id for request in self.requests for block_id in request.table.block_ids} == held_blocks
+        for slot in self._residency.slots.slots:
+            assert slot.references == sum(request.slot == slot.index for request in self.requests)

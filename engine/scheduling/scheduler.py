@@ -1,0 +1,288 @@
+"""Steps planned and taken in: what each drew belongs to whom was in it.
+
+Owns the order of plans and commits, and how requests advance by them. Refuses to know what goes into a plan
+(`StepPlanner`), how a batch is run, messages are sent, adapters are loaded, and how requests begin and end
+(`RequestTracker`).
+
+Overlap: a request advances when its step is planned, so that the next step can be planned before this one
+has ended. With one step in flight:
+
+    host    schedule(n) launch(n) | schedule(n+1) launch(n+1) .. commit(n) | schedule(n+2) launch(n+2) ..
+    device                  [========== step n ==========][========== step n+1 ==========][== step n+2 ==
+
+What a limit ends is known ahead: when step n draws a request's last token, the request is in no later step,
+and from schedule(n+1) on it holds nothing. What a token ends (end of sequence, stops), a failure and an abort
+are learnt after step n+1 was launched: what that draws for the row is dropped at commit(n+1), neither told,
+billed nor named in the prefix cache. A preempted request's token in flight counts, and is known before it
+returns.
+
+Who owns memory when. A row, a block or a slot reference is held from the schedule that gives it to whatever
+takes it back: commit(n) (ended by a token), schedule(n+1) (preempted, or ended by its limit), an abort in
+between. Then it is free on the host, and the next schedule may give it on, although the device may read and
+write it until the end of the last step launched so far. No harm comes of that: its next owner's writes are
+launched later, and steps run in order. Only copies that are no steps have to wait for that end: adapters
+loaded into a slot. Likewise the prefix cache names blocks of a prompt when the step that computes them is
+planned: whoever finds them runs in a later step.
+
+Scores of prompt tokens belong to a step as draws do: a token counts as scored when the step that scores it is
+planned, so that it is scored once, whatever is preempted and computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from secrets import randbits
+
+from engine.batch import Batch, Scored, StepResult
+from engine.kv_cache import BlockPool
+from engine.lora.residency import Residency
+from engine.lora.slots import SlotTable
+from engine.outputs import Counters, StepOutputs
+from engine.protocol import AdapterRef, PriorityClass, Rejected, Submit, TokenLogprob
+from engine.request import CLASS_ORDER, Request, RequestState
+from engine.scheduling.adapter_waits import AdapterWaits
+from engine.scheduling.byte_floor import ByteFloor
+from engine.scheduling.fairness import FairQueue
+from engine.scheduling.overload import Overload
+from engine.scheduling.request_builder import RequestBuilder
+from engine.scheduling.request_tracker import RequestTracker
+from engine.scheduling.running import RunningRequests
+from engine.scheduling.step_bound import StepBound
+from engine.scheduling.step_planner import StepPlan, StepPlanner
+from engine.scheduling.step_timing import StepTiming
+from engine.scheduling.validation import EngineLimits
+
+MAX_UNCOMMITTED = 2
+"""Batches planned and not committed: one that runs, and one behind it."""
+
+HEAD_START_STEPS = 64
+"""Steps of nothing but PRIORITY rows by which that class may be ahead of DEFAULT before they take turns."""
+
+
+class Scheduler:
+    """Call from one thread, in turns: any number of submit, abort and so on, then schedule, then commit.
+
+    Batches are committed in the order in which they were planned; one may be planned over another.
+    """
+
+    def __init__(
+        self,
+        limits: EngineLimits,
+        pool: BlockPool,
+        slots: SlotTable,
+        eos_ids: Iterable[int],
+        token_bytes: list[bytes],
+        engine_id: str,
+        incarnation: str,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+        draw_seed: Callable[[], int] = lambda: randbits(63),
+        floor: ByteFloor | None = None,
+    ) -> None:
+        """`token_bytes` is the vocabulary's, for stop strings. `clock` gives Unix seconds. `floor`: by which
+        is counted what steps read at least.
+        """
+        self.limits = limits
+        self.pool = pool
+        self.residency = Residency(slots, monotonic, limits.slot_patience_s)
+        # Two tokens' cost of a row in a step, by PRIORITY's weight of 16.
+        self.queue = FairQueue(limits.flex_wait_s, HEAD_START_STEPS * limits.max_rows / 8)
+        self.engine_id = engine_id
+        self.incarnation = incarnation
+        self._clock = clock
+        self._floor = floor
+        self._timing = StepTiming(monotonic, limits.max_batch_tokens)
+        self._waits = AdapterWaits(monotonic, limits.adapter_wait_s)
+        self._running = RunningRequests(limits.max_rows, self.residency, self._timing)
+        bound = StepBound(limits.priority_step_s, self.queue, self._running, self._timing)
+        self.overload = Overload(limits, self.queue, self._running, self._timing, bound)
+        self._tracker = RequestTracker(
+            RequestBuilder(limits, pool, eos_ids, draw_seed),
+            self.queue,
+            self._running,
+            self.residency,
+            token_bytes,
+            engine_id,
+            incarnation,
+            clock,
+            self._waits,
+            self.overload,
+            self._timing,
+        )
+        self._planner = StepPlanner(
+            limits, pool, self.residency, self.queue, self._running, self._tracker, self._timing, bound
+        )
+        self._uncommitted: deque[StepPlan] = deque()
+        self.composition: tuple[list[int], list[int]] = ([], [])
+        """Of the step planned last, by class: known tokens that it computes, and rows that decode."""
+
+    # Requests come and go --------------------------------------------------------------------------------
+
+    def submit(self, submit: Submit) -> Rejected | None:
+        """Queue a request, or say why not. Never raises, whatever is in it."""
+        return self._tracker.submit(submit)
+
+    def abort(self, request_id: str) -> None:
+        """End all choices of a request and free what they hold. Unknown ids are ignored."""
+        self._tracker.abort(request_id)
+
+    def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
+        """Load an adapter nobody waits for yet, if a slot can be spared; keep it, or no longer."""
+        self.residency.prefetch(ref, pinned)
+
+    def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
+        """A load has ended. On an error, requests waiting for the adapter end too."""
+        if error is None:
+            self.residency.loaded(slot, digest)
+        else:
+            self.residency.failed(slot, digest)
+            self._tracker.turn_away(digest, error)
+
+    # A step ----------------------------------------------------------------------------------------------
+
+    def schedule(self) -> Batch | None:
+        """Plan the next step, or None when nothing can run as long as nothing is committed."""
+        assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
+        self._timing.begin_step()
+        self._tracker.turn_away_overdue()
+        self.residency.take_turns()
+        plan = self._planner.next_step()
+        if plan is None:
+            return None
+        self.overload.is_short_of_blocks = self._planner.is_short_of_blocks
+        known, decoding = plan.known_by_class, self._running.num_rows.copy()
+        for request, _ in plan.prefill:
+            decoding[request.rank[0]] -= 1
+        num_known = sum(known)
+        self.counters.prefill_tokens += num_known
+        self.counters.decode_tokens += sum(decoding)
+        self.composition = known, decoding
+        if self._floor is not None:
+            self.counters.step_bytes += self._floor.of(plan.batch, plan.requests, self.residency.slots)
+        self._timing.end_step(num_known, len(plan.requests), self._planner.goes_on)
+        self._uncommitted.append(plan)
+        return plan.batch
+
+    def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
+        """Take in what the oldest batch drew. Returns all there is to tell since the last commit."""
+        plan = self._uncommitted.popleft()
+        assert plan.batch is batch, "another batch was to be committed first"
+        now = self._clock()
+        any_ended = bool(plan.scoring) and self._commit_scores(batch.scored, plan.scoring, result.scores)
+        block_size, emit, finished = self.pool.block_size, self._tracker.emit, RequestState.FINISHED
+        token_ids, logprobs, failed = result.token_ids, result.logprobs, result.failed
+        drawn: list[Request] = []
+        position = -1
+        for request, share in zip(plan.requests, batch.scheduled, strict=True):
+            if not share.samples:
+                continue
+            position += 1
+            if request.state is finished:
+                continue  # it ended while the step ran
+            if failed and position in failed:
+                self._tracker.fail(request)
+                any_ended = True
+                continue
+            if request.group.scores_only:
+                self._tracker.end_scored(request)
+                continue
+            # The step has computed what was known before it; the block of the token drawn is not full yet.
+            known_len = len(request.token_ids)
+            if known_len - request.table.named_len >= block_size and request.state is RequestState.RUNNING:
+                request.table.name_computed(request.token_ids, known_len)
+            token_id = token_ids[position]
+            request.token_ids.append(token_id)
+            drawn.append(request)
+            if emit(request, token_id, logprobs.get(position), now):
+                any_ended = True
+        assert position + 1 == len(token_ids), "the runner drew for other rows than it was told to"
+        self.queue.charge_decode(drawn)
+        self.counters.completion_tokens += len(drawn)
+        if any_ended:
+            self._running.sweep()
+        return self.collect()
+
+    def _commit_scores(
+        self, scored: list[Scored], scoring: list[Request], scores: list[list[TokenLogprob] | None]
+    ) -> bool:
+        """Tell of the scores of requests that go on. Whether any ended, for want of finite numbers."""
+        any_ended = False
+        for request, share, logprobs in zip(scoring, scored, scores, strict=True):
+            if request.state is RequestState.FINISHED:
+                continue
+            if logprobs is None:
+                self._tracker.fail_scores(request)
+                any_ended = True
+            else:
+                self._tracker.tell_scores(request, share.first, logprobs)
+        return any_ended
+
+    def collect(self) -> StepOutputs:
+        """What has happened since the last commit or collect."""
+        return self._tracker.take_outputs()
+
+    # Looking in ------------------------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> Counters:
+        return self._tracker.counters
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running.requests)
+
+    @property
+    def running(self) -> list[Request]:
+        """The requests in the batch, by rank; not to be changed."""
+        return self._running.requests
+
+    def look(self) -> float:
+        """What time it is, by the clock that requests' waits are told by."""
+        return self._timing.look()
+
+    @property
+    def running_by_class(self) -> dict[str, int]:
+        return {str(priority): self._running.num_rows[order] for priority, order in CLASS_ORDER.items()}
+
+    @property
+    def predicted_waits(self) -> dict[str, float]:
+        """By class, seconds that a request with a short prompt of a tenant that has none would wait now."""
+        return {str(priority): self.overload.predicted_wait(priority) for priority in PriorityClass}
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._tracker)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether a request may have waited for its adapter long enough."""
+        return self._waits.any_over
+
+    @property
+    def has_outputs(self) -> bool:
+        return self._tracker.has_outputs
+
+    def check_integrity(self) -> None:
+        """Assert that nothing is lost or held twice. Linear in everything: for idle moments and tests."""
+        self.pool.check_integrity()
+        self.residency.check_integrity()
+        self._running.check_integrity(self.pool.held_ids())
+        for request in self.queue:
+            request.check()
+            assert request.state is RequestState.WAITING
+            assert not request.table.block_ids
+        alive = self._tracker.unfinished()
+        ending = [request for request in alive if request.state is RequestState.ENDING]
+        assert len(alive) == self.num_running + len(self.queue) + len(ending)
+        assert all(not request.table.block_ids and request.num_pending == 1 for request in ending)
+        self._check_in_flight(alive)
+
+    def _check_in_flight(self, alive: list[Request]) -> None:
+        """Exactly the tokens that uncommitted batches draw are pending, one per batch at most."""
+        pending: dict[Request, int] = {}
+        for plan in self._uncommitted:
+            for request, share in zip(plan.requests, plan.batch.scheduled, strict=True):
+                pending[request] = pending.get(request, 0) + share.samples
+        assert all(request.num_pending == pending.get(request, 0) for request in alive)

@@ -1,0 +1,350 @@
+"""What runs in the next step: who is let in, who makes way, and how the step's tokens are shared out.
+
+Owns the plans of steps: rows, blocks and slot references are given and taken here. There are no prefill and
+decode phases: each request has computed tokens chasing its total tokens, all under one token budget. Refuses
+to know how a batch is run and what it drew (`Scheduler`), who is next and who makes way (`FairQueue`,
+`Preemption`), and how requests begin and end (`RequestTracker`).
+
+Order of a step:
+
+1. A FLEX request that has waited too long and whose turn it is, if there is room for it.
+2. Those who need not wait for their turn (`Preemption`): they take rows and blocks of others, if there are
+   too few. As many as this step can compute anything for.
+3. Running requests, each at least one token. Those that decode first; of those with more to compute, by class
+   and then by how little that is, so that a long prompt holds up nobody who asks for less.
+   When blocks run out, the last in rank (class, then arrival) is preempted: its blocks go, its tokens stay,
+   and it returns before others of its class. The first in rank can take every other request's blocks, and the
+   door turns away what does not fit alone, so something always progresses.
+4. If nobody was preempted: waiting requests, in the order of `FairQueue`, while there are tokens, rows and
+   blocks. One that lacks blocks holds up the rest, one whose adapter has no slot does not.
+"""
+
+from __future__ import annotations
+
+from engine.batch import Batch, Scheduled
+from engine.kv_cache import BlockPool
+from engine.lora.residency import Residency
+from engine.protocol import PriorityClass
+from engine.request import CLASS_ORDER, Request, RequestState
+from engine.scheduling.fairness import DEFAULT, FLEX, PRIORITY, FairQueue
+from engine.scheduling.preemption import Preemption, protect
+from engine.scheduling.request_tracker import RequestTracker
+from engine.scheduling.running import RunningRequests
+from engine.scheduling.step_bound import StepBound
+from engine.scheduling.step_timing import StepTiming
+from engine.scheduling.validation import EngineLimits
+
+
+class StepPlan:
+    """A batch, with the requests parallel to its shares and to what it scores."""
+
+    __slots__ = ("batch", "prefill", "requests", "scoring")
+
+    def __init__(self, step: int) -> None:
+        self.batch = Batch(step)
+        self.requests: list[Request] = []
+        self.scoring: list[Request] = []
+        self.prefill: list[tuple[Request, Scheduled]] = []
+        """Shares of known tokens; those of more than one come last in the batch."""
+
+    @property
+    def known_by_class(self) -> list[int]:
+        """Tokens of the shares of known tokens, in the order of the classes."""
+        found = [0] * len(CLASS_ORDER)
+        for request, share in self.prefill:
+            found[request.rank[0]] += share.num_tokens
+        return found
+
+    def add(self, request: Request, share: Scheduled) -> None:
+        self.requests.append(request)
+        self.batch.scheduled.append(share)
+
+
+class StepPlanner:
+    def __init__(
+        self,
+        limits: EngineLimits,
+        pool: BlockPool,
+        residency: Residency,
+        queue: FairQueue,
+        running: RunningRequests,
+        tracker: RequestTracker,
+        timing: StepTiming,
+        bound: StepBound,
+    ) -> None:
+        self.is_short_of_blocks = False
+        """Whether the request that was next when a step was planned last lacked blocks."""
+        self._limits = limits
+        self._pool = pool
+        self._residency = residency
+        self._queue = queue
+        self._running = running
+        self._tracker = tracker
+        self._timing = timing
+        self._preemption = Preemption(queue, running)
+        self._bound = bound
+        self._step = 0
+        self._flex_left = 0  # tokens of FLEX prompts that the step may still compute
+        # In the step being planned: what those drew last may be in flight, and these have had no share yet.
+        self._preempted: list[Request] = []
+        self._entered: list[Request] = []
+        self._at_limit: list[Request] = []  # planned to draw the last token their limit allows
+        self._partial: list[Request] = []  # have more known tokens to compute than the last step did
+
+    def next_step(self) -> StepPlan | None:
+        """The next step, or None when nothing can run as long as no step in flight is committed."""
+        running, queue = self._running, self._queue
+        plan = StepPlan(self._step)
+        self._preempted.clear()
+        self._entered.clear()
+        self._retire()
+        queue.take_turns(self._timing.now)
+        self._bound.look()
+        self._flex_left = self._flex_tokens()
+        if queue:
+            self._admit_early(plan)
+        budget = self._serve_running(plan)
+        if queue and budget > 0 and not self._preempted:
+            self._admit(plan, budget)
+        for request, share in plan.prefill:
+            if share.num_tokens > 1:
+                self._add(plan, request, share)
+        batch = plan.batch
+        if not batch.scheduled:
+            assert not running.requests, "running requests must progress"
+            return None
+        self._share_prefixes(plan)
+        self._step += 1
+        queue.charge_rows(running.num_rows)
+        batch.freed_rows = running.take_freed_rows()
+        return plan
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether any row has more to do after the step that was planned last."""
+        return len(self._running.requests) > len(self._at_limit)
+
+    def _retire(self) -> None:
+        """Take back what requests hold whose last token is in flight: they need no further step."""
+        if not self._at_limit:
+            return
+        for request in self._at_limit:
+            if request.state is RequestState.RUNNING:
+                self._take_back(request, RequestState.ENDING)
+        self._at_limit.clear()
+        self._running.sweep()
+
+    # Requests that run ------------------------------------------------------------------------------------
+
+    def _serve_running(self, plan: StepPlan) -> int:
+        """Give every running request its share, preempting from the end. Returns the budget left."""
+        running, planned, scheduled = self._running.requests, plan.requests, plan.batch.scheduled
+        budget = self._limits.max_batch_tokens
+        computing: list[Request] = []
+        index = 0
+        while index < len(running):
+            request = running[index]
+            index += 1
+            computed_len, total_len = request.computed_len, request.total_len
+            if total_len - computed_len == 1:
+                if computed_len == request.table.capacity and not self._grow(request, plan.batch):
+                    break  # it was the last, and had to go itself
+                planned.append(request)
+                scheduled.append(request.decode_share)
+                request.computed_len = total_len
+                request.total_len = total_len = total_len + 1
+                if total_len == request.limit:
+                    self._at_limit.append(request)
+                budget -= 1
+            else:
+                computing.append(request)  # its blocks were all taken at admission
+        if len(computing) > 1:
+            computing.sort(key=_first_computed)
+        for place, request in enumerate(computing, start=1):
+            # One token is kept for each that comes after it.
+            budget -= self._compute(plan, request, budget - (len(computing) - place))
+        return budget
+
+    def _flex_tokens(self) -> int:
+        """Tokens of FLEX prompts that a step may compute: not all, where that would make others wait."""
+        limits, running, queue = self._limits, self._running.requests, self._queue
+        others = (running and running[0].priority is not FLEX) or len(queue) > queue.num_waiting(FLEX)
+        if limits.max_flex_tokens is None or not others:
+            return limits.max_batch_tokens
+        # All at once and then not for a while: most steps of the others take no longer than without.
+        return 0 if self._step % limits.flex_interval else limits.max_flex_tokens
+
+    def _compute(self, plan: StepPlan, request: Request, budget: int) -> int:
+        """Compute as many of a request's known tokens as the budget allows. Returns how many."""
+        begin = request.computed_len
+        num_left = request.total_len - begin
+        if request.priority is FLEX:
+            budget = max(1, min(budget, self._flex_left))
+        num_tokens = min(num_left, budget)
+        if request.priority is FLEX:
+            self._flex_left -= num_tokens
+        share = Scheduled(request.row, num_tokens, num_tokens == num_left)
+        plan.prefill.append((request, share))
+        request.computed_len += num_tokens
+        request.total_len += share.samples
+        scored = request.take_scored(begin)
+        if scored is not None:
+            plan.batch.scored.append(scored)
+            plan.scoring.append(request)
+        if num_tokens == 1:  # wider shares come last
+            self._add(plan, request, share)
+        return num_tokens
+
+    def _add(self, plan: StepPlan, request: Request, share: Scheduled) -> None:
+        plan.add(request, share)
+        if request.total_len == request.limit:
+            self._at_limit.append(request)
+
+    def _share_prefixes(self, plan: StepPlan) -> None:
+        """Let requests of later steps find what this one computes of known tokens, siblings first of all."""
+        for request, share in plan.prefill:
+            request.table.name_computed(request.token_ids, request.computed_len)
+            if share.samples:
+                self._tracker.queue_siblings(request.group)
+        self._partial = [request for request, share in plan.prefill if not share.samples]
+
+    # Requests that make way -------------------------------------------------------------------------------
+
+    def _grow(self, request: Request, batch: Batch) -> bool:
+        """One more block for a running request. False when the request itself had to be preempted."""
+        while not self._pool.num_free:
+            victim = self._running.requests[-1]
+            self._preempt(victim)
+            self._queue.push_returning(victim, self._timing.now)
+            if victim is request:
+                return False
+        batch.grown.append((request.row, [request.table.grow()]))
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        """End a running request's stay; the caller queues it again."""
+        assert request not in self._entered, "it was let in before there was room for all"
+        self._preempted.append(request)
+        protect(request)
+        self._tracker.note_preemption(request)
+        self._running.remove(request)
+        self._take_back(request, RequestState.WAITING)
+
+    def _take_back(self, request: Request, state: RequestState) -> None:
+        """End a request's stay for reasons of planning: all it has computed is known, and stays findable."""
+        request.table.name_computed(request.token_ids, request.computed_len)
+        self._running.vacate(request, state)
+
+    def _make_room(self, request: Request) -> bool:
+        """Preempt whoever is to make way for a waiting request. Whether there is room for it then."""
+        if self._has_room(request):
+            return True
+        victims = [victim for victim in self._preemption.victims(request) if victim not in self._entered]
+        if not victims:
+            return False
+        # At most: blocks that victims share with others are not free when they go.
+        most_free = self._pool.num_free + sum([len(victim.table.block_ids) for victim in victims])
+        if most_free < -(-request.total_len // self._pool.block_size) - len(self._match(request)):
+            return False
+        for victim in self._preemption.victims(request):
+            if victim in self._entered:
+                continue
+            self._preempt(victim)
+            self._queue.push(victim, self._timing.now, first=True)
+            if self._has_room(request):
+                return True
+        return False
+
+    # Requests that wait -----------------------------------------------------------------------------------
+
+    def _admit_early(self, plan: StepPlan) -> None:
+        """Let in who need not wait for running requests to have their share, nor for others to end."""
+        queue, admits = self._queue, self._residency.admits
+        flex = queue.due_flex(admits)
+        if flex is not None and not self._running.is_full:
+            if not self._has_blocks(flex):
+                return queue.unpark()  # blocks that become free are for it: it has waited long enough
+            self._enter(plan, flex)
+        num_tokens = self._limits.max_batch_tokens - len(self._running.requests)
+        for priority in (PRIORITY, DEFAULT):
+            while (request := self._next_early(priority)) is not None:
+                if self._num_ahead(request) >= num_tokens:
+                    break
+                if not self._make_room(request):
+                    if not self._has_row(request):
+                        break
+                    return queue.unpark()  # it lacks blocks: nobody of a lower class is to take them
+                self._enter(plan, request)
+                self._partial.append(request)
+        return queue.unpark()
+
+    def _next_early(self, priority: PriorityClass) -> Request | None:
+        """Who of a class is to be let in before running requests have their share."""
+        for place, request in enumerate(self._queue.heads(priority, self._residency.admits)):
+            if request in self._preempted:
+                continue
+            if self._preemption.may_claim(request):
+                return request
+            if not place and self._partial and not self._running.is_full:
+                return request  # the prompt under way may be of somebody who was served more
+        return None
+
+    def _num_ahead(self, request: Request) -> int:
+        """Known tokens of running requests that are computed before those of a request that is let in now."""
+        key = _first_computed(request)
+        return sum(
+            [
+                other.total_len - other.computed_len
+                for other in self._partial
+                if other.state is RequestState.RUNNING and _first_computed(other) <= key
+            ]
+        )
+
+    def _admit(self, plan: StepPlan, budget: int) -> None:
+        """Let waiting requests in while there are tokens, rows and blocks for them."""
+        self.is_short_of_blocks = False
+        while budget > 0 and not self._running.is_full:
+            closed: tuple[PriorityClass, ...] = () if self._flex_left > 0 else (FLEX,)
+            if self._bound.closes(DEFAULT):
+                closed = (DEFAULT, FLEX)
+            request = self._queue.pick(self._residency.admits, closed)
+            if request is None:
+                break
+            if not self._has_room(request):
+                self.is_short_of_blocks = True
+                break
+            self._enter(plan, request)
+            budget -= self._compute(plan, request, budget)
+        self._queue.unpark()
+
+    def _match(self, request: Request) -> list[int]:
+        """Cached blocks that a waiting request would begin with."""
+        return request.table.match(request.token_ids, request.num_reusable)
+
+    def _has_room(self, request: Request) -> bool:
+        """Whether there are a row and blocks for it."""
+        return self._has_row(request) and self._has_blocks(request)
+
+    def _has_row(self, request: Request) -> bool:
+        return not self._running.is_full and not self._bound.closes(request.priority)
+
+    def _has_blocks(self, request: Request) -> bool:
+        matched = self._match(request)
+        num_needed = -(-request.total_len // self._pool.block_size) - len(matched)
+        # One block is left for each running request to grow: else the next step would preempt.
+        return self._pool.num_free_besides(matched) >= num_needed + len(self._running.requests)
+
+    def _enter(self, plan: StepPlan, request: Request) -> None:
+        """Give a waiting request that has room its row and its blocks."""
+        total_len = request.total_len
+        self._entered.append(request)
+        self._queue.take(request)
+        plan.batch.new_rows.append(self._running.enter(request, self._match(request)))
+        self._tracker.note_admission(request)
+        if total_len == len(request.group.submit.prompt_ids):
+            self._queue.charge_prefill(request, total_len - request.cached_len)
+
+
+def _first_computed(request: Request) -> tuple[int, int, int, int]:
+    """In which order requests with more than one token to compute have their shares of a step."""
+    return (request.rank[0], request.total_len - request.computed_len, *request.rank[1:])

@@ -1,0 +1,1 @@
+"""The wire between API processes and the engine, over ZeroMQ: both ends of it."""
