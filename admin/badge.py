@@ -1,4 +1,4 @@
-"""A badge: the one or two words in colour that say what state something is in."""
+"""Defines the badge: the one or two words in colour that say what state something is in."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Section:
     title: str
     group: str = ""
     right: Right | None = None
-    """What its pages ask for; None: of nobody who is signed in."""
+    """The right that its pages require; None: every signed-in user sees them."""
 
 
 OVERVIEW = Section("overview", "/", "Overview")
@@ -61,11 +61,11 @@ INCIDENTS = Section("incidents", "/operator/incidents", "Incidents", "Operator")
 EVERY_AUDIT = Section("audit", "/operator/audit", "Audit log", "Records")
 
 OPERATOR_SECTIONS = (TENANTS, ENGINES, JOBS, INCIDENTS, PLANS, PRICES, MARGIN, BOOKS, EVERY_AUDIT)
-"""Of whoever runs the service; each is served by `Console.operating`."""
+"""Sections of operators; each is served by `Console.operator_view`."""
 
 
 def sections_for(may: Callable[[Right], bool]) -> list[tuple[str, list[Section]]]:
-    """(group, its sections), of whoever may do what `may` says."""
+    """Returns (group, its sections) for a user with the rights that `may` grants."""
     return grouped(section for section in SECTIONS if section.right is None or may(section.right))
 
 

@@ -71,17 +71,17 @@ class Playground(Protocol):
 
 @dataclass(frozen=True)
 class ErrorMapping:
-    """How domain errors are told: the API's one table, so that console and API never differ."""
+    """Maps domain errors to statuses and messages: the API's table, so that console and API agree."""
 
     known: tuple[type[Exception], ...]
-    """What is told at all; anything else is a fault of ours."""
+    """Errors with a mapping; any other is an internal error."""
     describe: Callable[[BaseException], tuple[int, dict[str, dict[str, Any]]]]
     """Status and envelope."""
 
 
 @dataclass(frozen=True)
 class BillingServices:
-    """What is owed, paid and limited, and who is told of it."""
+    """Invoices, payments, limits and notifications."""
 
     accounts: BillingAccounts
     invoices: InvoiceService
@@ -115,7 +115,7 @@ class ConsoleServices:
     sla: SlaReports
     billing: BillingServices
     operation: OperatorServices
-    """Of whoever runs the service."""
+    """Services of the operator's pages."""
     base_digest: Callable[[], str]
     """Of the base that is served; raises one of `error_mapping.known` while there is no engine to ask."""
     error_mapping: ErrorMapping

@@ -17,8 +17,8 @@ from tenants.errors import WrongCode, WrongPassword
 
 
 class Reauthentication:
-    """Asks somebody who is signed in once more who they are: a browser left alone is not enough to change
-    what lets them in. Wrong answers count as those at the sign-in do.
+    """Requires proof of identity again, so that an unattended browser is not enough to change how its user
+    signs in. Wrong answers count like failed sign-ins.
     """
 
     def __init__(self, services: ConsoleServices) -> None:
@@ -53,7 +53,7 @@ class Reauthentication:
 async def redirect_with_new_session(
     console: Console, request: Request, principal: Principal, path: str, said: str
 ) -> Response:
-    """Go on to another page with another session, in which that is told; every other one is ended."""
+    """Redirects with a message, in a new session; ends all other sessions of the user."""
     opened = await console.sessions.renew(principal.opened)
     await console.sessions.end_of_user(principal.account.user_id, but=opened.id)
     await console.sessions.set_flash(opened, said)

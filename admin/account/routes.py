@@ -1,4 +1,4 @@
-"""Routes of the signed-in user's account: name, password, connected providers and sessions.
+"""Serves the routes of the signed-in user's account: name, password, connected providers and sessions.
 
 A change to how the user signs in asks for the password again, starts a new session and ends all others.
 """

@@ -1,4 +1,4 @@
-"""Routes of two-factor authentication: setting it up, confirming it, renewing recovery codes, disabling it.
+"""Serves the routes of two-factor authentication: setting it up, confirming it, renewing recovery codes, disabling it.
 
 The secret and the recovery codes are shown only in answer to the form that created them, never by a GET.
 """
@@ -25,7 +25,7 @@ _WRONG = "Incorrect code. Check your device's clock and enter the current code."
 
 
 class SecondFactorRoutes:
-    """`/account/second-factor`, also for those who have to have one before they see anything else."""
+    """Below `/account/second-factor`; open to users who must set one up before they see other pages."""
 
     def __init__(self, console: Console, services: ConsoleServices) -> None:
         self._console = console
@@ -118,7 +118,7 @@ class SecondFactorRoutes:
     async def _codes(
         self, request: Request, principal: Principal, codes: list[str], *, is_new: bool
     ) -> Response:
-        """Whoever has just made themselves harder to imitate gets another session, and is out elsewhere."""
+        """Starts a new session and ends all others, as after every change to how the user signs in."""
         opened = await self._console.sessions.renew(principal.opened)
         await self._console.sessions.end_of_user(principal.account.user_id, but=opened.id)
         response = self._page(request, "second_factor_codes.html", principal, 201, codes=codes, is_new=is_new)

@@ -126,7 +126,7 @@ class AdapterDetail:
     older_events: str | None
     is_pending: bool
     announcement: str
-    """What changed, for those who hear the page."""
+    """What changed, for screen readers."""
 
     @property
     def is_serving(self) -> bool:

@@ -1,4 +1,4 @@
-"""Routes of adapters: pages, activation, rollback, disabling, deletion and control of jobs."""
+"""Serves the routes of adapters: pages, activation, rollback, disabling, deletion and control of jobs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STEERED = {
     "cancel": "Cancelling.",
 }
 # Charts and tables of a large model are long. Safe beside a token, since nothing of the request is in them:
-# whoever sees the length of the answer cannot try out what makes it shorter.
+# an observer of the response's length cannot probe for the token (BREACH).
 _COMPRESSED = (Middleware(GZipMiddleware, minimum_size=4096),)
 
 

@@ -1,4 +1,4 @@
-"""Routes that upload an adapter's files: in resumable parts from the page's script, or at once from its
+"""Serves the uploads of an adapter's files: in resumable parts from the page's script, or at once from its
 form.
 """
 

@@ -63,7 +63,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plots:
-    """Charts, and the same figures as a table for those who do not see them."""
+    """Charts, and the same figures as a table for screen readers."""
 
     title: str
     svgs: list[str]

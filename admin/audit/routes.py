@@ -1,4 +1,4 @@
-"""Routes of a tenant's audit log: entries by filter, and verification of the hash chain."""
+"""Serves the routes of a tenant's audit log: entries by filter, and verification of the hash chain."""
 
 from __future__ import annotations
 

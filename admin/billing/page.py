@@ -110,7 +110,7 @@ class Billing:
     state: Badge
     owed: list[Owed]
     provider: str | None
-    """Who collects; None: nobody, there are invoices only."""
+    """The payment provider; None: payments are not collected automatically."""
     is_sandbox: bool
     details: list[tuple[str, str]]
     fee: str

@@ -1,4 +1,4 @@
-"""Routes of billing: the page, billing details, top-ups, payment mode and the customer portal.
+"""Serves the routes of billing: the page, billing details, top-ups, payment mode and the customer portal.
 
 Links to the payment provider lead over a page of ours, since the content security policy allows forms to be
 answered by this server alone.

@@ -99,7 +99,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """What is told of a place when it is pointed at."""
+    """The tooltip of a point."""
 
     x: float
     width: float

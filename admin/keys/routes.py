@@ -1,4 +1,4 @@
-"""Routes of API keys: listing, creating, editing, rotating and revoking them.
+"""Serves the routes of API keys: listing, creating, editing, rotating and revoking them.
 
 A key's plaintext is shown once, in answer to the form that created it; it is stored nowhere.
 """
@@ -116,7 +116,7 @@ class KeyRoutes:
         return self._terms(request, principal, shown, page.fields_of(shown), form_errors.NO_ERRORS)
 
     async def change(self, request: Request, principal: TenantUser, form: dict[str, str]) -> Response:
-        """What was not shown, or not changed, stays as it is: somebody else may have changed it meanwhile."""
+        """Changes only the fields that the form changed: another member may have changed others meanwhile."""
         key_id = request.path_params["key"]
         shown = await self._pages.one(principal.tenant_id, key_id)
         try:
@@ -172,7 +172,7 @@ class KeyRoutes:
         errors: form_errors.FormErrors,
         status: int = 200,
     ) -> Response:
-        # Nobody passes on more of the account than they may run themselves.
+        # A member cannot grant permissions that they do not have.
         bounds = principal.acting(request).scopes if kind == "admin" else frozenset()
         held = self._scopes[kind] & bounds if bounds else self._scopes[kind]
         return self._page(

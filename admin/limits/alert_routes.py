@@ -1,4 +1,4 @@
-"""Routes of spend alerts: the list, and creating, changing, testing and deleting one."""
+"""Serves the routes of spend alerts: the list, and creating, changing, testing and deleting one."""
 
 from __future__ import annotations
 

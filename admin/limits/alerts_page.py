@@ -75,7 +75,7 @@ class AlertForm:
     projects: list[tuple[str, str]]
     """(value, words) of what it can be for; none of one that there is."""
     hears: Sequence[str]
-    """Who hears of alerts that name nobody."""
+    """The recipients of alerts that name none."""
     mailed: list[MailRow]
     """What was mailed of it in the last thirty days."""
 

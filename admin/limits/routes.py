@@ -1,4 +1,4 @@
-"""Routes of usage limits: the page, and setting and removing a limit."""
+"""Serves the routes of usage limits: the page, and setting and removing a limit."""
 
 from __future__ import annotations
 

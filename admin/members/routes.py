@@ -1,4 +1,4 @@
-"""Routes of members and invitations: roles, suspension, removal, password and two-factor resets.
+"""Serves the routes of members and invitations: roles, suspension, removal, password and two-factor resets.
 
 Invitation and reset links are sent by email. Where email is not configured, the admin who created the link
 is shown it once.
@@ -144,7 +144,7 @@ class MemberRoutes:
         return True
 
     def _link(self, request: Request, path: str, token: str) -> str:
-        """Behind the hash: browsers send that to nobody, so that no log and no proxy has the token."""
+        """Returns a link with the token behind its #, which browsers do not send, so that no log has it."""
         origin = self._url or origin_of(request)
         return f"{origin}{request.scope.get('root_path', '')}{path}#{token}"
 
@@ -195,7 +195,7 @@ class MemberRoutes:
         user = await self._members.update(
             principal.tenant_id, request.path_params["user"], principal.acting(request), role=chosen
         )
-        # Whoever has just made themselves less than an admin still sees the members, as every role does.
+        # A user who has just demoted themselves can still view the members, as every role can.
         return await self._console.redirect_with_message(
             request, principal, "/members", f"{user.email} is now {role}."
         )

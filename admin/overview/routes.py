@@ -1,4 +1,4 @@
-"""Route of the overview page."""
+"""Serves the overview page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of the playground: its page, and chat responses streamed through the user's session.
+"""Serves the routes of the playground: its page, and chat responses streamed through the user's session.
 
 The browser holds no API key: the user's own limits and rights apply.
 """
@@ -19,7 +19,7 @@ from admin.web.request_info import origin_of
 from tenants.roles import Right
 
 _RIGHT: Right = "adapters.write"
-"""Asking costs: whoever only looks on does not."""
+"""Requests cost money, so read-only roles may not send them."""
 
 
 class PlaygroundRoutes:

@@ -71,9 +71,9 @@ class ProjectView:
     models: list[str]
     models_denied: bool
     members: list[MemberRow] | None
-    """None: whoever looks may not see them; and so with the others."""
+    """None: the user may not view them; likewise below."""
     others: list[tuple[str, str]]
-    """(id, email) of members of the organisation who are not in it."""
+    """(id, email) of members of the organization who are not in the project."""
     keys: list[KeyRow] | None
     has_more_keys: bool
     accounts: AccountList
@@ -120,7 +120,7 @@ class ProjectsPage:
         return ProjectList(rows, rows[-1].id if len(found) > PAGE else None)
 
     async def one(self, tenant_id: str, project_id: str, may: Callable[[Right], bool]) -> ProjectView:
-        """As far as whoever looks may see. Raises ProjectNotFound, DatabaseUnavailable."""
+        """Returns what a user with the rights of `may` can view. Raises ProjectNotFound, DatabaseUnavailable."""
         project = await self._projects.get(tenant_id, project_id)
         (members, others), (keys, has_more), accounts, limits = await asyncio.gather(
             self._people(tenant_id, project_id, may),

@@ -1,4 +1,4 @@
-"""Routes of projects: creating, renaming and archiving them, and managing their members."""
+"""Serves the routes of projects: creating, renaming and archiving them, and managing their members."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of service accounts: creating, renaming and deleting them, and creating their keys.
+"""Serves the routes of service accounts: creating, renaming and deleting them, and creating their keys.
 
 A key's plaintext is shown once, in answer to the form that created it.
 """

@@ -38,7 +38,7 @@ class AccountView:
     project: Project
     account: ServiceAccount
     keys: list[KeyRow] | None
-    """None: whoever looks may not see them."""
+    """None: the user may not view them."""
 
 
 class ServiceAccountsPage:

@@ -1,4 +1,4 @@
-"""Routes of the service levels section: a month's report as a page and as JSON."""
+"""Serves the routes of the service levels section: a month's report as a page and as JSON."""
 
 from __future__ import annotations
 

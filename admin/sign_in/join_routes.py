@@ -1,4 +1,4 @@
-"""Routes on which an invited person creates their account.
+"""Serves the page on which an invited person creates their account.
 
 The invitation's token comes behind the # of its link. The page's script puts it into the form; without
 scripts it is pasted.
@@ -28,7 +28,7 @@ _INVALID = "This invitation is invalid or has expired. Ask an admin of the organ
 
 
 class JoinRoutes:
-    """`/join`, for nobody who is signed in needs it."""
+    """`/join`, which needs no signed-in user."""
 
     def __init__(self, console: Console, services: ConsoleServices) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""Limits password guessing: after a few failures an account and an IP address have to wait.
+"""Slows down password guessing: after a few failures an account and an IP address have to wait.
 
 Counters lie in Redis. Unknown accounts are counted like known ones, so that a lock reveals nothing.
 """
@@ -58,6 +58,6 @@ class Lockout:
 
 
 def waiting_words(wait_s: int) -> str:
-    """What is told of a wait."""
+    """Returns the message about a wait."""
     minutes = -(-wait_s // 60)
     return f"Too many attempts. Try again in {minutes} minute{'s' if minutes > 1 else ''}."

@@ -1,4 +1,4 @@
-"""Routes of a forgotten password: requesting a reset link by email, and choosing a new password with it.
+"""Serves the routes of a forgotten password: requesting a reset link by email, and choosing a new password with it.
 
 Neither wording nor timing of the answer reveals which emails have an account. Where email is not configured,
 an admin shares a link (`admin.members.routes`).
@@ -35,7 +35,7 @@ _INVALID = "This link is invalid or has expired. Request a new one."
 
 
 class RecoveryRoutes:
-    """`/forgot` and `/reset`, for nobody who is signed in needs them."""
+    """`/forgot` and `/reset`, which need no signed-in user."""
 
     def __init__(self, console: Console, services: ConsoleServices) -> None:
         self._console = console
@@ -76,7 +76,7 @@ class RecoveryRoutes:
             response = await self._page(request, opened, "forgot.html", 429, problem=problem, asked="")
             response.headers["Retry-After"] = str(wait_s)
             return response
-        # Looked up and sent while the answer is on its way: how long it takes is nobody's to see.
+        # Looked up and sent while the answer is on its way, so that its timing reveals nothing.
         sending = asyncio.create_task(self._send(self._mail, email))
         self._sending.add(sending)
         sending.add_done_callback(self._sending.discard)
@@ -107,7 +107,7 @@ class RecoveryRoutes:
         except self._expected_errors as error:
             status, errors = form_errors.explain(error, _FIELDS, self._error_mapping)
             return await self._form(request, opened, token, errors, status)
-        if opened.session.user_id is not None:  # of whoever was signed in here
+        if opened.session.user_id is not None:  # a user was signed in here
             await self._sessions.end(opened.id)
             opened = await self._sessions.begin()
         await self._sessions.set_flash(opened, "Password changed. Sign in with your new password.")

@@ -1,4 +1,4 @@
-"""Routes of signing in with a password and a second factor, and of signing out."""
+"""Serves the routes of signing in with a password and a second factor, and of signing out."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class SignInRoutes:
             return self._console.redirect(request, "/sign-in")
         if submission.accepted is None:
             return self._code_form(request, opened, EXPIRED, 403)
-        # Counted apart from passwords: whoever has the password could otherwise begin anew with each.
+        # Counted apart from passwords: an attacker with the password could otherwise start over each time.
         whose, address = f"code:{pending.user_id}", address_of(request)
         wait_s = await self._lockout.attempt(whose, address)
         if wait_s:

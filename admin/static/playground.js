@@ -76,7 +76,7 @@ class Side {
     return turn;
   }
 
-  // Down with the words, unless somebody is reading further up.
+  // Down with the words, unless the reader has scrolled up.
   #follow(always = false) {
     const { scrollHeight, scrollTop, clientHeight } = this.list;
     if (always || scrollHeight - scrollTop - clientHeight < 80) this.list.scrollTop = scrollHeight;

@@ -81,7 +81,7 @@ export class Transfer {
     try {
       completed = await this.#patiently(() => exchange(url, this.options.token, body));
     } catch (error) {
-      // It had been refused before, and the answer was lost: sent once more, it is told why.
+      // It had been refused before, and the answer was lost: sent once more, it gets the reason.
       if (error.status !== 409 || this.isRepeated) throw error;
       this.isRepeated = true;
       this.known = null;

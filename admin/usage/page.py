@@ -103,7 +103,7 @@ class UsageView:
     rows: list[Row]
     total: Sums
     rest: tuple[int, Sums] | None
-    """How many groups are left out of the table, and what they come to."""
+    """The number of groups left out of the table, and their totals."""
     filters: list[Filter]
     chips: list[Chip]
     is_used: bool

@@ -1,4 +1,4 @@
-"""Routes of usage: the page, requests, receipts and exports."""
+"""Serves the routes of usage: the page, requests, receipts and exports."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class UsageRoutes:
             group_by=[group] if is_summed and group else (),
             slice=asked.slice,
         )
-        first = await anext(export.pieces)  # a database that is away is told before the 200
+        first = await anext(export.pieces)  # an unavailable database is reported before the 200
         return StreamingResponse(
             _beginning_with(first, export.pieces),
             media_type=export.media_type,

@@ -13,7 +13,7 @@ from admin.usage.query import BY_ID, UsageQuery, day_words
 from billing.reports.slices import REQUEST, Used
 
 TOP = 7
-"""Groups that are told apart in a chart; the rest are one."""
+"""Groups with a series of their own in a chart; the rest are one series."""
 CHARGES = {"adapter_storage": "Adapter storage", "calibration": "Calibration"}
 TITLES = {"tokens": "Tokens", "requests": "Requests", "cost": "Cost"}
 
@@ -150,7 +150,7 @@ def group_label(group: Group, asked: UsageQuery, labels: Labels) -> Label:
 
 
 def tones(ranked: Sequence[Group]) -> dict[Group, str]:
-    """Colours of the groups that are told apart."""
+    """Returns the colours of the groups with a series of their own."""
     return dict(zip(ranked[:TOP], layout.TONES, strict=False))
 
 

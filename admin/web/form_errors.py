@@ -12,7 +12,7 @@ from collections.abc import Collection
 from admin.services import ErrorMapping
 
 FORM = "form"
-"""Where what is about no field in particular is told."""
+"""The key of errors that are about no single field."""
 _NAMED = re.compile(r"([a-z_]+)(:? )")
 
 

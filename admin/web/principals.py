@@ -82,7 +82,7 @@ class TenantUser(_SignedIn):
 
     @property
     def is_read_only(self) -> bool:
-        """An operator who was let in to see, and to change nothing."""
+        """Whether this is an operator with read-only access."""
         taken, operator = self.session.impersonation, self.operator
         if operator is None:
             return False

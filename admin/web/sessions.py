@@ -34,7 +34,7 @@ class Impersonation(msgspec.Struct, frozen=True):
 
 
 class PendingSignIn(msgspec.Struct, frozen=True):
-    """Somebody has proved the first of two things. Not signed in: nothing but the second is asked of them."""
+    """A sign-in whose first factor is proved, and whose second is awaited. It is not signed in yet."""
 
     user_id: str
     tenant_id: str
@@ -119,9 +119,8 @@ class SessionStore:
         agent: str = "",
         proved_at: float | None = None,
     ) -> OpenSession:
-        """A new id for a user who proved who they are; whoever knew the old id has nothing (session
-        fixation). It counts from `proved_at`: what ends the sessions of before ends one that was being
-        opened, too.
+        """Starts a session with a new id, so that knowing the old id is worth nothing (session fixation). It
+        counts from `proved_at`: ending all sessions also ends one that was being started.
         """
         if old:
             await self.end(old)
@@ -185,9 +184,7 @@ class SessionStore:
         return msgspec.msgpack.decode(raw, type=Session)
 
     async def with_role(self, opened: OpenSession, role: str) -> OpenSession:
-        """The session of a user who has this role now: rotated when it was another one before, whoever
-        changed it, and wherever.
-        """
+        """Returns the session of a user with this role, rotated if the role has changed."""
         if opened.session.superseded or opened.session.role == role:
             return opened
         return await self._rotate(opened.id, msgspec.structs.replace(opened.session, role=role))
@@ -199,9 +196,7 @@ class SessionStore:
         return rotated
 
     async def impersonate(self, opened: OpenSession, impersonation: Impersonation | None) -> OpenSession:
-        """A new id for whoever is now, or with None is no longer, in another's place: forms of pages that
-        were shown before are worth nothing.
-        """
+        """Starts impersonation, or ends it with None, under a new id: forms of earlier pages are rejected."""
         await self.end(opened.id)
         session = msgspec.structs.replace(
             opened.session, csrf_token=secrets.token_urlsafe(32), rotated_at=time.time(), flash=""

@@ -1,4 +1,4 @@
-"""Routes of the audit log over all tenants, and of its verification."""
+"""Serves the routes of the audit log over all tenants, and of its verification."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class SlotCell:
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:
-    """One cell for each slot, in their order; those that nobody uses now as one path."""
+    """One cell for each slot, in order; idle slots are one path."""
 
     ground: str
     idle: str
@@ -289,7 +289,7 @@ def slot_map(view: EngineView, name: Callable[[SlotView], str]) -> SlotMap:
 
 
 def _slot_cells(view: EngineView, name: Callable[[SlotView], str]) -> list[SlotCell]:
-    """Of those that are filled; what somebody uses has a title."""
+    """Returns the cells of filled slots; those in use have a title."""
     largest = max((slot.num_bytes or slot.rank for slot in view.slots), default=1)
     found = []
     for slot in sorted(view.slots, key=lambda slot: slot.slot):

@@ -30,7 +30,7 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class Engines(Protocol):
     async def look(self) -> list[EngineReport]:
-        """On every engine that somebody could tell of lately, by key. Whoever asks is taken to go on looking
-        for a few seconds.
+        """Returns a report on every engine that was seen lately, by key. Processes keep reporting for a few
+        seconds after a call.
         """
         ...

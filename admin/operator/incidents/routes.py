@@ -1,4 +1,4 @@
-"""Routes of incidents: listing, opening, updating and resolving them."""
+"""Serves the routes of incidents: listing, opening, updating and resolving them."""
 
 from __future__ import annotations
 

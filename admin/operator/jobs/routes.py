@@ -1,4 +1,4 @@
-"""Routes of onboarding jobs of all tenants: listing, cancelling and retrying them."""
+"""Serves the routes of onboarding jobs of all tenants: listing, cancelling and retrying them."""
 
 from __future__ import annotations
 

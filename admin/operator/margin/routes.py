@@ -1,4 +1,4 @@
-"""Route of the margin page. `billing.reports.margin` computes the margin."""
+"""Serves the margin page. `billing.reports.margin` computes the margin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of plans: creating and changing them, and assigning them to tenants.
+"""Serves the routes of plans: creating and changing them, and assigning them to tenants.
 
 A draft is the fields of its form and is stored nowhere. A plan can be changed only if it is still as it was
 when the change was reviewed.

@@ -1,4 +1,4 @@
-"""Routes of the price list: its versions, previewing and publishing a new one.
+"""Serves the routes of the price list: its versions, previewing and publishing a new one.
 
 A draft is the fields of its form and is stored nowhere.
 """

@@ -1,4 +1,4 @@
-"""Routes of reconciliation: its runs, their differences, and starting a run."""
+"""Serves the routes of reconciliation: its runs, their differences, and starting a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes that open a tenant's console for an operator, and leave it again."""
+"""Opens a tenant\'s console for an operator, and leaves it again."""
 
 from __future__ import annotations
 

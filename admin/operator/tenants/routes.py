@@ -1,4 +1,4 @@
-"""Routes of tenants: searching them, viewing one, suspending and reinstating it, granting credit."""
+"""Serves the routes of tenants: searching them, viewing one, suspending and reinstating it, granting credit."""
 
 from __future__ import annotations
 

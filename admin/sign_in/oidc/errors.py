@@ -1,4 +1,4 @@
-"""Errors of identity providers. None leaves the console."""
+"""Defines the errors of identity providers. None leaves the console."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class ProviderUnavailable(Exception):
 
 
 class IdentityRejected(Exception):
-    """What came does not prove who somebody is. The reason is for the log: it would help nobody else."""
+    """The provider's answer does not prove an identity. The reason is only logged."""
 
     def __init__(self, provider: str, reason: str) -> None:
         super().__init__(f"{provider}: {reason}")

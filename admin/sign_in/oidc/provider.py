@@ -30,7 +30,7 @@ ALGORITHMS: Final = (
     *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
     *("ES256", "ES384", "ES512", "EdDSA", "Ed25519"),
 )
-"""Signatures that nobody but the provider makes: neither `none` nor those under a secret that we know too."""
+"""Signatures that only the provider can make: neither `none` nor those with a shared secret."""
 KEEP_S = 3600.0
 ASK_AGAIN_S = 30.0
 """Least time between two lookups of keys."""
@@ -147,7 +147,7 @@ class Provider:
         if not isinstance(said, str) or not hmac.compare_digest(said.encode(), nonce.encode()):
             raise self._refused("the ID token is of another sign-in")
         if not claims["sub"] or len(claims["sub"]) > 255:
-            raise self._refused("the ID token names nobody")
+            raise self._refused("the ID token has no subject")
         return claims
 
     async def _discover(self) -> _Found:

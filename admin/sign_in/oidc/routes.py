@@ -1,4 +1,4 @@
-"""Routes that sign in, join or connect an account with an identity provider.
+"""Signs in, joins and connects accounts with an identity provider.
 
 An identity signs in the user it is bound to, binds to the signed-in user who asked for it, or accepts an
 invitation to an email that the provider has verified. Users are never matched by email alone.
@@ -180,7 +180,7 @@ class OidcRoutes:
         return await redirect_with_new_session(self._console, request, principal, "/account", said)
 
     async def _asked(self, request: Request) -> tuple[OpenSession, dict[str, str]]:
-        """A form of somebody who is not signed in."""
+        """Reads a form that needs no signed-in user. Raises `HTTPException` 403."""
         submission = await read_submission(request, self._console.sessions)
         if submission.accepted is None:
             raise HTTPException(403, EXPIRED)
