@@ -71,7 +71,7 @@ def create_console(services: ConsoleServices) -> ASGIApp:
             *operator_routes(console, services),
             Mount("/static", _Static(console.version)),
         ],
-        exception_handlers={HTTPException: console.error_page},
+        exception_handlers={HTTPException: console.error_page, Exception: console.internal_error},
     )
     return security.SecurityHeaders(app)
 

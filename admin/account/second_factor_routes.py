@@ -1,4 +1,5 @@
-"""Serves the routes of two-factor authentication: setting it up, confirming it, renewing recovery codes, disabling it.
+"""Serves the routes of two-factor authentication: setting it up, confirming it, renewing recovery codes,
+disabling it.
 
 The secret and the recovery codes are shown only in answer to the form that created them, never by a GET.
 """

@@ -1,4 +1,6 @@
-"""Serves the routes of the invoices section: the list, one invoice, the preview of the next, and their documents."""
+"""Serves the routes of the invoices section: the list, one invoice, the preview of the next, and their
+documents.
+"""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class KeyRoutes:
         self, request: Request, principal: TenantUser, made: CreatedKey, old: page.KeyRow | None
     ) -> Response:
         model = self._base
-        texts = snippets.ask(origin_of(request), model) if made.kind == "inference" else []
+        texts = snippets.ask(origin_of(request), model, made.plaintext) if made.kind == "inference" else []
         return self._page(request, "key_made.html", principal, 201, made=made, old=old, snippets=texts)
 
     def _page(

@@ -120,7 +120,7 @@ class ProjectsPage:
         return ProjectList(rows, rows[-1].id if len(found) > PAGE else None)
 
     async def one(self, tenant_id: str, project_id: str, may: Callable[[Right], bool]) -> ProjectView:
-        """Returns what a user with the rights of `may` can view. Raises ProjectNotFound, DatabaseUnavailable."""
+        """Returns what `may` allows the user to view. Raises ProjectNotFound, DatabaseUnavailable."""
         project = await self._projects.get(tenant_id, project_id)
         (members, others), (keys, has_more), accounts, limits = await asyncio.gather(
             self._people(tenant_id, project_id, may),

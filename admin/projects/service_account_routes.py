@@ -126,7 +126,7 @@ class ServiceAccountRoutes:
             service_account_id=account.id,
             terms=terms,
         )
-        texts = snippets.ask(origin_of(request), self._base)
+        texts = snippets.ask(origin_of(request), self._base, made.plaintext)
         return self._page(
             request,
             "service_account_key.html",

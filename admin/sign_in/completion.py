@@ -11,6 +11,7 @@ from starlette.responses import Response
 from admin.services import ConsoleServices
 from admin.web import security
 from admin.web.console import Console
+from admin.web.rendering import OPERATOR_HOME
 from admin.web.request_info import address_of, request_id_of
 from admin.web.sessions import OpenSession, PendingSignIn
 from tenants.accounts import Membership
@@ -40,7 +41,7 @@ class SignInCompletion:
             return await self.open_session(request, opened, account, by, proved_at, message=message)
         pending = PendingSignIn(account.user_id, account.tenant_id, by, proved_at)
         waiting = await self._console.sessions.begin_second_factor(
-            None if opened is None else opened.id, pending
+            None if opened is None else opened.id, pending, next_path=_next_path(opened)
         )
         response = self._console.redirect(request, "/sign-in/code")
         security.set_session(request, response, waiting.id)
@@ -70,6 +71,16 @@ class SignInCompletion:
         await self._accounts.note_sign_in(account, by, address=address, request_id=request_id_of(request))
         if message:
             await self._console.sessions.set_flash(entered, message)
-        response = self._console.redirect(request, "/")
+        response = self._console.redirect(request, _destination(account, _next_path(opened)))
         security.set_session(request, response, entered.id)
         return response
+
+
+def _next_path(opened: OpenSession | None) -> str:
+    return "" if opened is None else opened.session.next_path
+
+
+def _destination(account: Membership, next_path: str) -> str:
+    """Returns the page asked for, or the first one if it belongs to the other kind of user."""
+    is_for_operators = next_path.startswith(OPERATOR_HOME)
+    return next_path if next_path and is_for_operators == account.is_operator else "/"

@@ -1,4 +1,5 @@
-"""Serves the routes of a forgotten password: requesting a reset link by email, and choosing a new password with it.
+"""Serves the routes of a forgotten password: requesting a reset link by email, and choosing a new password
+with it.
 
 Neither wording nor timing of the answer reveals which emails have an account. Where email is not configured,
 an admin shares a link (`admin.members.routes`).

@@ -21,11 +21,13 @@ from admin.web.authorization import operator_of
 from admin.web.forms import MAX_FIELDS, read_form
 from admin.web.principals import Operator, Principal, TenantUser
 from admin.web.rendering import OPERATOR_HOME, Renderer, is_by_script
+from admin.web.request_info import path_to_return_to
 from admin.web.sessions import SessionStore
 from tenants.roles import Right
 
 SECOND_FACTOR_PATH = "/account/second-factor"
 CSRF_HEADER = "x-csrf-token"
+SESSION_ENDED = "Your session has ended. Sign in again."
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 View = Callable[[Request, TenantUser], Awaitable[Response]]
@@ -175,8 +177,9 @@ class Console(Renderer):
             opened = await self.sessions.find(security.session_id(request))
             principal = None if opened is None else await self.principal_of(opened)
             if opened is None or principal is None:
-                return self._sign_in_first(request)
+                return await self._sign_in_first(request)
             opened = principal.opened
+            request.state.principal = principal
             signed_in = (
                 principal.operator if isinstance(principal, TenantUser) else None
             ) or principal.account
@@ -201,11 +204,19 @@ class Console(Renderer):
 
         return endpoint
 
-    def _sign_in_first(self, request: Request) -> Response:
+    async def _sign_in_first(self, request: Request) -> Response:
+        """Redirects to the sign-in form, whose session remembers the page that was asked for."""
         if is_by_script(request):
             error = {"message": "You're signed out. Sign in again.", "param": None}
             return JSONResponse({"error": error}, status_code=401)
-        return self.redirect(request, "/sign-in")
+        had_session = security.session_id(request) is not None
+        next_path = path_to_return_to(request)
+        response = self.redirect(request, "/sign-in")
+        if had_session or next_path:
+            flash = SESSION_ENDED if had_session else ""
+            opened = await self.sessions.begin(flash=flash, next_path=next_path)
+            security.set_session(request, response, opened.id)
+        return response
 
     def _enrol_first(self, request: Request) -> Response:
         if is_by_script(request):

@@ -17,6 +17,7 @@ from admin.charts import svg
 from admin.navigation import OPERATOR_SECTIONS, grouped, sections_for
 from admin.services import ErrorMapping
 from admin.web.principals import Operator, Principal, TenantUser
+from admin.web.request_info import request_id_of
 from db.errors import UnknownCursor
 
 HERE = Path(__file__).parent.parent
@@ -73,7 +74,25 @@ class Renderer:
     def _error(self, request: Request, status: int, title: str, text: str, param: str | None) -> Response:
         if is_by_script(request):
             return JSONResponse({"error": {"message": text, "param": param}}, status_code=status)
-        return self.render(request, "notice.html", status, title=title, text=text)
+        principal = getattr(request.state, "principal", None)
+        if principal is None:
+            return self.render(request, "notice.html", status, title=title, text=text)
+        request_id = request_id_of(request) if status >= 500 else None
+        return self.render(
+            request,
+            "error.html",
+            status,
+            principal=principal,
+            section="",
+            title=title,
+            text=text,
+            request_id=request_id,
+        )
+
+    async def internal_error(self, request: Request, error: Exception) -> Response:
+        """Renders the page of an unexpected error, which the server logs."""
+        text = "An unexpected error occurred. Try again; if it happens again, contact support."
+        return self._error(request, 500, _TITLES[500], text, None)
 
 
 def is_by_script(request: Request) -> bool:

@@ -56,7 +56,9 @@ class Session(msgspec.Struct, frozen=True):
     superseded: bool = False
     """Rotated away: serves the requests that were on their way, is never extended nor rotated again."""
     flash: str = msgspec.field(default="", name="said")
-    """What the next page is to tell: that what was asked for is done."""
+    """A message that the next page shows once."""
+    next_path: str = ""
+    """The page that the user asked for before they were sent to sign in; "" for the first one."""
     impersonation: Impersonation | None = None
     """Of an operator alone."""
     pending: PendingSignIn | None = msgspec.field(default=None, name="half_way")
@@ -96,17 +98,21 @@ class SessionStore:
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
 
-    async def begin(self) -> OpenSession:
-        """An anonymous session for a sign-in form."""
+    async def begin(self, *, flash: str = "", next_path: str = "") -> OpenSession:
+        """Starts an anonymous session for a sign-in form."""
         now = time.time()
-        return await self._store(Session(secrets.token_urlsafe(32), now, now), ANONYMOUS_S)
+        session = Session(secrets.token_urlsafe(32), now, now, flash=flash, next_path=next_path)
+        return await self._store(session, ANONYMOUS_S)
 
-    async def begin_second_factor(self, old: str | None, pending: PendingSignIn) -> OpenSession:
-        """Another id, of a session that can do nothing yet but take the second factor."""
+    async def begin_second_factor(
+        self, old: str | None, pending: PendingSignIn, *, next_path: str = ""
+    ) -> OpenSession:
+        """Starts a session that can do nothing yet but take the second factor."""
         if old:
             await self.end(old)
         now = time.time()
-        return await self._store(Session(secrets.token_urlsafe(32), now, now, pending=pending), PENDING_S)
+        session = Session(secrets.token_urlsafe(32), now, now, pending=pending, next_path=next_path)
+        return await self._store(session, PENDING_S)
 
     async def sign_in(
         self,

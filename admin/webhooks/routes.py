@@ -1,4 +1,5 @@
-"""Serves the routes of webhook endpoints: creating, editing, testing and deleting them, and resending deliveries.
+"""Serves the routes of webhook endpoints: creating, editing, testing and deleting them, and resending
+deliveries.
 
 A signing secret is shown once, in answer to the form that created it.
 """

@@ -86,8 +86,8 @@ async def test_nothing_of_an_account_is_kept_by_browsers(site: Site, visitor: ht
 @pytest.mark.parametrize(
     ("fields", "beside", "message"),
     [
-        ({"old": "wrong password"}, "old", "not your password"),
-        ({"again": "something else"}, "password", "not the same"),
+        ({"old": "wrong password"}, "old", "Incorrect password"),
+        ({"again": "something else"}, "password", "don't match"),
         ({"password": "short", "again": "short"}, "password", "must have 10 to"),
     ],
 )
@@ -106,7 +106,7 @@ async def test_a_wrong_form_changes_no_password(
 async def test_whoever_found_a_browser_open_cannot_guess_on(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     for _ in range(lockout.MAX_PER_ACCOUNT):
-        assert "not your password" in (await change_password(visitor, old="wrong password")).text
+        assert "Incorrect password" in (await change_password(visitor, old="wrong password")).text
     locked = await change_password(visitor)
     assert "Too many attempts" in locked.text
     assert await site.accounts.authenticate(EMAIL, PASSWORD) is not None

@@ -112,7 +112,7 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         await page.get_by_text("Helpers was created.").wait_for()
         await page.get_by_label("Add", exact=True).select_option(label=EMAIL)
         await page.get_by_role("button", name="Add to project").click()
-        await page.get_by_text("is in it now.").wait_for()
+        await page.get_by_text("was added to the project.").wait_for()
         found += await looked_at(seen, "project")
         await seen.go("/projects")
         found += await looked_at(seen, "projects")

@@ -135,12 +135,12 @@ async def test_activate_roll_back_disable_and_enable(site: Site, visitor: httpx.
     adapter = await two_ready_versions(site.place)
     here = f"/adapters/{adapter}"
     page = (await visitor.get(here)).text
-    assert "serves version 2" in page
+    assert "serving version 2" in page
     assert "Roll back to version 1?" in page
     await act(visitor, here, f"{here}/rollback")
     assert "serves version 1" in (await visitor.get(here)).text
     await act(visitor, here, f"{here}/versions/2/activate")
-    assert "serves version 2" in (await visitor.get(here)).text
+    assert "serving version 2" in (await visitor.get(here)).text
     await act(visitor, here, f"{here}/disable")
     page = (await visitor.get(here)).text
     assert '<span class="badge off">Disabled</span>' in page
@@ -229,7 +229,7 @@ async def test_a_version_without_a_report_says_so(site: Site, visitor: httpx.Asy
     await sign_in(visitor)
     made = await site.place.create("pirate")
     here = f"/adapters/{made.adapter.id}/versions/1"
-    assert "Follow it" in (await visitor.get(here)).text
+    assert "View progress" in (await visitor.get(here)).text
     assert (await visitor.get(f"{here}/report.json")).status_code == 404
     for number in ("2", "0", "x", "9" * 12):
         assert (await visitor.get(f"/adapters/{made.adapter.id}/versions/{number}")).status_code == 404
@@ -250,7 +250,7 @@ async def test_others_adapters_are_not_there(site: Site, visitor: httpx.AsyncCli
     ):
         refused = await visitor.get(path)
         assert refused.status_code == 404, path
-        assert "Nothing here" in refused.text
+        assert "Page not found" in refused.text
     for path in (
         f"{here}/rollback",
         f"{here}/disable",
@@ -351,7 +351,7 @@ async def test_a_paused_version_and_a_cancelled_one_are_called_so(
     await act(visitor, here, f"{here}/jobs/{job}/cancel")
     page = (await visitor.get(here)).text
     assert "Version 1 was cancelled" in page
-    assert "Add the files again" in page
+    assert "Upload the files again" in page
     assert "data-pending" not in page
 
 

@@ -77,7 +77,7 @@ async def test_a_month_so_far_is_the_apis_preview(site: Site, visitor: httpx.Asy
     empty = await visitor.get("/billing")
     assert empty.status_code == 200
     for words in (
-        "Nothing was used",
+        "No usage in",
         "No line yet",
         "No payment provider is set up",
         "Available after a full day of usage",
@@ -168,7 +168,7 @@ async def test_an_invoice_is_checked_from_the_rows(
 ) -> None:
     await sign_in(visitor)
     invoice = await invoiced(site)
-    assert "It adds up" in (await visitor.get(f"/invoices/{invoice.id}/check")).text
+    assert "Verified" in (await visitor.get(f"/invoices/{invoice.id}/check")).text
     async with owner_database.write(EVERY_TENANT) as session:
         await session.execute(text("SET LOCAL session_replication_role = replica"))
         await session.execute(text("DELETE FROM usage_records"))
@@ -213,7 +213,7 @@ async def test_a_balance_can_pay_from_now_on(site: Site, visitor: httpx.AsyncCli
     assert done.headers["location"] == "/console/billing"
     await business(site).use(site.tenant_id, datetime.now(UTC), 2_500_000)
     page = (await visitor.get("/billing")).text
-    for words in ("Paid from your balance", "$2.50", "$6.50", "in advance"):
+    for words in ("Paid from your balance", "$2.50", "$6.50", "Switch to invoicing"):
         assert words in page, words
     assert "/billing/prepaid" not in page
     ledger = (await visitor.get("/billing/credits")).text
@@ -228,7 +228,7 @@ async def test_an_empty_balance_pays_nothing(site: Site, visitor: httpx.AsyncCli
     assert "/billing/prepaid" not in (await visitor.get("/billing")).text
     refused = await act(visitor, "/billing", "/billing/prepaid")
     assert refused.status_code == 409
-    assert "Top up your balance first" in refused.text
+    assert "Your balance is empty. Top it up first" in refused.text
     now = datetime.now(UTC)
     await site.billing.accounts.set_mode(site.tenant_id, "prepaid", OPERATOR, now=now)
     refused = await act(visitor, "/billing", "/billing/postpaid")

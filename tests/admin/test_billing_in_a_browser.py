@@ -44,7 +44,7 @@ async def test_an_owner_sees_what_is_owed_and_bounds_it(
     body = await asyncio.to_thread((await document.path()).read_bytes)
     assert body.startswith(b"%PDF-")
     await page.get_by_role("link", name="Verify invoice").click()
-    await page.get_by_role("heading", name="It adds up").wait_for()
+    await page.get_by_role("heading", name="Verified").wait_for()
 
     await page.get_by_role("link", name="Limits and alerts").click()
     await page.fill("#spend", "lots")

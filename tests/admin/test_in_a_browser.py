@@ -73,7 +73,7 @@ async def test_a_key_is_copied_and_not_made_twice(site: Site, seen: Visit) -> No
     await page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     await seen.go("/keys/new")
     await page.fill("#name", "laptop")
-    await page.get_by_role("button", name="Make key").click()
+    await page.get_by_role("button", name="Create key").click()
     secret = await page.input_value("#secret")
     await page.get_by_role("button", name="Copy").click()
     await page.get_by_role("button", name="Copied").wait_for()
@@ -87,7 +87,7 @@ async def test_a_key_is_copied_and_not_made_twice(site: Site, seen: Visit) -> No
 async def test_an_invitations_code_stays_in_the_browser(site: Site, seen: Visit, browser: Browser) -> None:
     await seen.go("/members/invite")
     await seen.page.fill("#email", "grace@acme.example")
-    await seen.page.get_by_role("button", name="Make invitation").click()
+    await seen.page.get_by_role("button", name="Create invitation").click()
     link = await seen.page.input_value("#link")
     guest = await visit(await browser.new_context(), seen.console.removesuffix("/console"))
     asked: list[str] = []
@@ -99,7 +99,7 @@ async def test_an_invitations_code_stays_in_the_browser(site: Site, seen: Visit,
     assert guest.page.url == f"{guest.console}/join"
     assert not any(token in url.partition("#")[0] for url in asked)
     await guest.page.get_by_role("button", name="Join").click()
-    await guest.page.get_by_text("Welcome to ours. You are its developer.").wait_for()
+    await guest.page.get_by_text("Welcome to ours. Your role is developer.").wait_for()
     assert not guest.complaints
 
 
@@ -115,8 +115,8 @@ async def test_an_adapter_answers_beside_its_base(site: Site, seen: Visit) -> No
     await measured.nth(1).wait_for()
     assert await page.locator(".turn.assistant .words").all_text_contents() == [ANSWER, ANSWER]
     for one in await measured.all_text_contents():
-        assert "tokens in" in one
-        assert "first after" in one
+        assert "input tokens" in one
+        assert "first token" in one
     assert await page.locator(".turn.user .words").first.text_content() == f"It's {XSS}"
     await page.fill("#message", "And then?")
     code = await page.locator("[data-snippets] pre code").all_text_contents()
@@ -140,7 +140,7 @@ async def test_an_answer_can_be_stopped_and_begun_anew(site: Site, seen: Visit) 
     await page.get_by_role("button", name="Send").click()
     await page.locator(".turn.assistant .words:not(:empty)").wait_for()
     await page.get_by_role("button", name="Stop").click()
-    await page.get_by_text("Stopped by you").wait_for()
+    await page.get_by_text("Stopped. Tokens generated so far are billed").wait_for()
     await eventually(lambda: bool(site.engine.aborted), seconds=20)
     await page.get_by_role("button", name="Clear").click()
     assert await page.locator(".turn").count() == 0

@@ -51,7 +51,7 @@ async def test_what_is_used_of_each_limit_is_shown(site: Site, visitor: httpx.As
     page = (await visitor.get("/limits")).text
     spend, rate, adapters, storage = rows(page)
     for found, words in (
-        (spend, ("$10.00", "$9.00 used", 'value="90"', "near", ">you<")),
+        (spend, ("$10.00", "$9.00 used", 'value="90"', "near", ">Custom<")),
         (rate, ("600", "0 used", ">your plan<")),
         (adapters, ("100", "0 used")),
         (storage, ("5.0 GB", "kB used", 'value="1"')),
@@ -76,7 +76,7 @@ async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.
     key = await site.keys.create(site.tenant_id, "batch", OPERATOR)
     await sign_in(visitor)
     for spend, beside in (
-        ("much", "Write an amount of US dollars"),
+        ("much", "Enter an amount in US dollars"),
         ("501", "at most $500.00, which is your plan"),
         ("-1", "Write an amount"),
     ):
@@ -185,7 +185,7 @@ async def test_an_alert_is_set_tested_and_deleted(site: Site, visitor: httpx.Asy
     assert changed.status_code == 303
     (row,) = rows((await visitor.get("/limits/alerts")).text)
     assert "80 % of the limit" in row
-    assert "there is no monthly limit" in row
+    assert "No monthly limit set" in row
     alerts, alert_id, later = site.billing.alerts, path.split("/")[-1], NOW + timedelta(days=1)
     assert await alerts.test(site.tenant_id, None, alert_id, OPERATOR, now=later) == [EMAIL]
     assert await alerts.test(site.tenant_id, None, alert_id, OPERATOR, now=later) is None, "once a minute"

@@ -179,7 +179,7 @@ async def test_an_engine_that_is_gone_starts_drains_or_is_silent_is_shown_as_suc
         said[state] = words_of((await visitor.get("/operator/engines")).text)
     assert "Starting" in said["starting"]
     assert "Batch size" not in said["starting"]
-    assert "answers what it has, and refuses what is new" in said["draining"]
+    assert "finishing current requests and rejecting new ones" in said["draining"]
     assert "No process reaches this engine since" in said["gone"]
     assert "Batch size 5 of 8 rows" in said["gone"], "the last that was seen of it"
     site.engines.reports = [report(view=view(time.time() - 9))]
@@ -214,7 +214,7 @@ def test_seconds_lie_where_they_belong() -> None:
     assert filled == [
         pictures.NUM_COLUMNS - (end - (NOW - ago) // pictures.COLUMN_SECONDS) for ago in (10, 4)
     ]
-    rows, prompts, _, tokens = pictures.step_strips(columns)
+    rows, prompts, _, tokens = pictures.step_charts(columns)
     assert [one.now for one in rows.legend] == ["0", "0", "0"]
     assert "at most 4 in" in rows.words
     assert "at most 10 in" in prompts.words
@@ -279,3 +279,14 @@ def test_times_are_told_with_the_digits_that_count() -> None:
         "2.5 s",
         "120 s",
     ]
+
+
+async def test_the_device_is_never_idle_for_more_than_all_the_time(
+    site: Site, visitor: httpx.AsyncClient
+) -> None:
+    """A slow host: 117 s between steps of 10 s in all were 1170 % of the steps."""
+    await operate(site, visitor)
+    stats = msgspec.structs.replace(view().stats, step_gap_seconds=117.0)
+    site.engines.reports = [report(view=view(stats=stats))]
+    text = words_of((await visitor.get("/operator/engines")).text)
+    assert "Device idle between steps 92.1%" in text

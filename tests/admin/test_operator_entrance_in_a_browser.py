@@ -64,7 +64,9 @@ async def test_an_operator_comes_in_with_another_password_and_a_second_factor(
         await page.fill("#password", OTHER)
         await page.click("button[type=submit]")
         await page.wait_for_url(f"{seen.console}/account/second-factor")
-        await expect(page.locator(".heed")).to_contain_text("asks every operator for a second factor")
+        await expect(page.locator(".heed")).to_contain_text(
+            "requires two-factor authentication for all operators"
+        )
         found = await _looked_at(seen, "asked")
         await page.goto(f"{seen.console}/operator/plans")
         assert page.url == f"{seen.console}/account/second-factor", "nothing else is shown before"

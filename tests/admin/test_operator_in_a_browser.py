@@ -41,7 +41,7 @@ async def test_an_operators_day(site: Site) -> None:
         await seen.sign_in(OPERATOR_EMAIL, PASSWORD, "/operator/tenants")
 
         await page.fill("#search", EMAIL.partition("@")[0])
-        await page.click("text=Find >> visible=true")
+        await page.click("text=Search >> visible=true")
         await page.click(f".list >> text={tenant.name}")
         await expect(page.locator("h1")).to_contain_text(tenant.name)
 

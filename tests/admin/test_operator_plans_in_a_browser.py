@@ -38,7 +38,7 @@ async def test_a_plan_is_made_and_changed(site: Site) -> None:
         await seen.sign_in(OPERATOR_EMAIL, PASSWORD, "/operator/tenants")
 
         await page.click("nav >> text=Plans")
-        await page.click("text=New plan")
+        await page.click("text=Create plan")
         found = await seen.serious()
         await page.fill("#name", "gold")
         await page.fill("#monthly_fee", "25")

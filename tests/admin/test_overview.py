@@ -74,7 +74,7 @@ async def test_spending_is_held_against_the_limit(site: Site, visitor: httpx.Asy
     await sign_in(visitor)
     page = await visitor.get("/")
     spending = tiles(page)[f"Spent in {using.today:%B}"]
-    assert "of $0.03 a month" in spending
+    assert "of $0.03 monthly limit" in spending
     assert re.search(r'<progress max="100" value="\d+"', page.text)
     await site.account.limits.set(
         site.tenant_id, OPERATOR, Limit("tenant", site.tenant_id, "", Metric.SPEND_PER_MONTH, 0)

@@ -52,7 +52,10 @@ async def test_what_is_wrong_stands_beside_the_name(site: Site, visitor: httpx.A
     await sign_in(visitor)
     project_id = await made(site)
     for page, path in (("/projects/new", "/projects"), ("/projects", f"/projects/{project_id}/name")):
-        for name, status, message in ((" ", 422, "printable"), ("Default", 409, "has this name already")):
+        for name, status, message in (
+            (" ", 422, "printable"),
+            ("Default", 409, "with this name already exists"),
+        ):
             refused = await act(visitor, page, path, name=name)
             assert refused.status_code == status
             told = html.unescape(refused.text).partition('id="problem-name">')[2].partition("</p>")[0]
@@ -70,7 +73,7 @@ async def test_people_come_into_a_project_and_leave_it(site: Site, visitor: http
     added = await act(visitor, here, f"{here}/members", user=her.user_id, role="member")
     assert added.status_code == 303
     key = await site.keys.create(site.tenant_id, "hers", OPERATOR, project_id=project_id, user_id=her.user_id)
-    assert "grace@acme.example is in it now." in (await visitor.get(here)).text
+    assert "grace@acme.example was added to the project." in (await visitor.get(here)).text
     path = f"{here}/members/{her.user_id}"
     assert (await act(visitor, here, f"{path}/role", role="owner")).status_code == 303
     assert (await act(visitor, here, f"{path}/role", role="king")).status_code == 400

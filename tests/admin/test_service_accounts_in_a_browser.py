@@ -42,7 +42,7 @@ async def _made_with_a_key(site: Site, seen: Visit, project_id: str) -> str:
     assert not found
     await page.get_by_label("Name").fill("nightly summaries")
     await page.keyboard.press("Enter")
-    await expect(page.get_by_role("heading", name="The key of nightly summaries")).to_be_visible()
+    await expect(page.get_by_role("heading", name="API key created")).to_be_visible()
     assert not await seen.serious()
     key = await page.get_by_label("The key").input_value()
     caller = await KeyResolver(site.place.database, site.redis, SECRET).resolve(key)
@@ -60,7 +60,7 @@ async def _key_revoked_and_account_deleted(seen: Visit, here: str) -> None:
     await page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     await page.wait_for_url(re.compile("/keys$"))
     await seen.go(here)
-    await expect(page.get_by_text("It has no key that works")).to_be_visible()
+    await expect(page.get_by_text("No active keys")).to_be_visible()
     await page.get_by_role("button", name="Delete").click()
     await page.get_by_role("dialog").get_by_role("button", name="Delete service account").click()
     await expect(page.get_by_text("nightly summaries is deleted")).to_be_visible()

@@ -84,3 +84,13 @@ async def test_whoever_has_a_second_factor_is_asked_for_it_first(site: Site) -> 
     assert found.session.pending is not None
     assert (found.session.pending.user_id, found.session.pending.proved_at) == ("usr_1", PROVED_AT)
     assert site.noted == [], "not in yet"
+
+
+@pytest.mark.parametrize("has_second_factor", [False, True])
+async def test_the_page_asked_for_outlasts_the_second_factor(site: Site, has_second_factor: bool) -> None:
+    before = await site.sessions.begin(next_path="/keys?show=all")
+    location, found = await site.enter(before, has_second_factor=has_second_factor)
+    if has_second_factor:
+        assert (location, found.session.next_path) == ("/sign-in/code", "/keys?show=all")
+        location, found = await site.enter(found)
+    assert (location, found.session.next_path) == ("/keys?show=all", "")

@@ -152,7 +152,7 @@ async def test_what_cannot_be_asked_is_told(site: Site, visitor: httpx.AsyncClie
     await make_usage(site)
     await sign_in(visitor)
     for query, words in (
-        ("range=days&from=2026-11-31&to=2026-12-01", "Write the day as"),
+        ("range=days&from=2026-11-31&to=2026-12-01", "Enter a date such as"),
         ("range=days&from=2026-11-20&to=2026-11-01", "before the first"),
         ("range=days&from=2020-01-01&to=2026-11-01", "At most 366 days"),
         ("month=2026-13", "Write the month as"),

@@ -134,7 +134,7 @@ async def test_a_test_that_fails_says_why(site: Site, visitor: httpx.AsyncClient
         answer = await act(visitor, path, f"{path}/test", event_type=EVENT)
         assert answer.status_code == status
         assert re.search(rf'role="alert">[^<]*{words}', answer.text)
-        assert "Given up" in answer.text
+        assert "Failed" in answer.text
     unknown = await act(visitor, path, f"{path}/test", event_type="nothing.happened")
     assert unknown.status_code == 422
 

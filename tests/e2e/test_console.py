@@ -240,7 +240,7 @@ async def make_a_key_and_use_it(seen: Visit, stack: Stack, model: str) -> None:
     page = seen.page
     await seen.go("/keys/new")
     await page.fill("#name", "harbour master")
-    await page.get_by_role("button", name="Make key").click()
+    await page.get_by_role("button", name="Create key").click()
     secret = await page.input_value("#secret")
     example = FIRST.examples(n=1, seed=2)[0]
     question: Any = [{"role": "user", "content": example.prompt}]

@@ -124,7 +124,7 @@ def columns_of(view: EngineView) -> list[Column]:
     return [Column(sum(second.steps for second in seconds), seconds) for seconds in found]
 
 
-def step_strips(columns: Sequence[Column]) -> list[LiveChart]:
+def step_charts(columns: Sequence[Column]) -> list[LiveChart]:
     decode = [
         Layer(
             title,
@@ -166,7 +166,7 @@ def step_strips(columns: Sequence[Column]) -> list[LiveChart]:
     ]
 
 
-def waiting_strip(columns: Sequence[Column]) -> LiveChart:
+def queue_chart(columns: Sequence[Column]) -> LiveChart:
     layers = [
         Layer(title, tone, [one.seconds[-1].waiting[order] if one.seconds else 0.0 for one in columns])
         for order, (title, tone) in enumerate(zip(_TITLES, TONES, strict=True))
@@ -174,7 +174,7 @@ def waiting_strip(columns: Sequence[Column]) -> LiveChart:
     return live.stacked("Queued requests", layers, formatting.compact, least=4)
 
 
-def blocks_strip(columns: Sequence[Column]) -> LiveChart:
+def blocks_chart(columns: Sequence[Column]) -> LiveChart:
     values = [float(one.seconds[-1].blocks_used) if one.seconds else 0.0 for one in columns]
     return live.stacked("Blocks in use", [Layer("In use", "input", values)], formatting.compact, least=4)
 

@@ -17,7 +17,7 @@ from admin.charts.live import LiveChart
 from admin.operator.engines import charts as pictures
 from admin.operator.engines.charts import Part, Rows, SlotMap
 from admin.operator.engines.report import EngineReport, Engines
-from engine.gauges import EngineView, Share, SlotView
+from engine.gauges import EngineStats, EngineView, Share, SlotView
 from engine.protocol import PriorityClass
 
 STATES = {
@@ -103,7 +103,7 @@ class Shown:
     rows: Rows
     step: str
     """What the last step was made of, in words."""
-    live: list[LiveChart]
+    step_charts: list[LiveChart]
     queue: list[QueueRow]
     waiting: LiveChart
     blocks: list[Part]
@@ -208,11 +208,11 @@ class EnginePages:
             tiles=tiles,
             rows=pictures.rows_of(view),
             step=_step(view),
-            live=pictures.step_strips(columns),
+            step_charts=pictures.step_charts(columns),
             queue=[_queue_row(view, order) for order in range(len(CLASSES))],
-            waiting=pictures.waiting_strip(columns),
+            waiting=pictures.queue_chart(columns),
             blocks=pictures.block_parts(view),
-            used_blocks=pictures.blocks_strip(columns),
+            used_blocks=pictures.blocks_chart(columns),
             hit_rate=formatting.NOTHING if hit is None else f"{hit:.1%}",
             memory=pictures.memory_parts(view),
             map=pictures.slot_map(view, lambda slot: _adapter(slot.digest, adapters).text),
@@ -333,7 +333,7 @@ def _facts(view: EngineView, gained: Mapping[str, int]) -> list[tuple[str, str]]
     return [
         ("Serving since", formatting.clock(started)),
         ("Steps", f"{stats.steps:,}"),
-        ("Device waited for steps", _share(stats.step_gap_seconds, stats.step_seconds)),
+        ("Device idle between steps", _share(stats.step_gap_seconds, _step_time(stats))),
         ("Preemptions", _with_recent(stats.preemptions, gained["preemptions"])),
         ("Rejected: predicted wait too long", _with_recent(sum(stats.shed.values()), gained["shed"])),
         ("Adapters loaded", _with_recent(stats.adapter_loads, gained["adapter_loads"])),
@@ -343,6 +343,11 @@ def _facts(view: EngineView, gained: Mapping[str, int]) -> list[tuple[str, str]]
         ("Engine errors", f"{stats.errors:,}"),
         ("Usage events waiting on disk", f"{stats.journal_spooled:,}"),
     ]
+
+
+def _step_time(stats: EngineStats) -> float:
+    """Returns the seconds with work for the device: in steps, and in the gaps between them."""
+    return stats.step_seconds + stats.step_gap_seconds
 
 
 def _keyed(view: EngineView) -> dict[str, Any]:

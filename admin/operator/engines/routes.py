@@ -1,4 +1,6 @@
-"""Serves the routes of the engines section: the live page, the part of it that is refreshed, and the JSON report."""
+"""Serves the routes of the engines section: the live page, the part of it that is refreshed, and the JSON
+report.
+"""
 
 from __future__ import annotations
 

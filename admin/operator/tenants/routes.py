@@ -1,4 +1,4 @@
-"""Serves the routes of tenants: searching them, viewing one, suspending and reinstating it, granting credit."""
+"""Serves the routes of tenants: searching, viewing, suspending and reinstating them, granting credit."""
 
 from __future__ import annotations
 
