@@ -78,7 +78,7 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         assert await page.locator(".codes li").count() == 10
         found += await looked_at(seen, "second-factor-codes")
         await page.reload()  # shown once
-        await page.get_by_role("heading", name="It is on", exact=False).first.wait_for()
+        await page.get_by_role("heading", name="Enabled", exact=False).first.wait_for()
         assert await page.locator(".codes li").count() == 0
         found += await looked_at(seen, "second-factor")
 
@@ -97,7 +97,7 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         await page.fill("#password", OTHER)
         await page.fill("#again", OTHER)
         await page.get_by_role("button", name="Change password").click()
-        await page.get_by_text("Everywhere else you are signed out.").wait_for()
+        await page.get_by_text("You've been signed out on all other devices.").wait_for()
 
         # On to the provider and back, which the content security policy must let pass.
         await page.fill("#confirm", OTHER)

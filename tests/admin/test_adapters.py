@@ -138,7 +138,7 @@ async def test_activate_roll_back_disable_and_enable(site: Site, visitor: httpx.
     assert "serving version 2" in page
     assert "Roll back to version 1?" in page
     await act(visitor, here, f"{here}/rollback")
-    assert "serves version 1" in (await visitor.get(here)).text
+    assert "serving version 1" in (await visitor.get(here)).text
     await act(visitor, here, f"{here}/versions/2/activate")
     assert "serving version 2" in (await visitor.get(here)).text
     await act(visitor, here, f"{here}/disable")

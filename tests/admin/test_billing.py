@@ -78,8 +78,8 @@ async def test_a_month_so_far_is_the_apis_preview(site: Site, visitor: httpx.Asy
     assert empty.status_code == 200
     for words in (
         "No usage in",
-        "No line yet",
-        "No payment provider is set up",
+        "No line items yet",
+        "Card payments aren't available",
         "Available after a full day of usage",
     ):
         assert words in empty.text
@@ -290,7 +290,7 @@ async def test_a_provider_has_a_portal_and_takes_money(
 
 async def test_every_page_tells_that_a_payment_is_overdue(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
-    assert 'class="owing' not in (await visitor.get("/keys")).text
+    assert 'class="overdue' not in (await visitor.get("/keys")).text
     for state, *words, badge in (
         ("grace", "A payment is overdue.", "2031-05-06 07:08", "Payment overdue"),
         ("suspended", "Your account is suspended.", "status 429", "Suspended"),

@@ -74,7 +74,7 @@ async def test_an_owner_sees_what_is_owed_and_bounds_it(
     (heard,) = hooks.heard
     delivery = page.get_by_role("row").filter(has_text="adapter.ready").last
     assert "Delivered" in await delivery.inner_text()
-    await delivery.get_by_text("Body").click()
+    await delivery.get_by_text("Payload").click()
     assert heard.headers["webhook-id"] in await delivery.locator("pre").inner_text()
     endpoint = page.url.removeprefix(seen.console)
 
@@ -100,4 +100,4 @@ async def test_an_owner_sees_what_is_owed_and_bounds_it(
     await viewer.go("/limits")
     assert await viewer.page.locator("#spend").count() == 0
     await viewer.go(f"/invoices/{invoice.id}")
-    await viewer.page.get_by_role("heading", name="Not allowed").wait_for()
+    await viewer.page.get_by_role("heading", name="Access denied").wait_for()

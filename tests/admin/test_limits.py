@@ -52,7 +52,7 @@ async def test_what_is_used_of_each_limit_is_shown(site: Site, visitor: httpx.As
     spend, rate, adapters, storage = rows(page)
     for found, words in (
         (spend, ("$10.00", "$9.00 used", 'value="90"', "near", ">Custom<")),
-        (rate, ("600", "0 used", ">your plan<")),
+        (rate, ("600", "0 used", ">Plan<")),
         (adapters, ("100", "0 used")),
         (storage, ("5.0 GB", "kB used", 'value="1"')),
     ):
@@ -77,8 +77,8 @@ async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.
     await sign_in(visitor)
     for spend, beside in (
         ("much", "Enter an amount in US dollars"),
-        ("501", "at most $500.00, which is your plan"),
-        ("-1", "Write an amount"),
+        ("501", "The maximum is $500.00, your plan"),
+        ("-1", "Enter an amount"),
     ):
         wrong = await act(visitor, "/limits", "/limits/spend", spend=spend)
         assert wrong.status_code == 422
@@ -87,7 +87,7 @@ async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.
     assert await limits_of(site) == []
     done = await act(visitor, "/limits", "/limits/spend", spend="$99.50")
     assert done.headers["location"] == "/console/limits"
-    assert "From now on $99.50 can be spent" in (await visitor.get("/limits")).text
+    assert "Monthly spend limit set to $99.50" in (await visitor.get("/limits")).text
     form = {"for": f"key:{key.id}", "metric": "tokens_per_minute", "model": "sapling:*", "amount": "10,000"}
     done = await act(visitor, "/limits/new", "/limits", **form)
     assert done.headers["location"] == "/console/limits?of=keys"
@@ -96,9 +96,9 @@ async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.
         Limit("key", key.id, "sapling:*", Metric.TOKENS_PER_MINUTE, 10_000),
     ]
     for wrong_fields, field, words in (
-        ({"amount": "1e3"}, "amount", "Write a whole number"),
+        ({"amount": "1e3"}, "amount", "Enter a whole number"),
         ({"amount": str(10**15)}, "amount", "at most 100,000,000,000"),
-        ({"metric": "prepaid_balance"}, "metric", "Choose what is limited"),
+        ({"metric": "prepaid_balance"}, "metric", "Choose a metric"),
         ({"model": "NO/NAME"}, "model", "names no model"),
         ({"for": "key:key_none"}, "for", "key_none"),
         (

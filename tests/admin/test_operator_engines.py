@@ -129,7 +129,7 @@ async def test_an_operator_sees_what_runs_and_where_it_leads(site: Site, visitor
     text = words_of(page.text)
     assert "sapling on cuda:0, fp8" in text
     assert "Batch size 5 of 8 rows; 3 queued" in text
-    assert "Step 12.3 ms p99 45 ms" in text
+    assert "Step time 12.3 ms p99 45 ms" in text
     assert "pirate@1" in text
     assert "Default 3 1.2 s 2.5 s 4 7 0" in text
     assert "Prefix cache hit rate 25.0%" in text
@@ -180,14 +180,14 @@ async def test_an_engine_that_is_gone_starts_drains_or_is_silent_is_shown_as_suc
     assert "Starting" in said["starting"]
     assert "Batch size" not in said["starting"]
     assert "finishing current requests and rejecting new ones" in said["draining"]
-    assert "No process reaches this engine since" in said["gone"]
+    assert "This engine has been unreachable since" in said["gone"]
     assert "Batch size 5 of 8 rows" in said["gone"], "the last that was seen of it"
     site.engines.reports = [report(view=view(time.time() - 9))]
     assert "No update for 9 s" in words_of((await visitor.get("/operator/engines")).text)
     never = report(key="tcp://10.0.0.9:5555", state="gone", info=None, view=None)
     site.engines.reports = [report(), never]
     page = await visitor.get("/operator/engines?engine=tcp://10.0.0.9:5555")
-    assert "It has not been reached yet" in page.text
+    assert "Not reached yet" in page.text
     assert "engine=engine-0" in page.text, "the other is a click away"
     assert "sapling on" in (await visitor.get("/operator/engines?engine=unheard-of")).text
 

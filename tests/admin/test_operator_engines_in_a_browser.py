@@ -137,5 +137,5 @@ async def test_the_pictures_move_while_the_engine_works_and_say_when_it_is_gone(
         process.kill()
         await expect(page.get_by_role("heading", level=1)).to_contain_text("Gone", timeout=15_000)
         await expect(page.locator("#heard")).to_have_text("engine-0: Gone")
-        await expect(page.locator(".problem")).to_contain_text("the last that was seen of it")
+        await expect(page.locator(".problem")).to_contain_text("Showing its last known state")
         assert not opened.complaints

@@ -54,7 +54,7 @@ async def test_an_operators_day(site: Site) -> None:
         await expect(page.locator("#effect")).to_contain_text("$1.444")
         await _picture(seen, "price_new")
         await page.click("text=Publish prices")
-        await expect(page.locator(".told")).to_contain_text("The prices are published")
+        await expect(page.locator(".told")).to_contain_text("Prices published")
 
         await seen.go(f"/operator/tenants/{site.tenant_id}")
         await page.click("text=Open console")

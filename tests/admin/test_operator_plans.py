@@ -173,7 +173,8 @@ async def test_a_change_is_looked_at_before_it_is_made(site: Site, visitor: http
     }
     assert "Changes for 1 tenant" in looked_at.text
     assert await site.account.plans.find("gold") == plan, "looking at it keeps nothing"
-    assert "Nothing would change" in (await look(visitor, here, {"monthly_fee": "0"})).text
+    same = await look(visitor, here, {"monthly_fee": "0"})
+    assert "No changes: the plan already has these values" in same.text
     refused = await look(visitor, here, {"monthly_fee": XSS, "default_credits": XSS})
     assert refused.status_code == 422
     assert 'id="problem-default_credits"' in refused.text
@@ -244,7 +245,7 @@ async def test_another_plan_for_a_tenant_is_looked_at_first(site: Site, visitor:
     looked_at = await visitor.get(f"{here}/plan?plan=gold")
     assert rows(looked_at) == {"Adapters": ("100", "500"), "Available": ("No", "Yes")}
     assert (await site.account.plans.of_tenant(site.tenant_id)).name == "standard"
-    assert "on this plan already" in (await visitor.get(f"{here}/plan?plan=standard")).text
+    assert "is already on this plan" in (await visitor.get(f"{here}/plan?plan=standard")).text
     assert (await visitor.get(f"{here}/plan?plan=none")).status_code == 404
     assert (await visitor.get("/operator/tenants/tnt_none/plan?plan=gold")).status_code == 404
     token = csrf_token(looked_at)
@@ -258,7 +259,7 @@ async def test_who_looks_on_changes_no_plan(site: Site, visitor: httpx.AsyncClie
     for path in (HERE, f"{HERE}/plan_standard"):
         page = await visitor.get(path)
         assert page.status_code == 200
-        assert "New plan" not in page.text
+        assert "Create plan" not in page.text
         assert "/edit" not in page.text
     looked_at = await look(visitor, f"{HERE}/plan_standard", {"max_adapters": "7"})
     assert rows(looked_at) == {"Adapters": ("100", "7")}

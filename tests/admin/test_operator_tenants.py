@@ -119,7 +119,7 @@ async def test_who_looks_on_changes_nothing(site: Site, visitor: httpx.AsyncClie
     await operate(site, visitor, looks_on=True)
     here = f"/operator/tenants/{site.tenant_id}"
     page = (await visitor.get(here)).text
-    assert "Shut out" not in page
+    assert "Suspended" not in page
     assert "Change plan" not in page
     for verb in ("plan", "shut-out", "credit"):
         assert (await post(visitor, here, f"{here}/{verb}", plan="standard")).status_code == 403

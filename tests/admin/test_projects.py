@@ -35,9 +35,9 @@ async def test_a_project_is_made_renamed_and_archived(site: Site, visitor: httpx
     assert (await act(visitor, here, f"{here}/archive")).headers["location"] == "/console/projects"
     listed = (await visitor.get("/projects")).text
     assert here not in listed
-    assert "Helpers is archived" in listed
+    assert "Helpers was archived" in listed
     assert here in (await visitor.get("/projects?show=all")).text
-    assert "nothing of it can be changed" in (await visitor.get(here)).text
+    assert "can't be changed" in (await visitor.get(here)).text
     assert [key async for key in _live_keys(site)] == []
     refused = await act(visitor, "/projects", f"{here}/name", name="Again")
     assert refused.status_code == 409
@@ -108,7 +108,7 @@ async def test_roles_see_and_change_what_they_may(site: Site, visitor: httpx.Asy
     visitor.cookies.clear()
     await as_role(site, visitor, "viewer")
     page = await visitor.get(here)
-    assert "Rename" not in page.text
+    assert "Project name" not in page.text
     assert (await visitor.get("/projects/new")).status_code == 403
     token = csrf_token(page)
     paths = ("/projects", f"{here}/name", f"{here}/archive", f"{here}/members")

@@ -113,7 +113,7 @@ async def test_service_levels_of_a_month(site: Site, visitor: httpx.AsyncClient)
     for wrong in ("2026-13", "9000-01", "'"):
         refused = await visitor.get("/sla", params={"month": wrong})
         assert refused.status_code == 404
-        assert "There is no report of this month" in refused.text
+        assert "There&#39;s no report for this month" in refused.text
     old = await visitor.get("/sla?month=2020-02")
     assert "February 2020" in old.text
     assert "This month is in progress" not in old.text

@@ -27,8 +27,8 @@ async def test_a_program_gets_its_account_and_a_member_is_shut_out(site: Site) -
         await _key_revoked_and_account_deleted(seen, here)
         member = f"/members/{her.user_id}"
         await _shut_out_and_let_in(seen, member)
-        await seen.page.get_by_role("button", name="Shut out", exact=True).first.click()
-        await seen.page.get_by_role("dialog").get_by_role("button", name="Shut out").click()
+        await seen.page.get_by_role("button", name="Suspend", exact=True).first.click()
+        await seen.page.get_by_role("dialog").get_by_role("button", name="Suspend").click()
         found += await _looked_at(seen, member)
         assert not found
         assert not seen.complaints
@@ -63,17 +63,17 @@ async def _key_revoked_and_account_deleted(seen: Visit, here: str) -> None:
     await expect(page.get_by_text("No active keys")).to_be_visible()
     await page.get_by_role("button", name="Delete").click()
     await page.get_by_role("dialog").get_by_role("button", name="Delete service account").click()
-    await expect(page.get_by_text("nightly summaries is deleted")).to_be_visible()
+    await expect(page.get_by_text("nightly summaries was deleted")).to_be_visible()
 
 
 async def _shut_out_and_let_in(seen: Visit, member: str) -> None:
     page = seen.page
     await seen.go(member)
-    await page.get_by_role("button", name="Shut out", exact=True).first.click()
-    await page.get_by_role("dialog").get_by_role("button", name="Shut out").click()
+    await page.get_by_role("button", name="Suspend", exact=True).first.click()
+    await page.get_by_role("dialog").get_by_role("button", name="Suspend").click()
     await expect(page.get_by_role("heading", name="Suspended since")).to_be_visible()
     await page.get_by_role("button", name="Reinstate").click()
-    await expect(page.get_by_text("can sign in again")).to_be_visible()
+    await expect(page.get_by_text("was reinstated")).to_be_visible()
 
 
 async def _looked_at(seen: Visit, *paths: str) -> list[str]:

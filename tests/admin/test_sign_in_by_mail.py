@@ -207,7 +207,7 @@ async def test_an_invitation_is_mailed(site: Site, visitor: httpx.AsyncClient, b
     assert "email them a single-use link" in (await visitor.get("/members/invite")).text
     sent = await act(visitor, "/members/invite", "/members/invite", email="grace@acme.example", role="viewer")
     assert sent.headers["location"] == "/console/members"
-    assert "is on its way to grace@acme.example" in (await visitor.get("/members")).text
+    assert "Invitation sent to grace@acme.example" in (await visitor.get("/members")).text
     ((to, subject, text),) = texts(box)
     assert (to, subject) == ("grace@acme.example", "You're invited to join ours")
     rich = box.mail[0][1].get_body(("html",)).get_content()  # type: ignore[union-attr]
@@ -223,7 +223,7 @@ async def test_a_mail_that_is_refused_leaves_the_link(site: Site, visitor: httpx
     form = "/members/invite"
     made = await act(visitor, form, form, email="nobody@acme.example", role="viewer")
     assert made.status_code == 201
-    assert "The email couldn&#39;t be sent" in made.text
+    assert "The email couldn't be sent" in made.text
     assert f'value="{URL}/console/join#rs_invite_' in made.text
     her = await site.accounts.create(site.tenant_id, "later@acme.example", PASSWORD, role="viewer")
     handed = await act(visitor, "/members", f"/members/{her.user_id}/password")
@@ -247,7 +247,7 @@ async def test_without_mail_an_admin_passes_a_link_on(
         (link,) = re.findall(r'id="link" value="([^"]+)"', made.text)
         # An admin who could make one for an owner would be one.
         assert (await act(admins, "/members", f"/members/{owner.id}/password")).status_code == 403
-        assert "Make a link" not in (await admins.get(f"/members/{owner.id}")).text
+        assert "Create reset link" not in (await admins.get(f"/members/{owner.id}")).text
         far = await site.accounts.create(site.place.tenants[1], "far@birch.example", PASSWORD)
         assert (await act(admins, "/members", f"/members/{far.user_id}/password")).status_code == 404
     assert (await reset(visitor, link)).status_code == 303

@@ -82,21 +82,21 @@ async def test_figures_are_those_of_the_api(site: Site, visitor: httpx.AsyncClie
     assert keys.pop("Total") == cells([sum(one) for one in zip(*expected.values(), charged, strict=True)])
     assert keys == {
         "laptop View": cells(expected[using.laptop]),
-        "robot <i> its page": cells(expected[using.robot]),
+        "robot <i> View": cells(expected[using.robot]),
         "ada@acme.example playground · View": cells(expected[using.person]),
-        "old one revoked · its page": cells(expected[using.revoked]),
+        "old one revoked · View": cells(expected[using.revoked]),
         "Deleted key key_gone": cells(expected["key_gone"]),
         "Adapter storage Not request-based": cells(charged),
     }
     adapters = table(await visitor.get("/usage?group=adapter"))
     expected = await reported(site, using, "adapter")
-    assert adapters["pirate its page"] == cells(expected[using.adapter])
+    assert adapters["pirate View"] == cells(expected[using.adapter])
     assert adapters["Base model"] == cells(expected[""])
     people = table(await visitor.get("/usage?group=user&range=7d"))
     expected = await reported(site, using, "user", 7)
-    assert people["ada@acme.example its page"] == cells(expected[using.person])
+    assert people["ada@acme.example View"] == cells(expected[using.person])
     projects = table(await visitor.get("/usage?group=project"))
-    assert projects["Support <b> its page"] == cells((await reported(site, using, "project"))[using.project])
+    assert projects["Support <b> View"] == cells((await reported(site, using, "project"))[using.project])
     days = table(await visitor.get("/usage"))
     assert next(iter(days)) == f"{using.today:%a}, {using.today:%b} {using.today.day}, {using.today.year}"
     assert sum(int(row[0]) for name, row in days.items() if name != "Total") == int(days["Total"][0])
@@ -109,7 +109,7 @@ async def test_rows_lead_to_less_and_to_their_requests(site: Site, visitor: http
     (flex,) = links(page, "Flex")
     narrower = await visitor.get(f"http://127.0.0.1:8000{flex}")
     assert table(narrower)["Total"] == ["4", "8,000", "0", "1,200", "$0.015000"]
-    assert "Class</span> Flex" in narrower.text
+    assert "Service tier</span> Flex" in narrower.text
     assert 'href="/console/usage?show=requests"' in narrower.text, "the chip takes the filter off"
     behind = next(href for href in links(page, "4") if "tier=flex" in href)
     requests = await visitor.get(f"http://127.0.0.1:8000{behind}")
@@ -120,7 +120,7 @@ async def test_rows_lead_to_less_and_to_their_requests(site: Site, visitor: http
     receipt = await visitor.get(f"http://127.0.0.1:8000{one}")
     assert table(receipt)["Output"] == ["300", "$5.00", "$0.000750"]
     assert table(receipt)["Billed"] == ["2,300", "", "$0.003750"]
-    assert "pays 50 %" in receipt.text
+    assert "costs 50 %" in receipt.text
     assert f'href="/console/keys/{using.robot}"' in receipt.text
     day = await visitor.get(f"/usage?range=days&from={days_ago(using, 0)}&to={days_ago(using, 0)}")
     assert "by" not in table(day)
@@ -141,9 +141,9 @@ async def test_filters_add_up_and_are_kept(site: Site, visitor: httpx.AsyncClien
     assert not re.search(rf'name="key" value="{using.robot}" checked', page.text)
     for name, value in (("range", "7d"), ("group", "key"), ("show", "cost"), ("adapter", using.adapter)):
         assert f'<input type="hidden" name="{name}" value="{value}">' in page.text
-    assert "The file has what passes the filters" in page.text
+    assert "Filters apply" in page.text
     none = await visitor.get("/usage?adapter=none&model=sapling:pirate@1")
-    assert "Nothing is like this" in none.text
+    assert "No results" in none.text
     base = table(await visitor.get("/usage?adapter=none"))
     assert base["Total"][0] == "6"
 
@@ -153,15 +153,15 @@ async def test_what_cannot_be_asked_is_told(site: Site, visitor: httpx.AsyncClie
     await sign_in(visitor)
     for query, words in (
         ("range=days&from=2026-11-31&to=2026-12-01", "Enter a date such as"),
-        ("range=days&from=2026-11-20&to=2026-11-01", "before the first"),
-        ("range=days&from=2020-01-01&to=2026-11-01", "At most 366 days"),
-        ("month=2026-13", "Write the month as"),
-        ("range=ever", "no such stretch"),
-        ("group=sex", "cannot be grouped"),
-        ("show=joy", "no such chart"),
-        ("hour=7", "no hour of one day"),
-        ("model=%00", "cannot be the name"),
-        ("&".join(f"key={number}" for number in range(101)), "At most 100"),
+        ("range=days&from=2026-11-20&to=2026-11-01", "before the start date"),
+        ("range=days&from=2020-01-01&to=2026-11-01", "Choose at most 366 days"),
+        ("month=2026-13", "Enter a month such as"),
+        ("range=ever", "Unknown date range"),
+        ("group=sex", "be grouped by this"),
+        ("show=joy", "Unknown metric"),
+        ("hour=7", "Choose an hour of a single day"),
+        ("model=%00", "Invalid value"),
+        ("&".join(f"key={number}" for number in range(101)), "Choose at most 100"),
     ):
         page = await visitor.get(f"/usage?{query}")
         assert page.status_code == 422, query

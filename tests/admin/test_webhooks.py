@@ -80,7 +80,7 @@ async def test_an_endpoint_is_made_and_its_secret_verifies(
     rotated = await act(visitor, path, f"{path}/rotate", keep_old="yes")
     assert rotated.status_code == 201
     assert secret_of(rotated) != secret
-    assert "the one before too" in (await visitor.get(path)).text
+    assert "Old secret valid until" in (await visitor.get(path)).text
     fields = {"name": "other", "url": hooks.url("/200"), "event:spend.alert": "on"}
     assert (await act(visitor, path, f"{path}/change", **fields)).status_code == 303
     endpoint = await site.billing.webhooks.get(site.tenant_id, endpoint.id)
@@ -117,10 +117,10 @@ async def test_deliveries_are_shown_and_sent_again(
     monkeypatch.setattr("admin.webhooks.page.PAGE", 1)
     await happen(site, "second")
     newest = (await visitor.get(path)).text
-    assert "answered 200" not in newest
+    assert "Status 200" not in newest
     older = re.search(r'href="/console(/webhooks/[^"]+\?after=[^"]+)">Older', newest)
     assert older is not None
-    assert "answered 200" in (await visitor.get(older[1])).text
+    assert "Status 200" in (await visitor.get(older[1])).text
     assert (await visitor.get(f"{path}?after=x")).status_code == 404
 
 
@@ -128,7 +128,7 @@ async def test_a_test_that_fails_says_why(site: Site, visitor: httpx.AsyncClient
     await sign_in(visitor)
     for way, words, status in (
         ("/rude", "does not speak HTTP", 422),
-        ("/500", "It answered 500", 422),
+        ("/500", "The endpoint responded with 500", 422),
     ):
         path = f"/webhooks/{await made(site, hooks.url(way))}"
         answer = await act(visitor, path, f"{path}/test", event_type=EVENT)

@@ -127,14 +127,14 @@ async def upload_in_pieces(seen: Visit, line: SlowLine, files: Path, folder: Pat
     again.page.on("request", lambda one: parts.append(one) if one.url.endswith("/parts") else None)
     await again.go("/adapters/new")
     note = slot(again.page, "weights").locator("[data-note]")
-    await expect(note).to_have_text("Here, and its form is right.")
+    await expect(note).to_have_text("Uploaded and valid")
     assert len(parts) == 1, "what had come is not sent again"
     await slot(again.page, "config").locator("input[type=file]").set_input_files(files / CONFIG)
     await expect(again.page.locator("[data-status]")).to_have_text("All files uploaded.")
     assert not await again.page.locator("#problem-config").is_visible()
     await again.page.fill("#name", NAME)
     assert not await again.serious()
-    await again.page.get_by_role("button", name="Add adapter").click()
+    await again.page.get_by_role("button", name="Create adapter").click()
     return again
 
 
@@ -203,7 +203,7 @@ async def add_a_version(seen: Visit, adapter: str, files: Path) -> None:
     await drop(page, ".drop", files / WEIGHTS, files / CONFIG)
     await page.get_by_text("Options").click()
     await page.get_by_label("Activate as soon as it's ready").uncheck()
-    await page.get_by_role("button", name="Add version").click()
+    await page.get_by_role("button", name="Create version").click()
     activate = page.get_by_role("button", name="Activate version 2")
     await activate.wait_for()
     await activate.click()
