@@ -11,15 +11,13 @@ import structlog
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
 
 from adapters.files.uploads import MAX_PART_BYTES
-from api import health, openapi
+from api import health
+from api.authentication import identify
 from api.cors import Preflights
-from api.deps import RequestLimits, Services, identify
 from api.direct import Direct
-from api.edge import METHODS, AsgiApp, BodyLimit, BodyLimits, Edge
-from api.engine_metrics import EngineCollector
+from api.edge import AsgiApp, BodyLimit, BodyLimits, Edge
 from api.errors import (
     FACES,
     ApiError,
@@ -31,14 +29,18 @@ from api.errors import (
     headers_of,
 )
 from api.idempotency import Idempotency
+from api.methods import Methods
+from api.metrics.engine import EngineCollector
+from api.metrics.quotas import QuotaCollector
 from api.openai import models as model_routes
 from api.openai import routes as openai_routes
 from api.openai.schemas import ChatCompletionRequest, CompletionRequest
+from api.openapi.document import install
 from api.organization import bodies as organization_bodies
 from api.organization import invites as invite_routes
 from api.organization import routes as organization_routes
 from api.pages import known_query
-from api.quota_metrics import QuotaCollector
+from api.services import RequestLimits, Services
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
 from api.v1 import adapters as adapter_routes
 from api.v1 import billing as billing_routes
@@ -120,7 +122,13 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         *notification_bodies.BODIES,
         *billing_routes.BODIES,
     )
-    openapi.install(app, known)
+    app.state.methods = Methods(app)
+    contracts = {
+        operation_id: contract
+        for router in (*OPEN, *PROTECTED)
+        for operation_id, contract in router.contracts.items()
+    }
+    install(app, known, contracts)
     for error_class in FACES:
         app.add_exception_handler(error_class, _show)
     app.add_exception_handler(UnstorableText, _show_unstorable)
@@ -143,7 +151,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
         _show,
     )
     guarded = Idempotency(direct, app, services.idempotency, _show)
-    edge = Edge(guarded, services.metrics, _body_limits(services.limits), services.afterwards)
+    edge = Edge(guarded, services.metrics, _body_limits(services.limits), services.deferred_work)
     edge.openapi = app.openapi  # type: ignore[attr-defined]
     return edge
 
@@ -194,20 +202,8 @@ async def _show_http(request: Request, error: Exception) -> Response:
         shown = InvalidValue("The request cannot be read.")
     response = await _show(request, shown)
     if error.status_code == 405:
-        response.headers["allow"] = ", ".join(_methods_of(request.app, request.url.path))
+        response.headers["allow"] = ", ".join(request.app.state.methods.of(request.url.path))
     return response
-
-
-def _methods_of(app: FastAPI, path: str) -> list[str]:
-    """Those that the path takes, whichever of its routes takes them."""
-    return [
-        method
-        for method in METHODS
-        if any(
-            route.matches({"type": "http", "method": method, "path": path, "headers": []})[0] == Match.FULL
-            for route in app.routes
-        )
-    ]
 
 
 async def _show_validation(request: Request, error: Exception) -> Response:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from starlette.requests import Request
 
 from api.cors import response_headers
 from api.deferred_work import DeferredWork
@@ -82,7 +83,7 @@ class Edge:
         app: what serves the request.
         metrics: where requests are counted.
         limits: of bodies.
-        afterwards: does what is done of a request that has been answered.
+        deferred_work: does what is done of a request that has been answered.
     """
 
     def __init__(
@@ -90,10 +91,10 @@ class Edge:
         app: AsgiApp,
         metrics: ServingMetrics,
         limits: BodyLimits,
-        afterwards: DeferredWork | None = None,
+        deferred_work: DeferredWork | None = None,
     ) -> None:
         self._app = app
-        self._afterwards = afterwards or DeferredWork()
+        self._deferred_work = deferred_work or DeferredWork()
         self._metrics = metrics
         self._limits = limits
         self._log = log.bind()  # once: a logger that is not bound is made anew for every line
@@ -112,7 +113,7 @@ class Edge:
         try:
             await self._serve(scope, headers, receive, exchange)
         finally:
-            self._afterwards.add(
+            self._deferred_work.add(
                 self._account, scope, state, exchange, time.perf_counter() - exchange.started
             )
 
@@ -255,6 +256,15 @@ class _BoundedBody:
         if limit.min_rate:
             left = min(left + self._received / limit.min_rate, limit.timeout)
         return max(0.0, left)
+
+
+def header_of(request: Request, name: bytes, default: str = "") -> str:
+    """Returns a request header's value, the last where it came twice. `name` is in lower case.
+
+    The edge keeps headers in a dict; the framework searches the list of all of them at each look-up.
+    """
+    value: bytes | None = request.scope["state"]["headers"].get(name)
+    return default if value is None else value.decode("latin-1")
 
 
 @types.coroutine

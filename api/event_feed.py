@@ -7,7 +7,7 @@ last. Refuses to know what the objects tell of.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -21,7 +21,7 @@ from api.openai.stream import DONE, PING
 log = structlog.get_logger(__name__)
 
 
-def event_feed(source: AsyncIterator[Sequence[dict[str, Any]]], ping_interval: float) -> StreamingResponse:
+def event_feed(source: AsyncIterator[Sequence[Mapping[str, Any]]], ping_interval: float) -> StreamingResponse:
     """A response of what `source` yields. It must yield now and then, if only nothing."""
     return StreamingResponse(
         _events(source, ping_interval),
@@ -31,7 +31,7 @@ def event_feed(source: AsyncIterator[Sequence[dict[str, Any]]], ping_interval: f
 
 
 async def _events(
-    source: AsyncIterator[Sequence[dict[str, Any]]], ping_interval: float
+    source: AsyncIterator[Sequence[Mapping[str, Any]]], ping_interval: float
 ) -> AsyncIterator[bytes]:
     sent = time.monotonic()
     try:

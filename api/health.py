@@ -5,44 +5,68 @@ the port. /health is /readyz under the name that vLLM gives it, which benchmarks
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import msgspec
 import structlog
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from api.deps import Check, services_of
+from api.openapi.routing import Router, answers, reference
+from api.services import Check, services_of
 
 CHECK_TIMEOUT = 2.0
 """Seconds after which something that does not answer counts as not ready."""
 
-router = APIRouter(tags=["Operations"])
+router = Router(tags=["Operations"])
 log = structlog.get_logger(__name__)
 
 
+class Alive(TypedDict):
+    """The process runs."""
+
+    status: Literal["ok"]
+
+
+class Readiness(TypedDict):
+    """Whether requests can be served."""
+
+    status: Literal["ready", "not ready"]
+    not_ready: list[str]
+    """What is not ready."""
+    checks: dict[str, str]
+    """By what is checked, `ok` or why it is not ready."""
+
+
 _NOT_READY: dict[int | str, dict[str, Any]] = {
-    503: {"description": "Not ready; `not_ready` names why.", "content": {"application/json": {}}}
+    503: {
+        "description": "Not ready; `not_ready` says what is not.",
+        "content": {"application/json": {"schema": reference("Readiness")}},
+    }
 }
 
 
 @router.get("/livez", operation_id="livez", response_model=None)
+@answers(Alive)
 async def livez() -> Response:
-    """The process runs and its event loop turns."""
+    """Answers while the process runs."""
     return Response(b'{"status":"ok"}', media_type="application/json")
 
 
 @router.get("/health", operation_id="health", response_model=None, responses=_NOT_READY)
 @router.get("/readyz", operation_id="readyz", response_model=None, responses=_NOT_READY)
+@answers(Readiness)
 async def readyz(request: Request) -> Response:
-    """200 when everything a request needs is there; else 503 and the names of what is not."""
+    """Answers with 200 when everything that a request needs is there, else with 503 and the names of what is
+    not.
+    """
     services = services_of(request)
     names = list(services.checks)
     reasons = await asyncio.gather(*(_run(name, services.checks[name]) for name in names))
     checks = {"engine": None if services.engine.ready else "not connected to a serving engine"}
     checks |= dict(zip(names, reasons, strict=True))
     not_ready = [name for name, reason in checks.items() if reason is not None]
-    body = {
+    body: Readiness = {
         "status": "not ready" if not_ready else "ready",
         "not_ready": not_ready,
         "checks": {name: reason or "ok" for name, reason in checks.items()},
@@ -59,9 +83,9 @@ async def readyz(request: Request) -> Response:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(request: Request) -> Response:
-    """Prometheus exposition."""
+    """Returns metrics in the Prometheus text format."""
     services = services_of(request)
-    services.afterwards.run()
+    services.deferred_work.run()
     for asked in (services.payments_waiting, services.books, services.restarts):
         if asked is not None:
             await asked.refresh()

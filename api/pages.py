@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Generic, Literal, TypedDict, TypeVar
 
 from fastapi import Depends, Query, Request
 from fastapi.dependencies.models import Dependant
@@ -13,6 +13,21 @@ from api.errors import UnsupportedParameter
 from db.errors import UnknownCursor
 
 MAX_LIMIT = 100
+
+ObjectT = TypeVar("ObjectT", bound=Mapping[str, Any])
+
+
+class Page(TypedDict, Generic[ObjectT]):
+    """A page of a list."""
+
+    object: Literal["list"]
+    data: list[ObjectT]
+    first_id: str | None
+    """The id of the first object of this page; null when it is empty."""
+    last_id: str | None
+    """The id of the last object of this page: `after` of the next page."""
+    has_more: bool
+    """Whether there is another page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +40,13 @@ class PageQuery:
     newest_first: bool
 
 
-Cursor = Annotated[str | None, Query(json_schema_extra={"minLength": 1})]
+Cursor = Annotated[
+    str | None,
+    Query(
+        description="The id of an object in the list: the page continues from it.",
+        json_schema_extra={"minLength": 1},
+    ),
+]
 """The id of an object in the list. Which ones those are the list knows: it refuses all others alike, those of
 the wrong form too.
 """
@@ -33,14 +54,20 @@ the wrong form too.
 
 Month = Annotated[
     str | None,
-    Query(description="As 2026-11.", json_schema_extra={"pattern": "^20[0-9]{2}-(0[1-9]|1[0-2])$"}),
+    Query(
+        description="A month in UTC, such as `2026-11`; the current one when left out.",
+        json_schema_extra={"pattern": "^20[0-9]{2}-(0[1-9]|1[0-2])$"},
+    ),
 ]
+
+
+Order = Annotated[Literal["asc", "desc"], Query(description="`desc`: the newest first.")]
 
 
 def _query(
     after: Cursor = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 20,
-    order: Literal["asc", "desc"] = "desc",
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="The largest number of objects.")] = 20,
+    order: Order = "desc",
 ) -> PageQuery:
     return PageQuery(after, limit, order == "desc")
 
@@ -59,15 +86,15 @@ def position(ids: Sequence[str], after: str | None, field: str = "after") -> int
         raise UnknownCursor(field) from None
 
 
-def page(objects: Sequence[dict[str, Any]], limit: int) -> dict[str, Any]:
-    """A page of at most `limit`; one object more says that there are more."""
-    shown = objects[:limit]
+def page(objects: Sequence[ObjectT], limit: int, has_more: bool | None = None) -> Page[ObjectT]:
+    """A page of at most `limit`. Unless `has_more` is given, one object more says that there are more."""
+    shown = list(objects[:limit])
     return {
         "object": "list",
         "data": shown,
         "first_id": shown[0]["id"] if shown else None,
         "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(objects) > limit,
+        "has_more": len(objects) > limit if has_more is None else has_more,
     }
 
 

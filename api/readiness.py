@@ -1,4 +1,6 @@
-"""Checks behind /readyz that need more than a ping: Redis takes writes, disks have room."""
+"""Checks readiness for /readyz: the schema is one that this release serves, Redis takes writes, disks have
+room, and the engine serves the same base model.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis.asyncio
+import structlog
 from redis.exceptions import ResponseError
 
+from db.errors import DatabaseUnavailable, UnusableDatabase
+from db.schema import assert_fit_to_serve
+from db.session import Database
+from engine.client import EngineClient
 from engine.protocol import EngineStats
 from telemetry.disk import DiskSpace, disk_space, shortage
+
+log = structlog.get_logger(__name__)
 
 _PROBE_KEY = "rootstock:readiness"
 _PROBE_TTL = 60
@@ -54,3 +63,51 @@ class EngineDisk:
         if stats is None or not stats.disk_total_bytes:  # an older engine does not send it
             return None
         return shortage(DiskSpace(stats.disk_free_bytes, stats.disk_total_bytes), self._min_free_bytes)
+
+
+class SchemaVersion:
+    """Checks that this release serves the database's schema: at start and at every probe, since the database
+    may be restored or migrated meanwhile.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._has_passed = False
+        self._reason: str | None = None
+
+    async def check_at_start(self) -> None:
+        """Raises UnusableDatabase. While PostgreSQL is away the process starts: /readyz goes on asking."""
+        try:
+            await assert_fit_to_serve(self._database)
+            self._has_passed = True
+        except DatabaseUnavailable as error:
+            log.warning("the schema is not checked yet", reason=str(error))
+
+    async def check(self) -> str | None:
+        """Returns why not, with both versions; logged when it begins. Raises DatabaseUnavailable before it
+        passed once: afterwards that is for the check of PostgreSQL to say.
+        """
+        before = self._reason
+        try:
+            await assert_fit_to_serve(self._database)
+            self._has_passed, self._reason = True, None
+        except DatabaseUnavailable:
+            if not self._has_passed:
+                raise
+        except UnusableDatabase as error:
+            self._reason = str(error)
+            if self._reason != before:
+                log.error("the database cannot be served from", reason=self._reason)
+        return self._reason
+
+
+class SameBaseModel:
+    """Checks that the engine serves the model whose tokenizer this process has loaded."""
+
+    def __init__(self, engine: EngineClient, base_name: str) -> None:
+        self._engine = engine
+        self._base_name = base_name
+
+    async def check(self) -> None:
+        if self._engine.info is not None and self._engine.info.base != self._base_name:
+            raise ValueError(f"the engine serves {self._engine.info.base}, this process {self._base_name}")

@@ -158,13 +158,14 @@ def _serve(kind: str, order: Order) -> int:
 
         return worker.run()
     from api import main as api
+    from api.assembly import services
     from api.settings import ApiSettings
 
-    api._start_ahead = _no_sandbox  # nobody brings files
+    services._start_sandbox = _no_sandbox  # the run uploads no files
     return api.run(ApiSettings())  # type: ignore[call-arg]
 
 
-async def _no_sandbox(sandbox: Any) -> None: ...
+async def _no_sandbox(opened: Any, sandbox: Any) -> None: ...
 
 
 # Stores -----------------------------------------------------------------------------------------------------

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from billing.models import UsageRecord
-from billing.reports.buckets import USAGE_WIDTHS, check_groups, instant, page_of, width_of
+from billing.reports.buckets import USAGE_WIDTHS, BucketPage, check_groups, instant, page_of, width_of
 from billing.reports.costs import CostReports
 from billing.reports.grouping import COLUMNS, columns_of, filters, named
 from billing.reports.receipts import Receipts
@@ -19,6 +19,30 @@ from billing.reports.slices import UsageSlices
 from billing.reports.usage_exports import UsageExports
 from billing.repository import UsageRepository
 from db.session import Database
+
+
+class UsageResult(TypedDict):
+    """What was used in a bucket by one group. Fields that are not grouped by are null."""
+
+    object: Literal["organization.usage.completions.result"]
+    input_tokens: int
+    output_tokens: int
+    input_cached_tokens: int
+    """Input tokens that were in the prefix cache."""
+    input_uncached_tokens: int
+    input_audio_tokens: int
+    output_audio_tokens: int
+    num_model_requests: int
+    project_id: str | None
+    user_id: str | None
+    api_key_id: str | None
+    model: str | None
+    batch: bool | None
+    service_tier: str | None
+    api_source: str | None
+    adapter_id: NotRequired[str | None]
+    """Only when grouped by it."""
+
 
 GROUP_BYS = (*COLUMNS, "batch", "api_source")
 
@@ -49,7 +73,7 @@ class UsageReports:
         adapter_ids: Sequence[str] | None = None,
         batch: bool | None = None,
         page: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> BucketPage[UsageResult]:
         """A page of buckets with what the tenant used in each; a bucket without usage is there, with no
         results.
 
@@ -92,11 +116,11 @@ class UsageReports:
             return await repository.records(instant(start), instant(end), limit=limit)
 
 
-def _results(rows: Sequence[Any], group_by: Sequence[str]) -> Iterator[tuple[datetime, dict[str, Any]]]:
+def _results(rows: Sequence[Any], group_by: Sequence[str]) -> Iterator[tuple[datetime, UsageResult]]:
     """Each bucket's aggregates. Fields not grouped by are null; the adapter, which is ours, is absent."""
     for row in rows:
         names = named(row, group_by)
-        result = {
+        result: UsageResult = {
             "object": "organization.usage.completions.result",
             "input_tokens": row.prompt_tokens,
             "output_tokens": row.completion_tokens,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from api.restart_metrics import RESTARTS_KEY
+from api.metrics.restarts import RESTARTS_KEY
 
 _RETRY_S = 1.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Literal, TypedDict
 
 from db.session import Database
 from engine.protocol import PriorityClass
@@ -29,9 +29,97 @@ from tenants.errors import TenantNotFound
 from tenants.terms import MILLION, Terms, read
 
 _MONTH = re.compile(r"([0-9]{4})-(0[1-9]|1[0-2])")
-_PERCENTILES = (50, 95, 99)
 
 Shares = list[dict[str, tuple[int, int]]]
+
+
+class Promise(TypedDict):
+    """Shares from 0 to 1."""
+
+    promised: float | None
+    """Null where nothing is promised."""
+    delivered: float | None
+    """Null where nothing was measured."""
+
+
+class FirstTokenReport(TypedDict):
+    """Time to first token."""
+
+    target_ms: int | None
+    in_time: float | None
+    """The share of requests, from 0 to 1, that met the target."""
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+
+
+class OutputRateReport(Promise):
+    """Output tokens per second of a response. Half of the responses are faster than p50, 95 % than p95."""
+
+    tokens_per_second: int | None
+    """The rate that is promised."""
+    p50_tokens_per_second: float | None
+    p95_tokens_per_second: float | None
+    p99_tokens_per_second: float | None
+
+
+class ErrorBudgetReport(TypedDict):
+    """Failed requests."""
+
+    allowed: float
+    spent: float
+    remaining: float
+
+
+class BurnWindow(TypedDict):
+    minutes: int
+    rate: float | None
+    """How fast the error budget is spent: at 1 it lasts exactly until the month ends."""
+
+
+class BurnRates(TypedDict):
+    """How fast the error budget is spent at the moment."""
+
+    windows: list[BurnWindow]
+    alert: str | None
+    """The severity of the alert that this raises, if any."""
+
+
+class SlaClassReport(TypedDict):
+    """Service levels of one service tier."""
+
+    object: Literal["sla.class_report"]
+    service_tier: str
+    requests: int
+    failed: int
+    availability: Promise
+    time_to_first_token: FirstTokenReport
+    output_rate: OutputRateReport
+    error_budget: ErrorBudgetReport | None
+    burn_rates: BurnRates | None
+    """Null for a month that is over."""
+    credit_percent: int
+    """The share of the month's price that is credited."""
+    kept: bool
+    """Whether everything promised was delivered."""
+
+
+class SlaReport(TypedDict):
+    """Service levels of a month."""
+
+    object: Literal["sla.report"]
+    month: str
+    """As `2026-11`, in UTC."""
+    start_time: int
+    """Unix seconds."""
+    end_time: int
+    """Unix seconds, exclusive."""
+    final: bool
+    """Whether the month is over."""
+    plan: str
+    """The plan in force, the latest where it changed."""
+    data: list[SlaClassReport]
+    """One report for each service tier."""
 
 
 LATEST_MINUTES = 60
@@ -61,7 +149,7 @@ class SlaReports:
 
     async def report(
         self, tenant_id: str, month: str | None = None, *, now: datetime | None = None
-    ) -> dict[str, Any]:
+    ) -> SlaReport:
         """The month `YYYY-MM`, in UTC; this one when None. Each part of it is judged by the terms that were
         in force then.
 
@@ -128,7 +216,7 @@ class SlaReports:
         ]
 
 
-def _class_report(tier: PriorityClass, parts: list[Part], shares: Shares | None) -> dict[str, Any]:
+def _class_report(tier: PriorityClass, parts: list[Part], shares: Shares | None) -> SlaClassReport:
     """What is said to be promised are the latest terms."""
     terms, counts = parts[-1][0], Counts()
     for _, theirs in parts:
@@ -145,23 +233,16 @@ def _class_report(tier: PriorityClass, parts: list[Part], shares: Shares | None)
         "time_to_first_token": {
             "target_ms": terms.ttft_target_ms,
             "in_time": _share(delivered_ppm(counts.first_tokens_in_time, counts.first_tokens)),
-            **{
-                f"p{share}_ms": _scaled(
-                    percentile(counts.first_token_histogram, FIRST_TOKEN_EDGES, share / 100), 1000
-                )
-                for share in _PERCENTILES
-            },
+            "p50_ms": _first_token_ms(counts, 50),
+            "p95_ms": _first_token_ms(counts, 95),
+            "p99_ms": _first_token_ms(counts, 99),
         },
         "output_rate": {
             "tokens_per_second": terms.min_output_tokens_per_second,
             **_promise(terms.output_rate_ppm, fast),
-            # Slow ones are what a promise is about: the rate that so many per cent of answers exceed.
-            **{
-                f"p{share}_tokens_per_second": _scaled(
-                    percentile(counts.output_rate_histogram, OUTPUT_RATE_EDGES, 1 - share / 100), 1
-                )
-                for share in _PERCENTILES
-            },
+            "p50_tokens_per_second": _output_rate(counts, 50),
+            "p95_tokens_per_second": _output_rate(counts, 95),
+            "p99_tokens_per_second": _output_rate(counts, 99),
         },
         "error_budget": None
         if budget is None
@@ -172,7 +253,16 @@ def _class_report(tier: PriorityClass, parts: list[Part], shares: Shares | None)
     }
 
 
-def _promise(promised_ppm: int, delivered: int | None) -> dict[str, float | None]:
+def _first_token_ms(counts: Counts, percent: int) -> float | None:
+    return _scaled(percentile(counts.first_token_histogram, FIRST_TOKEN_EDGES, percent / 100), 1000)
+
+
+def _output_rate(counts: Counts, percent: int) -> float | None:
+    """The rate that so many percent of responses exceed: a promise is about the slow ones."""
+    return _scaled(percentile(counts.output_rate_histogram, OUTPUT_RATE_EDGES, 1 - percent / 100), 1)
+
+
+def _promise(promised_ppm: int, delivered: int | None) -> Promise:
     return {"promised": _share(promised_ppm or None), "delivered": _share(delivered)}
 
 
@@ -184,7 +274,7 @@ def _scaled(value: float | None, factor: float) -> float | None:
     return None if value is None else round(value * factor, 3)
 
 
-def _burn_rates(tier: PriorityClass, terms: Terms, shares: Shares) -> dict[str, Any]:
+def _burn_rates(tier: PriorityClass, terms: Terms, shares: Shares) -> BurnRates:
     rates = {
         width: burn_rate(terms, *found.get(tier.value, (0, 0)))
         for width, found in zip(WINDOWS, shares, strict=True)

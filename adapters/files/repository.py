@@ -17,6 +17,7 @@ from adapters.files.errors import StorageLimitReached
 from adapters.files.models import StoredFile, Upload, UploadPart, UploadStatus
 from db.cursors import page_beyond
 from db.repository import TenantRepository
+from tenants.audit.repository import deleted_ids
 from tenants.limits.kinds import Metric
 from tenants.limits.repository import LimitRepository
 
@@ -46,7 +47,14 @@ class FileRepository(TenantRepository):
         listed = self.select_own(StoredFile)
         filters = [_alive(now)] if purpose is None else [_alive(now), StoredFile.purpose == purpose]
         page = await page_beyond(
-            self.session, listed, StoredFile.id, *filters, after=after, limit=limit, newest_first=newest_first
+            self.session,
+            listed,
+            StoredFile.id,
+            *filters,
+            after=after,
+            limit=limit,
+            newest_first=newest_first,
+            deleted=deleted_ids(self.tenant_id, "file.deleted"),
         )
         return list(page.scalars())
 

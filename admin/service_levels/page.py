@@ -9,7 +9,7 @@ from typing import Any
 
 from admin import formatting
 from admin.badge import Badge
-from sla.service import SlaReports
+from sla.service import SlaReport, SlaReports
 
 MONTHS = 12
 _CLASSES = {"priority": "Priority", "default": "Default", "flex": "Flex"}
@@ -74,7 +74,7 @@ class SlaPage:
         classes = [_class(one) for one in report["data"]]
         return SlaMonth(report["month"], report["final"], report["plan"], classes, _months(report["month"]))
 
-    async def report(self, tenant_id: str, month: str | None) -> dict[str, Any]:
+    async def report(self, tenant_id: str, month: str | None) -> SlaReport:
         """As the API has it."""
         return await self._reports.report(tenant_id, month)
 

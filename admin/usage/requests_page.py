@@ -15,7 +15,7 @@ from admin.usage.page import Chip, chips_of
 from admin.usage.query import UsageQuery
 from admin.web.form_errors import FieldError
 from billing.models import UsageRecord
-from billing.reports.receipts import Receipts
+from billing.reports.receipts import ReceiptObject, Receipts
 from billing.reports.slices import Place, UsageSlices
 
 PAGE = 50
@@ -134,17 +134,17 @@ class RequestsPage:
     async def receipt(self, tenant_id: str, request_id: str, may: May) -> Receipt:
         """Raises GenerationNotFound, DatabaseUnavailable."""
         found = await self.document(tenant_id, request_id)
-        adapter = found["adapter"] or {}
+        adapter = found["adapter"]
         of = {
             "project": found["project_id"] or "",
             "user": found["user_id"] or "",
             "key": found["api_key_id"] or "",
-            "adapter": adapter.get("id") or "",
+            "adapter": "" if adapter is None else adapter["id"],
         }
         labels = await self._labels.of(tenant_id, of.items(), may)
         return _receipt(found, {dimension: labels.of(dimension, value) for dimension, value in of.items()})
 
-    async def document(self, tenant_id: str, request_id: str) -> dict[str, Any]:
+    async def document(self, tenant_id: str, request_id: str) -> ReceiptObject:
         """As the API has it."""
         return await self._receipts.of(tenant_id, request_id)
 

@@ -84,9 +84,9 @@ class Answer:
     """One request's generations, from submission to usage. Read it once.
 
     Args:
-        booking: what is asked, and what was reserved for it.
+        reserved: what is asked, and what was reserved for it.
         observation: is told how it was served.
-        afterwards: tells of it once it has ended.
+        deferred_work: tells of it once it has ended.
         chat: an assistant's turn, which begins a text; a completion goes on with one.
         arrived: `time.perf_counter()` of the request's arrival.
         echo: per prompt, what is put before its choices' text.
@@ -94,21 +94,21 @@ class Answer:
 
     def __init__(
         self,
-        booking: RequestReservation,
+        reserved: RequestReservation,
         observation: Observation,
         text: TextCodec,
         metrics: ServingMetrics,
-        afterwards: DeferredWork,
+        deferred_work: DeferredWork,
         arrived: float,
         chat: bool,
         echo: list[str] | None = None,
     ) -> None:
-        self.submission = submission = booking.submission
+        self.submission = submission = reserved.submission
         self.observation = observation
-        self._booking = booking
+        self._reserved = reserved
         self.echo = echo
         self._metrics = metrics
-        self._afterwards = afterwards
+        self._deferred_work = deferred_work
         self._arrived = arrived
         self._first_at = arrived
         self._generations: list[Generation] = []
@@ -150,7 +150,7 @@ class Answer:
             self.abort()
             raise
         finally:
-            self._booking.follow(self._generations)
+            self._reserved.follow(self._generations)
         if self.echo is not None and self.submission.logprobs is not None:
             self._begin_with_prompts(self.echo)
         self._open = set(range(len(self._generations)))
@@ -206,7 +206,7 @@ class Answer:
             await self._news()
         self._raise_error()
         self._give = None
-        self._afterwards.add(self._account, time.perf_counter())
+        self._deferred_work.add(self._account, time.perf_counter())
 
     def go_on(self) -> None:
         """The reader wants more again."""
@@ -246,7 +246,7 @@ class Answer:
         self._first_at = max(self._first_at, time.perf_counter() - generation.held_for)
         if not self._unbegun:
             waited = self._first_at - self._arrived
-            self._afterwards.add(self._metrics.first_token, self.submission.tier, waited)
+            self._deferred_work.add(self._metrics.first_token, self.submission.tier, waited)
             if self._give is None:
                 self._wake()
 

@@ -7,24 +7,92 @@ each service tier that the caller may ask for.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Literal, TypedDict
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
+from adapters.errors import ModelNotFound, ModelNotReady
 from adapters.resolver import ModelCard
-from api.deps import READ_MODELS, Services, authenticate, services_of
-from api.openai.reservation import asked_for
-from api.openai.routes import permitted_model
-from api.openapi import ERROR_RESPONSES
+from api.authentication import READ_MODELS, authenticate
+from api.openai.model_access import permitted_model
+from api.openai.service_tier import requested_tier
+from api.openapi.routing import Router, fails_with
+from api.services import Services, services_of
 from billing.rates import Rate
 from tenants.context import TenantContext
+from tenants.errors import AccountSuspended
 
-router = APIRouter(prefix="/v1", responses=ERROR_RESPONSES, tags=["Models"])
+
+class TierPrices(TypedDict):
+    """Micro-USD per million tokens."""
+
+    input: float
+    cached_input: float
+    """Input tokens that are in the prefix cache."""
+    output: float
+
+
+class Pricing(TypedDict):
+    """Current prices."""
+
+    currency: Literal["USD"]
+    unit: Literal["micro_usd_per_million_tokens"]
+    default_service_tier: str
+    """The tier of requests that ask for none."""
+    service_tiers: dict[str, TierPrices]
+    """By service tier that you can ask for."""
+
+
+class Capabilities(TypedDict):
+    chat_completions: bool
+    completions: bool
+    streaming: bool
+    logprobs: bool
+    tools: bool
+    vision: bool
+    audio: bool
+    structured_outputs: bool
+
+
+class ModelObject(TypedDict):
+    """A model: the base model or an adapter of it."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    """Unix seconds."""
+    owned_by: str
+    base: str
+    """The base model."""
+    adapter_id: str | None
+    """Null for the base model."""
+    version: int | None
+    """The adapter's version that serves."""
+    rank: int | None
+    digest: str | None
+    """The SHA-256 of the packed adapter."""
+    max_model_len: int | None
+    """The context length in tokens, prompt and completion together; null while no engine is connected."""
+    context_window: int | None
+    """The same as `max_model_len`."""
+    max_prompt_tokens: int | None
+    capabilities: Capabilities
+    pricing: Pricing
+
+
+class ModelList(TypedDict):
+    """The models that the key can use."""
+
+    object: Literal["list"]
+    data: list[ModelObject]
+
+
+router = Router(prefix="/v1", tags=["Models"], errors=(AccountSuspended(),))
 
 
 @router.get("/models", operation_id="listModels")
-async def list_models(request: Request) -> dict[str, Any]:
-    """The base model and the tenant's adapters that can be called now."""
+async def list_models(request: Request) -> ModelList:
+    """Lists the base model and those of your adapters that serve."""
     caller = await authenticate(request, READ_MODELS)
     services = services_of(request)
     cards = [card for card in await services.models.list(caller.tenant_id) if caller.may_use(card.id)]
@@ -37,8 +105,9 @@ async def list_models(request: Request) -> dict[str, Any]:
 
 
 @router.get("/models/{model:path}", operation_id="retrieveModel")
-async def retrieve_model(request: Request, model: str) -> dict[str, Any]:
-    """One model: `base`, `base:adapter`, `base:adapter@version` or an adapter's id."""
+@fails_with(ModelNotFound("base:support"), ModelNotReady("base:support", "calibrating"))
+async def retrieve_model(request: Request, model: str) -> ModelObject:
+    """Retrieves a model."""
     caller = await authenticate(request, READ_MODELS)
     services = services_of(request)
     if caller.models:
@@ -51,13 +120,13 @@ router.add_api_route("/models", list_models, methods=["HEAD"], include_in_schema
 router.add_api_route("/models/{model:path}", retrieve_model, methods=["HEAD"], include_in_schema=False)
 
 
-async def _pricing(services: Services, caller: TenantContext, on_adapter: bool) -> dict[str, Any]:
+async def _pricing(services: Services, caller: TenantContext, on_adapter: bool) -> Pricing:
     """What a million tokens cost in each service tier of the caller's plan. Raises DatabaseUnavailable."""
     now = time.time()
     return {
         "currency": "USD",
         "unit": "micro_usd_per_million_tokens",
-        "default_service_tier": asked_for(None, caller).value,
+        "default_service_tier": requested_tier(None, caller).value,
         "service_tiers": {
             tier.value: _tier_prices(await services.prices.rate(terms.price_percent, now, on_adapter))
             for tier, terms in caller.plan.terms.items()
@@ -66,9 +135,12 @@ async def _pricing(services: Services, caller: TenantContext, on_adapter: bool) 
     }
 
 
-def _tier_prices(rate: Rate) -> dict[str, float]:
-    listed = {"input": rate.input, "cached_input": rate.cached_input, "output": rate.output}
-    return {name: _percentage(price, rate.percent) for name, price in listed.items()}
+def _tier_prices(rate: Rate) -> TierPrices:
+    return {
+        "input": _percentage(rate.input, rate.percent),
+        "cached_input": _percentage(rate.cached_input, rate.percent),
+        "output": _percentage(rate.output, rate.percent),
+    }
 
 
 def _percentage(price: int, percent: int) -> float:
@@ -77,7 +149,7 @@ def _percentage(price: int, percent: int) -> float:
     return whole if not fraction else price * percent / 100
 
 
-def _model_object(services: Services, card: ModelCard, pricing: dict[str, Any]) -> dict[str, Any]:
+def _model_object(services: Services, card: ModelCard, pricing: Pricing) -> ModelObject:
     info = services.engine.info
     context_length = None if info is None else info.context_length
     return {

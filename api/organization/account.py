@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, TypedDict
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from api.deps import READ_PROJECTS
-from api.openapi import ERROR_RESPONSES
+from api.authentication import READ_PROJECTS
+from api.openapi.routing import Router
 from api.organization.requests import asking
 from tenants.views import PlanView
 
-router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Organization"])
+
+class TierTerms(TypedDict):
+    """What the plan says of a service tier."""
+
+    allowed: bool
+    """Whether requests can ask for the tier."""
+    price_percent: int
+    """The price in this tier, in percent of the list price."""
+    contracted_tokens_per_minute: int | None
+    """Tokens per minute that the plan guarantees in this tier; null for none."""
+
+
+class PlanObject(TypedDict):
+    """What the organization's plan allows."""
+
+    id: str
+    object: Literal["organization.plan"]
+    name: str
+    max_adapters: int
+    max_file_bytes: int
+    pinned_adapters: int
+    """How many adapters are always kept in memory."""
+    service_tiers: dict[str, TierTerms]
+    """By service tier: `priority`, `default`, `flex`."""
+
+
+class OrganizationObject(TypedDict):
+    """Your organization."""
+
+    id: str
+    object: Literal["organization"]
+    name: str
+    plan: PlanObject
+
+
+router = Router(prefix="/v1/organization", tags=["Organization"])
 
 
 @router.get("", operation_id="retrieveOrganization")
-async def retrieve_organization(request: Request) -> dict[str, Any]:
-    """Whose key this is, and on which plan they are."""
+async def retrieve_organization(request: Request) -> OrganizationObject:
+    """Retrieves the organization that the key belongs to, and its plan."""
     who = await asking(request, READ_PROJECTS)
     return {
         "id": who.tenant_id,
@@ -26,7 +61,7 @@ async def retrieve_organization(request: Request) -> dict[str, Any]:
     }
 
 
-def plan_object(plan: PlanView) -> dict[str, Any]:
+def plan_object(plan: PlanView) -> PlanObject:
     return {
         "id": plan.id,
         "object": "organization.plan",

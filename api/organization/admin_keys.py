@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from api.deps import READ_KEYS, WRITE_KEYS
-from api.openapi import ERROR_RESPONSES, json_body
+from api.authentication import READ_KEYS, WRITE_KEYS
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import CreateAdminKeyRequest, RotateKeyRequest, UpdateAdminKeyRequest
-from api.organization.keys import admin_key_object, changes_of
-from api.organization.objects import deleted
+from api.organization.keys import AdminKeyObject, CreatedAdminKeyObject, admin_key_object, changes_of
+from api.organization.objects import DeletedObject, deleted
 from api.organization.requests import AdminCaller, asking, in_seconds, naming_fields, read_body
 from api.organization.scopes import check_scopes
-from api.pages import Paged, page
-from tenants.errors import KeyNotFound
+from api.pages import Page, Paged, page
+from tenants.errors import KeyNotActive, KeyNotFound, NotHeld
 from tenants.key_terms import KeyTerms
 
-router = APIRouter(prefix="/v1/organization/admin_api_keys", responses=ERROR_RESPONSES, tags=["Keys"])
+router = Router(prefix="/v1/organization/admin_api_keys", tags=["Keys"])
 
 
 @router.post("", operation_id="createAdminKey", openapi_extra=json_body("CreateAdminKeyRequest"))
-async def create_admin_key(request: Request) -> dict[str, Any]:
-    """Make one that may do no more than the key that asks. `value` is in this answer and nowhere else."""
+@fails_with(NotHeld("scopes", ["organization.billing.write"]))
+async def create_admin_key(request: Request) -> CreatedAdminKeyObject:
+    """Creates an API key that manages the organization. It can do no more than the key that creates it. The
+    response is the only one that has the key's `value`.
+    """
     who = await asking(request, WRITE_KEYS)
     body = await read_body(request, CreateAdminKeyRequest)
     check_scopes("admin", body.scopes)
@@ -37,11 +39,12 @@ async def create_admin_key(request: Request) -> dict[str, Any]:
         made = await who.accounts.keys.create(
             who.tenant_id, body.name, who.actor, kind="admin", user_id=who.caller.user_id, terms=terms
         )
-    return await _shown(who, made.id) | {"value": made.plaintext}
+    return {**await _shown(who, made.id), "value": made.plaintext}
 
 
 @router.get("", operation_id="listAdminKeys")
-async def list_admin_keys(request: Request, query: Paged) -> dict[str, Any]:
+async def list_admin_keys(request: Request, query: Paged) -> Page[AdminKeyObject]:
+    """Lists the admin keys that are not revoked."""
     who = await asking(request, READ_KEYS)
     found = await who.accounts.keys.list(
         who.tenant_id,
@@ -54,13 +57,18 @@ async def list_admin_keys(request: Request, query: Paged) -> dict[str, Any]:
 
 
 @router.get("/{key_id}", operation_id="retrieveAdminKey")
-async def retrieve_admin_key(request: Request, key_id: str) -> dict[str, Any]:
+@fails_with(KeyNotFound("key_1"))
+async def retrieve_admin_key(request: Request, key_id: str) -> AdminKeyObject:
+    """Retrieves an admin key."""
     return await _shown(await asking(request, READ_KEYS), key_id)
 
 
 @router.post("/{key_id}", operation_id="updateAdminKey", openapi_extra=json_body("UpdateAdminKeyRequest"))
-async def update_admin_key(request: Request, key_id: str) -> dict[str, Any]:
-    """Change it, in effect within a second."""
+@fails_with(
+    NotHeld("scopes", ["organization.billing.write"]), KeyNotFound("key_1"), KeyNotActive("key_1", "revoked")
+)
+async def update_admin_key(request: Request, key_id: str) -> AdminKeyObject:
+    """Updates an admin key. Changes take effect within a second."""
     who = await asking(request, WRITE_KEYS)
     body = await read_body(request, UpdateAdminKeyRequest)
     changes = changes_of(body)
@@ -71,25 +79,29 @@ async def update_admin_key(request: Request, key_id: str) -> dict[str, Any]:
 
 
 @router.post("/{key_id}/rotate", operation_id="rotateAdminKey", openapi_extra=json_body("RotateKeyRequest"))
-async def rotate_admin_key(request: Request, key_id: str) -> dict[str, Any]:
-    """Make another for the same, with its `value`; the old one works on until its grace ends."""
+@fails_with(
+    NotHeld("scopes", ["organization.billing.write"]), KeyNotFound("key_1"), KeyNotActive("key_1", "revoked")
+)
+async def rotate_admin_key(request: Request, key_id: str) -> CreatedAdminKeyObject:
+    """Creates a key that replaces this one. The old key works until `grace_seconds` have passed."""
     who = await asking(request, WRITE_KEYS)
     body = await read_body(request, RotateKeyRequest)
     made = await who.accounts.keys.rotate(
         who.tenant_id, key_id, who.actor, grace=timedelta(seconds=body.grace_seconds), kind="admin"
     )
-    return await _shown(who, made.id) | {"value": made.plaintext}
+    return {**await _shown(who, made.id), "value": made.plaintext}
 
 
 @router.delete("/{key_id}", operation_id="deleteAdminKey")
-async def delete_admin_key(request: Request, key_id: str) -> dict[str, Any]:
-    """Revoke it: it is refused everywhere within a second."""
+@fails_with(KeyNotFound("key_1"))
+async def delete_admin_key(request: Request, key_id: str) -> DeletedObject:
+    """Revokes an admin key. It is refused within a second."""
     who = await asking(request, WRITE_KEYS)
     await who.accounts.keys.revoke(who.tenant_id, key_id, who.actor, kind="admin")
     return deleted("organization.admin_api_key", key_id)
 
 
-async def _shown(who: AdminCaller, key_id: str) -> dict[str, Any]:
+async def _shown(who: AdminCaller, key_id: str) -> AdminKeyObject:
     found = await who.accounts.keys.get(who.tenant_id, key_id, kind="admin")
     if found[0].revoked_at is not None:
         raise KeyNotFound(key_id)

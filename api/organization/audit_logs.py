@@ -8,25 +8,80 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 
-from api.deps import READ_AUDIT
+from api.authentication import READ_AUDIT
 from api.errors import InvalidValue
-from api.openapi import ERROR_RESPONSES
+from api.openapi.routing import Router
 from api.organization.requests import asking
-from api.pages import Cursor, Paged, page
+from api.pages import Cursor, Page, Paged, page
 from db.errors import UnknownCursor
 from tenants.audit.models import AuditEntry
 from tenants.audit.repository import AuditFilter
 
-router = APIRouter(prefix="/v1/organization/audit_logs", responses=ERROR_RESPONSES, tags=["Audit"])
+router = Router(prefix="/v1/organization/audit_logs", tags=["Audit"])
 
 _MAX_VALUES = 100
 _MAX_SECONDS = 1 << 36
 
 Listed = list[str] | None
+
+
+class AuditTarget(TypedDict):
+    kind: str
+    id: str
+
+
+class AuditProject(TypedDict):
+    id: str
+
+
+class AuditEntryObject(TypedDict):
+    """A change in the organization.
+
+    A field named like `type` has the change as OpenAI's clients read it: the target's `id`, with
+    `changes_requested` or `data`.
+    """
+
+    id: str
+    object: Literal["organization.audit_log"]
+    type: str
+    """What happened, such as `api_key.created`."""
+    effective_at: int
+    """Unix seconds."""
+    actor: dict[str, Any]
+    """Who made the change: an API key, a session, the operator or the service."""
+    project: NotRequired[AuditProject]
+    """The project of the target, where it is in one."""
+    seq: int
+    """The entry's place in the log, from 1, without gaps."""
+    target: AuditTarget
+    """What was changed."""
+    details: dict[str, Any]
+    """What the target was created with or changed to."""
+    request_id: str | None
+    """The `x-request-id` of the request that made the change."""
+    previous: str
+    """The digest of the entry before, in hex."""
+    digest: str
+    """The SHA-256 of this entry and the one before, in hex."""
+
+
+class AuditVerificationObject(TypedDict):
+    """Whether the audit log is complete."""
+
+    object: Literal["organization.audit_log.verification"]
+    intact: bool
+    """Whether every entry is there and unchanged."""
+    first_broken: int | None
+    """The place of the first entry that is missing or changed."""
+    last_seq: int
+    """The place of the last entry; 0 for an empty log."""
+    last_id: str | None
+    digest: str | None
+    """The digest of the last entry. Kept elsewhere, it proves everything up to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +121,8 @@ async def list_audit_logs(
     actor_emails: Annotated[Listed, Query(alias="actor_emails[]")] = None,
     resource_ids: Annotated[Listed, Query(alias="resource_ids[]")] = None,
     project_ids: Annotated[Listed, Query(alias="project_ids[]")] = None,
-) -> dict[str, Any]:
-    """The newest first. Lists are taken with and without the brackets of the stock client."""
+) -> Page[AuditEntryObject]:
+    """Lists changes in the organization, the newest first. Filters can be repeated."""
     who = await asking(request, READ_AUDIT)
     if query.after is not None and before is not None:
         raise InvalidValue("Give either 'after' or 'before'.", "before")
@@ -102,13 +157,13 @@ async def list_audit_logs(
     entries = found[: query.limit]
     if backwards:
         entries.reverse()
-    return page([entry_object(entry) for entry in entries], query.limit) | {"has_more": more}
+    return page([entry_object(entry) for entry in entries], query.limit, more)
 
 
 @router.get("/verification", operation_id="verifyAuditLogs")
-async def verify_audit_logs(request: Request) -> dict[str, Any]:
-    """Whether every entry is there and as it was written. `digest` is that of the last one: kept elsewhere,
-    it proves all that came before.
+async def verify_audit_logs(request: Request) -> AuditVerificationObject:
+    """Checks that every entry of the audit log is there and unchanged. Keep the `digest` elsewhere: it proves
+    everything up to it.
     """
     who = await asking(request, READ_AUDIT)
     newest = await who.accounts.audit.list(who.tenant_id, limit=1)
@@ -123,17 +178,16 @@ async def verify_audit_logs(request: Request) -> dict[str, Any]:
     }
 
 
-def entry_object(entry: AuditEntry) -> dict[str, Any]:
+def entry_object(entry: AuditEntry) -> AuditEntryObject:
     told: dict[str, Any] = {"id": entry.target_id}
     if entry.details:
         told["changes_requested" if entry.type.endswith(".updated") else "data"] = entry.details
-    shown = {
+    shown: AuditEntryObject = {
         "id": entry.id,
         "object": "organization.audit_log",
         "type": entry.type,
         "effective_at": int(entry.at.timestamp()),
         "actor": actor_object(entry.actor),
-        entry.type: told,
         "seq": entry.seq,
         "target": {"kind": entry.target_kind, "id": entry.target_id},
         "details": entry.details,
@@ -143,6 +197,7 @@ def entry_object(entry: AuditEntry) -> dict[str, Any]:
     }
     if entry.project_id is not None:
         shown["project"] = {"id": entry.project_id}
+    shown[entry.type] = told  # type: ignore[literal-required]  # the stock client's field
     return shown
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, UnsetType, field
 
+from api.body_fields import Body, Id, Name
 from api.organization.scopes import SCOPES
+from billing.rates import MICRO_USD_PER_CENT
 from tenants.context import KeyKind
 from tenants.limits.kinds import MAX_AMOUNT, Metric
 from tenants.roles import ROLES
@@ -21,16 +23,6 @@ def _scope_of(kind: KeyKind) -> Meta:
     return Meta(pattern=r"^[a-z0-9_.:-]{1,64}$", extra_json_schema={"enum": sorted(SCOPES[kind])})
 
 
-Id = Annotated[str, Meta(pattern=r"^[!-~]{1,100}$")]
-Name = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=100,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
-        extra_json_schema={"format": "printable"},
-    ),
-]
 Email = Annotated[
     str,
     Meta(
@@ -49,49 +41,44 @@ Models = Annotated[list[_Model], Meta(max_length=256)]
 Networks = Annotated[list[_Network], Meta(max_length=64)]
 Origins = Annotated[list[_Origin], Meta(max_length=32)]
 Amount = Annotated[int, Meta(ge=0, le=2**62)]
-MICRO_USD_PER_CENT = 10_000
 # What services check is said in the document here: their own words for it stand in errors.
 _ROLE = Meta(extra_json_schema={"enum": [*ROLES, "reader"]})
 _ROLE_ID = Meta(extra_json_schema={"enum": [f"role-{role}" for role in ROLES]})
 ProjectRole = Literal["owner", "member"]
 
 
-class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Fields that it does not name are refused."""
-
-
 # Keys -----------------------------------------------------------------------------------------------------
 
 
-class CreateAdminKeyRequest(_Body, frozen=True, kw_only=True):
+class CreateAdminKeyRequest(Body, frozen=True, kw_only=True):
     name: Name
     expires_in_seconds: Seconds | None = None
-    scopes: AdminScopes = []
-    networks: Networks = []
-    origins: Origins = []
+    scopes: AdminScopes = field(default_factory=list)
+    networks: Networks = field(default_factory=list)
+    origins: Origins = field(default_factory=list)
 
 
-class CreateProjectKeyRequest(_Body, frozen=True, kw_only=True):
+class CreateProjectKeyRequest(Body, frozen=True, kw_only=True):
     name: Name
     expires_in_seconds: Seconds | None = None
-    scopes: Scopes = []
-    models: Models = []
-    networks: Networks = []
-    origins: Origins = []
+    scopes: Scopes = field(default_factory=list)
+    models: Models = field(default_factory=list)
+    networks: Networks = field(default_factory=list)
+    origins: Origins = field(default_factory=list)
     user_id: Id | None = None
     """Whose key it is: a member of the project."""
 
 
-class CreateServiceAccountKeyRequest(_Body, frozen=True, kw_only=True):
+class CreateServiceAccountKeyRequest(Body, frozen=True, kw_only=True):
     name: Name | None = None
     expires_in_seconds: Seconds | None = None
-    scopes: Scopes = []
-    models: Models = []
-    networks: Networks = []
-    origins: Origins = []
+    scopes: Scopes = field(default_factory=list)
+    models: Models = field(default_factory=list)
+    networks: Networks = field(default_factory=list)
+    origins: Origins = field(default_factory=list)
 
 
-class UpdateAdminKeyRequest(_Body, frozen=True, kw_only=True):
+class UpdateAdminKeyRequest(Body, frozen=True, kw_only=True):
     name: Name | UnsetType = UNSET
     expires_in_seconds: Seconds | UnsetType | None = UNSET
     """From now; null: it does not expire."""
@@ -105,7 +92,7 @@ class UpdateProjectKeyRequest(UpdateAdminKeyRequest, frozen=True, kw_only=True):
     models: Models | UnsetType = UNSET
 
 
-class RotateKeyRequest(_Body, frozen=True, kw_only=True):
+class RotateKeyRequest(Body, frozen=True, kw_only=True):
     grace_seconds: Annotated[int, Meta(ge=0, le=30 * 86_400)] = 86_400
     """For how long the old key works on."""
 
@@ -113,12 +100,12 @@ class RotateKeyRequest(_Body, frozen=True, kw_only=True):
 # People ---------------------------------------------------------------------------------------------------
 
 
-class InviteProject(_Body, frozen=True, kw_only=True):
+class InviteProject(Body, frozen=True, kw_only=True):
     id: Id
     role: ProjectRole
 
 
-class CreateInviteRequest(_Body, frozen=True, kw_only=True):
+class CreateInviteRequest(Body, frozen=True, kw_only=True):
     email: Email
     role: Annotated[str, _ROLE]
     projects: Annotated[list[InviteProject], Meta(max_length=100)] | None = None
@@ -126,13 +113,13 @@ class CreateInviteRequest(_Body, frozen=True, kw_only=True):
     expires_in_seconds: Annotated[int, Meta(ge=60, le=30 * 86_400)] = 7 * 86_400
 
 
-class AcceptInviteRequest(_Body, frozen=True, kw_only=True):
+class AcceptInviteRequest(Body, frozen=True, kw_only=True):
     token: Annotated[str, Meta(min_length=1, max_length=200)]
     password: Annotated[str, Meta(min_length=10, max_length=1024)]
     name: Name | None = None
 
 
-class UpdateUserRequest(_Body, frozen=True, kw_only=True):
+class UpdateUserRequest(Body, frozen=True, kw_only=True):
     name: Name | None = None
     role: Annotated[str, _ROLE] | None = None
     role_id: Annotated[str, _ROLE_ID] | None = None
@@ -144,42 +131,42 @@ class UpdateUserRequest(_Body, frozen=True, kw_only=True):
 # Projects -------------------------------------------------------------------------------------------------
 
 
-class CreateProjectRequest(_Body, frozen=True, kw_only=True):
+class CreateProjectRequest(Body, frozen=True, kw_only=True):
     name: Name
 
 
-class UpdateProjectRequest(_Body, frozen=True, kw_only=True):
+class UpdateProjectRequest(Body, frozen=True, kw_only=True):
     name: Name
 
 
-class AddProjectUserRequest(_Body, frozen=True, kw_only=True):
+class AddProjectUserRequest(Body, frozen=True, kw_only=True):
     role: ProjectRole
     user_id: Id | None = None
     email: Email | None = None
 
 
-class UpdateProjectUserRequest(_Body, frozen=True, kw_only=True):
+class UpdateProjectUserRequest(Body, frozen=True, kw_only=True):
     role: ProjectRole
 
 
-class CreateServiceAccountRequest(_Body, frozen=True, kw_only=True):
+class CreateServiceAccountRequest(Body, frozen=True, kw_only=True):
     name: Name
     create_service_account_only: bool | None = None
     expires_in_seconds: Seconds | None = None
     """Of its first key."""
 
 
-class UpdateServiceAccountRequest(_Body, frozen=True, kw_only=True):
+class UpdateServiceAccountRequest(Body, frozen=True, kw_only=True):
     name: Name | None = None
     role: ProjectRole | None = None
 
 
-class ModelPermissionsRequest(_Body, frozen=True, kw_only=True):
+class ModelPermissionsRequest(Body, frozen=True, kw_only=True):
     mode: Literal["allow_list", "deny_list"]
     model_ids: Annotated[Models, Meta(min_length=1)]
 
 
-class ServiceTierSettingsRequest(_Body, frozen=True, kw_only=True):
+class ServiceTierSettingsRequest(Body, frozen=True, kw_only=True):
     default: Literal["standard", "fast"] | None = None
     enabled_tiers: Literal["all"] | list[Literal["flex", "fast"]] | None = None
 
@@ -187,13 +174,13 @@ class ServiceTierSettingsRequest(_Body, frozen=True, kw_only=True):
 # Limits ---------------------------------------------------------------------------------------------------
 
 
-class RateLimitRequest(_Body, frozen=True, kw_only=True):
+class RateLimitRequest(Body, frozen=True, kw_only=True):
     max_requests_per_1_minute: Amount | None = None
     max_tokens_per_1_minute: Amount | None = None
     max_requests_per_1_day: Amount | None = None
 
 
-class SetLimitRequest(_Body, frozen=True, kw_only=True):
+class SetLimitRequest(Body, frozen=True, kw_only=True):
     """Of the project or the key that is named, or else of the organisation as a whole."""
 
     metric: Annotated[str, Meta(extra_json_schema={"enum": [*Metric]})]
@@ -204,7 +191,7 @@ class SetLimitRequest(_Body, frozen=True, kw_only=True):
     api_key_id: Id | None = None
 
 
-class SpendLimitRequest(_Body, frozen=True, kw_only=True):
+class SpendLimitRequest(Body, frozen=True, kw_only=True):
     currency: Literal["USD"]
     interval: Literal["month"]
     threshold_amount: Annotated[int, Meta(ge=0, le=MAX_AMOUNT // MICRO_USD_PER_CENT)]

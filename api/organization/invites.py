@@ -6,28 +6,53 @@ No mail is sent: the answer to whoever invites has a token, once, to be passed o
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from api.deps import READ_MEMBERS, WRITE_MEMBERS, address_of
+from api.authentication import READ_MEMBERS, WRITE_MEMBERS, address_of
 from api.errors import InvalidValue
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import AcceptInviteRequest, CreateInviteRequest
-from api.organization.objects import deleted, invite_object
+from api.organization.objects import (
+    AcceptedUserObject,
+    CreatedInviteObject,
+    DeletedObject,
+    InviteObject,
+    deleted,
+    invite_object,
+)
 from api.organization.requests import AdminCaller, accounts_of, asking, naming_fields, read_body
 from api.organization.roles import meant_role, shown_role
-from api.pages import Paged, page
+from api.pages import Page, Paged, page
+from tenants.errors import (
+    InviteAccepted,
+    InviteInvalid,
+    InviteNotFound,
+    NameTaken,
+    NotHeld,
+    OwnersOnly,
+    ProjectArchived,
+    ProjectNotFound,
+)
 from tenants.roles import ProjectRole
 
-router = APIRouter(prefix="/v1/organization/invites", responses=ERROR_RESPONSES, tags=["Users"])
-open_router = APIRouter(prefix=router.prefix, responses=ERROR_RESPONSES, tags=["Users"])
+router = Router(prefix="/v1/organization/invites", tags=["Users"])
+open_router = Router(prefix=router.prefix, tags=["Users"])
 """Needs no API key."""
 
 
 @router.post("", operation_id="createInvite", openapi_extra=json_body("CreateInviteRequest"))
-async def create_invite(request: Request) -> dict[str, Any]:
-    """Invite an address. `token` is in this answer and nowhere else."""
+@fails_with(
+    NotHeld("scopes", ["organization.billing.write"]),
+    OwnersOnly(),
+    ProjectNotFound("proj_1"),
+    ProjectArchived("proj_1"),
+    NameTaken("email", "ada@example.com"),
+)
+async def create_invite(request: Request) -> CreatedInviteObject:
+    """Invites a person to the organization. No mail is sent: pass the `token`, which only this response has,
+    on to them.
+    """
     who = await asking(request, WRITE_MEMBERS)
     body = await read_body(request, CreateInviteRequest)
     role = meant_role(body.role)
@@ -40,11 +65,12 @@ async def create_invite(request: Request) -> dict[str, Any]:
             projects=await _places(who, body),
             life=timedelta(seconds=body.expires_in_seconds),
         )
-    return invite_object(made.invite, datetime.now(UTC)) | {"token": made.token}
+    return {**invite_object(made.invite, datetime.now(UTC)), "token": made.token}
 
 
 @router.get("", operation_id="listInvites")
-async def list_invites(request: Request, query: Paged) -> dict[str, Any]:
+async def list_invites(request: Request, query: Paged) -> Page[InviteObject]:
+    """Lists invitations."""
     who = await asking(request, READ_MEMBERS)
     found = await who.accounts.invites.list(
         who.tenant_id, after=query.after, limit=query.limit + 1, newest_first=query.newest_first
@@ -58,8 +84,9 @@ async def list_invites(request: Request, query: Paged) -> dict[str, Any]:
     operation_id="acceptInvite",
     openapi_extra=json_body("AcceptInviteRequest") | {"security": []},
 )
-async def accept_invite(request: Request) -> dict[str, Any]:
-    """Become a user, with a password of one's own, by the token of an invitation. No key is needed."""
+@fails_with(InviteInvalid(), NameTaken("email", "ada@example.com"))
+async def accept_invite(request: Request) -> AcceptedUserObject:
+    """Accepts an invitation and creates the user. It needs the invitation's token and no API key."""
     body = await read_body(request, AcceptInviteRequest)
     with naming_fields():
         account = await accounts_of(request).invites.accept(
@@ -79,14 +106,17 @@ async def accept_invite(request: Request) -> dict[str, Any]:
 
 
 @router.get("/{invite_id}", operation_id="retrieveInvite")
-async def retrieve_invite(request: Request, invite_id: str) -> dict[str, Any]:
+@fails_with(InviteNotFound("invite_1"))
+async def retrieve_invite(request: Request, invite_id: str) -> InviteObject:
+    """Retrieves an invitation."""
     who = await asking(request, READ_MEMBERS)
     return invite_object(await who.accounts.invites.get(who.tenant_id, invite_id), datetime.now(UTC))
 
 
 @router.delete("/{invite_id}", operation_id="deleteInvite")
-async def delete_invite(request: Request, invite_id: str) -> dict[str, Any]:
-    """Its token is good for nothing any more."""
+@fails_with(InviteNotFound("invite_1"), InviteAccepted("invite_1"))
+async def delete_invite(request: Request, invite_id: str) -> DeletedObject:
+    """Deletes an invitation. Its token can no longer be used."""
     who = await asking(request, WRITE_MEMBERS)
     await who.accounts.invites.delete(who.tenant_id, invite_id, who.actor)
     return deleted("organization.invite", invite_id)

@@ -6,8 +6,7 @@ A key's text stands in the answer that makes it, as `value`, and in no other.
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
-from typing import Any
+from typing import Literal, NotRequired, TypedDict
 
 from msgspec import UNSET
 
@@ -19,12 +18,113 @@ from tenants.key_terms import KEEP, KeyChanges
 from tenants.models import ApiKey, ServiceAccount, User
 
 
-def admin_key_object(shown: ShownKey) -> dict[str, Any]:
+class _KeyFields(TypedDict):
+    id: str
+    name: str
+    redacted_value: str
+    """The beginning of the key, to recognise it by."""
+    created_at: int
+    """Unix seconds."""
+    last_used_at: int | None
+    """Unix seconds; null for a key that was never used."""
+    expires_at: int | None
+    """Unix seconds; null for a key that does not expire."""
+    scopes: list[str]
+    """The scopes that the key is restricted to; empty when it is not restricted."""
+    networks: list[str]
+    """The addresses and networks that the key can be used from; empty for all."""
+    origins: list[str]
+    """The web origins whose pages can use the key."""
+    rotated_at: int | None
+    """Unix seconds; null until the key is rotated."""
+    replaced_by: str | None
+    """The id of the key that replaced it when it was rotated."""
+
+
+class AdminKeyOwner(TypedDict):
+    """The user that an admin key belongs to, or the organization."""
+
+    type: Literal["user", "organization"]
+    object: str
+    id: str
+    name: NotRequired[str]
+    role: NotRequired[str]
+    created_at: NotRequired[int]
+
+
+class AdminKeyObject(_KeyFields):
+    """An API key that manages the organization."""
+
+    object: Literal["organization.admin_api_key"]
+    owner: AdminKeyOwner
+
+
+class CreatedAdminKeyObject(AdminKeyObject):
+    """An admin key with its value."""
+
+    value: str
+    """The key itself. It is shown only once."""
+
+
+class KeyOwnerObject(TypedDict):
+    """A user or a service account that owns a key."""
+
+    id: str
+    name: str
+    email: NotRequired[str]
+    role: str
+    """The owner's role in the project; `none` for a user who is not a member."""
+    created_at: int
+    """Unix seconds."""
+
+
+class ProjectKeyOwner(TypedDict):
+    """Who owns a key of a project; empty for the project itself."""
+
+    type: NotRequired[Literal["user", "service_account"]]
+    user: NotRequired[KeyOwnerObject]
+    service_account: NotRequired[KeyOwnerObject]
+
+
+class ProjectKeyObject(_KeyFields):
+    """An API key that makes requests for a project."""
+
+    object: Literal["organization.project.api_key"]
+    project_id: str | None
+    models: list[str]
+    """The models that the key can use; empty for all."""
+    owner: ProjectKeyOwner
+    owner_project_access: Literal["active", "inactive"]
+    """Whether the owner has access to the project."""
+
+
+class CreatedProjectKeyObject(ProjectKeyObject):
+    """A key of a project with its value."""
+
+    value: str
+    """The key itself. It is shown only once."""
+
+
+class ServiceAccountKeyObject(TypedDict):
+    """A key of a service account with its value."""
+
+    object: Literal["organization.project.service_account.api_key"]
+    id: str
+    name: str
+    created_at: int
+    """Unix seconds."""
+    expires_at: int | None
+    """Unix seconds; null for a key that does not expire."""
+    value: str
+    """The key itself. It is shown only once."""
+
+
+def admin_key_object(shown: ShownKey) -> AdminKeyObject:
     key, user, _ = shown
     return {"object": "organization.admin_api_key", **_common(key), "owner": _admin_owner(key, user)}
 
 
-def project_key_object(shown: ShownKey, roles: dict[str, str]) -> dict[str, Any]:
+def project_key_object(shown: ShownKey, roles: dict[str, str]) -> ProjectKeyObject:
     """`roles`: of users in the key's project, by their ids."""
     key, user, account = shown
     has_access = user is None or (
@@ -40,7 +140,7 @@ def project_key_object(shown: ShownKey, roles: dict[str, str]) -> dict[str, Any]
     }
 
 
-def service_account_key_object(created: CreatedKey) -> dict[str, Any]:
+def service_account_key_object(created: CreatedKey) -> ServiceAccountKeyObject:
     key = created.row
     return {
         "object": "organization.project.service_account.api_key",
@@ -69,12 +169,12 @@ def owners(keys: Collection[ShownKey]) -> set[str]:
     return {user.id for _, user, _ in keys if user is not None}
 
 
-def _common(key: ApiKey) -> dict[str, Any]:
+def _common(key: ApiKey) -> _KeyFields:
     return {
         "id": key.id,
         "name": key.name,
         "redacted_value": f"{key.prefix}...",
-        "created_at": _required(key.created_at),
+        "created_at": unix(key.created_at),
         "last_used_at": unix(key.last_used_at),
         "expires_at": unix(key.expires_at),
         "scopes": sorted(key.scopes),
@@ -85,7 +185,7 @@ def _common(key: ApiKey) -> dict[str, Any]:
     }
 
 
-def _admin_owner(key: ApiKey, user: User | None) -> dict[str, Any]:
+def _admin_owner(key: ApiKey, user: User | None) -> AdminKeyOwner:
     """One that no user has is the organisation's own."""
     if user is None:
         return {"type": "organization", "object": "organization", "id": key.tenant_id}
@@ -99,10 +199,10 @@ def _admin_owner(key: ApiKey, user: User | None) -> dict[str, Any]:
     }
 
 
-def _owner(user: User | None, account: ServiceAccount | None, roles: dict[str, str]) -> dict[str, Any]:
+def _owner(user: User | None, account: ServiceAccount | None, roles: dict[str, str]) -> ProjectKeyOwner:
     """Empty: the project's own."""
     if user is not None:
-        shown_user = {
+        shown_user: KeyOwnerObject = {
             "id": user.id,
             "name": user.name,
             "email": user.email,
@@ -111,7 +211,7 @@ def _owner(user: User | None, account: ServiceAccount | None, roles: dict[str, s
         }
         return {"type": "user", "user": shown_user}
     if account is not None:
-        shown_account = {
+        shown_account: KeyOwnerObject = {
             "id": account.id,
             "name": account.name,
             "role": account.role,
@@ -119,7 +219,3 @@ def _owner(user: User | None, account: ServiceAccount | None, roles: dict[str, s
         }
         return {"type": "service_account", "service_account": shown_account}
     return {}
-
-
-def _required(moment: datetime) -> int:
-    return int(moment.timestamp())

@@ -6,28 +6,56 @@ Owns the ids of limits: what a limit is of, so that setting it again is the same
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Literal, TypedDict
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from api.deps import READ_LIMITS, WRITE_LIMITS, services_of
+from api.authentication import READ_LIMITS, WRITE_LIMITS
 from api.errors import InvalidValue, RouteNotFound
 from api.json_bodies import unix
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import SetLimitRequest
-from api.organization.objects import deleted
+from api.organization.objects import DeletedObject, deleted
 from api.organization.requests import AdminCaller, asking, naming_fields, read_body
-from api.pages import Paged, page, position
-from tenants.errors import QuotaUnavailable
+from api.pages import Page, Paged, page, position
+from api.services import services_of
+from tenants.errors import KeyNotFound, ProjectNotFound, QuotaUnavailable
 from tenants.limits.kinds import Limit, Metric, Scope
 from tenants.quotas.reservation import LimitState
 
-router = APIRouter(prefix="/v1/organization/limits", responses=ERROR_RESPONSES, tags=["Limits"])
+
+class LimitObject(TypedDict):
+    """A limit of the organization, a project or a key, and how much of it is used."""
+
+    id: str
+    object: Literal["organization.limit"]
+    scope: Literal["organization", "project", "key"]
+    project_id: str | None
+    """The project of a project's limit."""
+    api_key_id: str | None
+    """The key of a key's limit."""
+    model: str | None
+    """The model that is limited; null for all models together."""
+    metric: Metric
+    """What is limited. Amounts of spend and balance are micro-USD."""
+    amount: int
+    used: int | None
+    """What is used of it now, or null where that is not known."""
+    held: int | None
+    """What requests that are running may still use."""
+    remaining: int | None
+    resets_at: int | None
+    """Unix seconds when `used` is 0 again, where it ever is."""
+
+
+router = Router(prefix="/v1/organization/limits", tags=["Limits"])
 
 
 @router.get("", operation_id="listLimits")
-async def list_limits(request: Request, query: Paged) -> dict[str, Any]:
-    """Those that were set, and those of the plan that none stands in place of; in the order of their ids."""
+async def list_limits(request: Request, query: Paged) -> Page[LimitObject]:
+    """Lists the limits that are set, and those of the plan that none replaces, with how much of each is
+    used.
+    """
     who = await asking(request, READ_LIMITS)
     found = {limit_id(limit): limit for limit in await who.accounts.limits.effective(who.tenant_id)}
     ids = sorted(found, reverse=query.newest_first)
@@ -35,13 +63,14 @@ async def list_limits(request: Request, query: Paged) -> dict[str, Any]:
     ids = ids[0 if last is None else last + 1 :]
     chosen = ids[: query.limit]
     shown = await shown_limits(request, who, [found[one] for one in chosen])
-    return page(shown, query.limit) | {"has_more": len(ids) > query.limit}
+    return page(shown, query.limit, len(ids) > query.limit)
 
 
 @router.put("", operation_id="setLimit", openapi_extra=json_body("SetLimitRequest"))
-async def set_limit(request: Request) -> dict[str, Any]:
-    """Limit the organisation, a project or a key, in effect within a second. The organisation's own limits
-    can only be lower than its plan's.
+@fails_with(ProjectNotFound("proj_1"), KeyNotFound("key_1"))
+async def set_limit(request: Request) -> LimitObject:
+    """Sets a limit for the organization, a project or a key. It takes effect within a second. The
+    organization's own limits can only be lower than those of its plan.
     """
     who = await asking(request, WRITE_LIMITS)
     body = await read_body(request, SetLimitRequest)
@@ -62,15 +91,18 @@ async def set_limit(request: Request) -> dict[str, Any]:
 
 
 @router.get("/{limit_id}", operation_id="retrieveLimit")
-async def retrieve_limit(request: Request, limit_id: str) -> dict[str, Any]:
+@fails_with(RouteNotFound("there is no limit 'limit_1'"))
+async def retrieve_limit(request: Request, limit_id: str) -> LimitObject:
+    """Retrieves a limit."""
     who = await asking(request, READ_LIMITS)
     limit = await _named(who, limit_id, await who.accounts.limits.effective(who.tenant_id))
     return (await shown_limits(request, who, [limit]))[0]
 
 
 @router.delete("/{limit_id}", operation_id="deleteLimit")
-async def delete_limit(request: Request, limit_id: str) -> dict[str, Any]:
-    """Take a limit away that was set. Where the plan has one, that holds again."""
+@fails_with(RouteNotFound("there is no limit 'limit_1'"))
+async def delete_limit(request: Request, limit_id: str) -> DeletedObject:
+    """Deletes a limit. Where the plan has one, it applies again."""
     who = await asking(request, WRITE_LIMITS)
     limit = await _named(who, limit_id, await who.accounts.limits.list(who.tenant_id))
     await who.accounts.limits.delete(
@@ -85,7 +117,7 @@ def limit_id(limit: Limit) -> str:
     return f"limit_{hashlib.sha256(of.encode()).hexdigest()[:26]}"
 
 
-async def shown_limits(request: Request, who: AdminCaller, limits: list[Limit]) -> list[dict[str, Any]]:
+async def shown_limits(request: Request, who: AdminCaller, limits: list[Limit]) -> list[LimitObject]:
     """With how much of them is taken, as far as that can be looked up just now."""
     try:
         states = await services_of(request).quotas.state(who.tenant_id, limits)
@@ -95,7 +127,7 @@ async def shown_limits(request: Request, who: AdminCaller, limits: list[Limit]) 
     return [limit_object(limit, taken.get(limit_id(limit))) for limit in limits]
 
 
-def limit_object(limit: Limit, state: LimitState | None) -> dict[str, Any]:
+def limit_object(limit: Limit, state: LimitState | None) -> LimitObject:
     """What lies in the database, such as adapters, is counted when something is added to it: it has no
     state.
     """
@@ -106,7 +138,7 @@ def limit_object(limit: Limit, state: LimitState | None) -> dict[str, Any]:
         "project_id": limit.scope_id if limit.scope == "project" else None,
         "api_key_id": limit.scope_id if limit.scope == "key" else None,
         "model": limit.model or None,
-        "metric": limit.metric.value,
+        "metric": limit.metric,
         "amount": limit.amount,
         "used": None if state is None else state.used,
         "held": None if state is None else state.held,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Literal, NotRequired, TypedDict
 
 from api.json_bodies import unix
 from api.organization.roles import shown_role
@@ -15,14 +15,70 @@ from tenants.members.service import Membership
 from tenants.models import Invite, Project, ProjectMember, ServiceAccount, User
 
 
-def deleted(object_name: str, object_id: str) -> dict[str, Any]:
+class DeletedObject(TypedDict):
+    """Says that an object is deleted."""
+
+    id: str
+    object: str
+    """The type of the object, with `.deleted`."""
+    deleted: Literal[True]
+
+
+class RuleDeletedObject(TypedDict):
+    """Says that a setting is deleted."""
+
+    object: str
+    deleted: Literal[True]
+
+
+def deleted(object_name: str, object_id: str) -> DeletedObject:
     return {"id": object_id, "object": f"{object_name}.deleted", "deleted": True}
 
 
 # Projects -------------------------------------------------------------------------------------------------
 
 
-def project_object(project: Project) -> dict[str, Any]:
+class ProjectObject(TypedDict):
+    """A project: a part of the organization with keys, members and limits of its own."""
+
+    id: str
+    object: Literal["organization.project"]
+    name: str
+    created_at: int
+    """Unix seconds."""
+    archived_at: int | None
+    """Unix seconds; null for an active project."""
+    status: Literal["active", "archived"]
+    is_default: bool
+    """Whether it is the organization's default project, which cannot be archived."""
+
+
+class ProjectUserObject(TypedDict):
+    """A member of a project."""
+
+    id: str
+    object: Literal["organization.project.user"]
+    name: str
+    email: str
+    role: str
+    """`owner` or `member`."""
+    added_at: int
+    """Unix seconds."""
+
+
+class ServiceAccountObject(TypedDict):
+    """A program that works in a project, with keys of its own."""
+
+    id: str
+    object: Literal["organization.project.service_account"]
+    name: str
+    role: str
+    """`owner` or `member`."""
+    created_at: int
+    """Unix seconds."""
+
+
+def project_object(project: Project) -> ProjectObject:
     return {
         "id": project.id,
         "object": "organization.project",
@@ -34,7 +90,7 @@ def project_object(project: Project) -> dict[str, Any]:
     }
 
 
-def project_user_object(member: ProjectMember, user: User) -> dict[str, Any]:
+def project_user_object(member: ProjectMember, user: User) -> ProjectUserObject:
     return {
         "id": user.id,
         "object": "organization.project.user",
@@ -45,7 +101,7 @@ def project_user_object(member: ProjectMember, user: User) -> dict[str, Any]:
     }
 
 
-def service_account_object(account: ServiceAccount) -> dict[str, Any]:
+def service_account_object(account: ServiceAccount) -> ServiceAccountObject:
     return {
         "id": account.id,
         "object": "organization.project.service_account",
@@ -58,10 +114,103 @@ def service_account_object(account: ServiceAccount) -> dict[str, Any]:
 # People ---------------------------------------------------------------------------------------------------
 
 
-def user_object(user: User, places: Sequence[Membership] | None = None) -> dict[str, Any]:
+class UserAccount(TypedDict):
+    """A user's sign-in."""
+
+    id: str
+    object: Literal["user"]
+    name: str
+    email: str
+    enabled: bool
+    """Whether the user can sign in and use their keys."""
+    banned: bool
+    """The opposite of `enabled`."""
+    banned_at: int | None
+    """Unix seconds; null for an enabled user."""
+
+
+class UserProject(TypedDict):
+    """A user's place in a project."""
+
+    id: str
+    name: str
+    role: str
+
+
+class UserProjects(TypedDict):
+    object: Literal["list"]
+    data: list[UserProject]
+
+
+class UserObject(TypedDict):
+    """A member of the organization."""
+
+    id: str
+    object: Literal["organization.user"]
+    name: str
+    email: str
+    role: str
+    """`owner`, `admin`, `developer`, `billing` or `reader`."""
+    added_at: int
+    """Unix seconds."""
+    created: int
+    """The same as `added_at`."""
+    is_service_account: Literal[False]
+    user: UserAccount
+    projects: NotRequired[UserProjects]
+    """Where a single user is retrieved: the projects the user is a member of."""
+
+
+class InviteProjectObject(TypedDict):
+    """A project that the invited user will be a member of."""
+
+    id: str
+    role: str
+
+
+class InviteObject(TypedDict):
+    """An invitation to join the organization."""
+
+    id: str
+    object: Literal["organization.invite"]
+    email: str
+    role: str
+    status: Literal["pending", "accepted", "expired"]
+    projects: list[InviteProjectObject]
+    created_at: int
+    """Unix seconds."""
+    expires_at: int
+    """Unix seconds."""
+    accepted_at: int | None
+    """Unix seconds; null until the invitation is accepted."""
+
+
+class CreatedInviteObject(InviteObject):
+    """An invitation with its token."""
+
+    token: str
+    """The token that accepts the invitation. It is shown only once."""
+
+
+class AcceptedOrganization(TypedDict):
+    id: str
+    name: str
+
+
+class AcceptedUserObject(TypedDict):
+    """The user that accepting an invitation made."""
+
+    id: str
+    object: Literal["organization.user"]
+    email: str
+    role: str
+    organization: AcceptedOrganization
+
+
+def user_object(user: User, places: Sequence[Membership] | None = None) -> UserObject:
     """`places`: the user's in projects, where they are shown."""
     enabled = user.disabled_at is None
-    shown: dict[str, Any] = {
+    shown: UserObject = {
         "id": user.id,
         "object": "organization.user",
         "name": user.name,
@@ -81,15 +230,17 @@ def user_object(user: User, places: Sequence[Membership] | None = None) -> dict[
         },
     }
     if places is not None:
-        projects = [
+        projects: list[UserProject] = [
             {"id": project.id, "name": project.name, "role": member.role} for member, project in places
         ]
         shown["projects"] = {"object": "list", "data": projects}
     return shown
 
 
-def invite_object(invite: Invite, now: datetime) -> dict[str, Any]:
-    status = "accepted" if invite.accepted_at is not None else "pending"
+def invite_object(invite: Invite, now: datetime) -> InviteObject:
+    status: Literal["pending", "accepted", "expired"] = (
+        "accepted" if invite.accepted_at is not None else "pending"
+    )
     if status == "pending" and invite.expires_at <= now:
         status = "expired"
     return {

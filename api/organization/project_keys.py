@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from api.deps import READ_KEYS, WRITE_KEYS
-from api.openapi import ERROR_RESPONSES, json_body
+from api.authentication import READ_KEYS, WRITE_KEYS
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import CreateProjectKeyRequest, RotateKeyRequest, UpdateProjectKeyRequest
-from api.organization.keys import changes_of, owners, project_key_object
-from api.organization.objects import deleted
+from api.organization.keys import (
+    CreatedProjectKeyObject,
+    ProjectKeyObject,
+    changes_of,
+    owners,
+    project_key_object,
+)
+from api.organization.objects import DeletedObject, deleted
 from api.organization.requests import AdminCaller, asking, in_seconds, naming_fields, read_body
 from api.organization.scopes import check_scopes
-from api.pages import Paged, page
-from tenants.errors import KeyNotFound
+from api.pages import Page, Paged, page
+from tenants.errors import KeyNotActive, KeyNotFound, NotHeld, ProjectArchived, ProjectNotFound, UserNotFound
 from tenants.key_service import ShownKey
 from tenants.key_terms import KeyTerms
 
-router = APIRouter(
-    prefix="/v1/organization/projects/{project_id}/api_keys", responses=ERROR_RESPONSES, tags=["Keys"]
-)
+router = Router(prefix="/v1/organization/projects/{project_id}/api_keys", tags=["Keys"])
 
 
 @router.post("", operation_id="createProjectKey", openapi_extra=json_body("CreateProjectKeyRequest"))
-async def create_project_key(request: Request, project_id: str) -> dict[str, Any]:
-    """Make one. `value` is in this answer and nowhere else."""
+@fails_with(
+    NotHeld("scopes", ["organization.billing.write"]),
+    ProjectNotFound("proj_1"),
+    UserNotFound("user_1"),
+    ProjectArchived("proj_1"),
+)
+async def create_project_key(request: Request, project_id: str) -> CreatedProjectKeyObject:
+    """Creates an API key that makes requests for the project. The response is the only one that has the key's
+    `value`.
+    """
     who = await asking(request, WRITE_KEYS)
     body = await read_body(request, CreateProjectKeyRequest)
     check_scopes("inference", body.scopes)
@@ -43,18 +55,19 @@ async def create_project_key(request: Request, project_id: str) -> dict[str, Any
         made = await who.accounts.keys.create(
             who.tenant_id, body.name, who.actor, project_id=project_id, user_id=body.user_id, terms=terms
         )
-    return await _shown(who, project_id, made.id) | {"value": made.plaintext}
+    return {**await _shown(who, project_id, made.id), "value": made.plaintext}
 
 
 @router.get("", operation_id="listProjectKeys")
+@fails_with(ProjectNotFound("proj_1"))
 async def list_project_keys(
     request: Request,
     query: Paged,
     project_id: str,
     owner_project_access: Literal["active", "inactive", "any"] = "any",
-) -> dict[str, Any]:
-    """The project's keys that are not revoked. A page may be shorter than `limit`: with
-    `owner_project_access`, keys of owners who have, or have not, a place in the project.
+) -> Page[ProjectKeyObject]:
+    """Lists the project's keys that are not revoked. With `owner_project_access` a page can be shorter than
+    `limit`.
     """
     who = await asking(request, READ_KEYS)
     await who.accounts.projects.get(who.tenant_id, project_id)
@@ -74,15 +87,20 @@ async def list_project_keys(
 
 
 @router.get("/{api_key_id}", operation_id="retrieveProjectKey")
-async def retrieve_project_key(request: Request, project_id: str, api_key_id: str) -> dict[str, Any]:
+@fails_with(KeyNotFound("key_1"))
+async def retrieve_project_key(request: Request, project_id: str, api_key_id: str) -> ProjectKeyObject:
+    """Retrieves a key of the project."""
     return await _shown(await asking(request, READ_KEYS), project_id, api_key_id)
 
 
 @router.post(
     "/{api_key_id}", operation_id="updateProjectKey", openapi_extra=json_body("UpdateProjectKeyRequest")
 )
-async def update_project_key(request: Request, project_id: str, api_key_id: str) -> dict[str, Any]:
-    """Change it, in effect within a second."""
+@fails_with(
+    NotHeld("scopes", ["organization.billing.write"]), KeyNotFound("key_1"), KeyNotActive("key_1", "revoked")
+)
+async def update_project_key(request: Request, project_id: str, api_key_id: str) -> ProjectKeyObject:
+    """Updates a key of the project. Changes take effect within a second."""
     who = await asking(request, WRITE_KEYS)
     changes = changes_of(await read_body(request, UpdateProjectKeyRequest))
     check_scopes("inference", changes.scopes or ())
@@ -96,8 +114,11 @@ async def update_project_key(request: Request, project_id: str, api_key_id: str)
 @router.post(
     "/{api_key_id}/rotate", operation_id="rotateProjectKey", openapi_extra=json_body("RotateKeyRequest")
 )
-async def rotate_project_key(request: Request, project_id: str, api_key_id: str) -> dict[str, Any]:
-    """Make another for the same, with its `value`; the old one works on until its grace ends."""
+@fails_with(
+    NotHeld("scopes", ["organization.billing.write"]), KeyNotFound("key_1"), KeyNotActive("key_1", "revoked")
+)
+async def rotate_project_key(request: Request, project_id: str, api_key_id: str) -> CreatedProjectKeyObject:
+    """Creates a key that replaces this one. The old key works until `grace_seconds` have passed."""
     who = await asking(request, WRITE_KEYS)
     body = await read_body(request, RotateKeyRequest)
     made = await who.accounts.keys.rotate(
@@ -108,12 +129,13 @@ async def rotate_project_key(request: Request, project_id: str, api_key_id: str)
         kind="inference",
         project_id=project_id,
     )
-    return await _shown(who, project_id, made.id) | {"value": made.plaintext}
+    return {**await _shown(who, project_id, made.id), "value": made.plaintext}
 
 
 @router.delete("/{api_key_id}", operation_id="deleteProjectKey")
-async def delete_project_key(request: Request, project_id: str, api_key_id: str) -> dict[str, Any]:
-    """Revoke it: it is refused everywhere within a second."""
+@fails_with(KeyNotFound("key_1"))
+async def delete_project_key(request: Request, project_id: str, api_key_id: str) -> DeletedObject:
+    """Revokes a key of the project. It is refused within a second."""
     who = await asking(request, WRITE_KEYS)
     await who.accounts.keys.revoke(
         who.tenant_id, api_key_id, who.actor, kind="inference", project_id=project_id
@@ -121,7 +143,7 @@ async def delete_project_key(request: Request, project_id: str, api_key_id: str)
     return deleted("organization.project.api_key", api_key_id)
 
 
-async def _shown(who: AdminCaller, project_id: str, key_id: str) -> dict[str, Any]:
+async def _shown(who: AdminCaller, project_id: str, key_id: str) -> ProjectKeyObject:
     found = await who.accounts.keys.get(who.tenant_id, key_id, kind="inference")
     if found[0].project_id != project_id or found[0].revoked_at is not None:
         raise KeyNotFound(key_id)

@@ -6,30 +6,54 @@ Owns the stock client's words for classes of service: its `fast` is our priority
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, TypedDict
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from api.deps import READ_PROJECTS, WRITE_PROJECTS
+from api.authentication import READ_PROJECTS, WRITE_PROJECTS
 from api.errors import RouteNotFound
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import ModelPermissionsRequest, ServiceTierSettingsRequest
+from api.organization.objects import RuleDeletedObject
 from api.organization.requests import asking, naming_fields, read_body
 from engine.protocol import PriorityClass
+from tenants.errors import ProjectArchived, ProjectNotFound
 from tenants.key_terms import KEEP
 from tenants.models import Project
 from tenants.views import PlanView
 
-router = APIRouter(
-    prefix="/v1/organization/projects/{project_id}", responses=ERROR_RESPONSES, tags=["Projects"]
-)
+
+class ModelPermissionsObject(TypedDict):
+    """Which models the keys of a project can use."""
+
+    object: Literal["project.model_permissions"]
+    mode: Literal["allow_list", "deny_list"]
+    model_ids: list[str]
+
+
+class ServiceTierSettingsObject(TypedDict):
+    """Which service tiers the keys of a project can ask for."""
+
+    object: Literal["project.service_tier_settings"]
+    default: Literal["standard", "fast"]
+    """The tier of requests that ask for none: `standard` is `default`, `fast` is `priority`."""
+    enabled_tiers: Literal["all"] | list[str]
+    """`all`, or some of `flex` and `fast`."""
+
+
+router = Router(prefix="/v1/organization/projects/{project_id}", tags=["Projects"])
 
 _TIERS = {"flex": PriorityClass.FLEX, "fast": PriorityClass.PRIORITY}
 _DEFAULTS = {"standard": PriorityClass.DEFAULT, "fast": PriorityClass.PRIORITY}
 
 
 @router.get("/model_permissions", operation_id="retrieveModelPermissions")
-async def retrieve_model_permissions(request: Request, project_id: str) -> dict[str, Any]:
+@fails_with(
+    ProjectNotFound("proj_1"),
+    RouteNotFound("The project has no model permissions: its keys may ask for every model."),
+)
+async def retrieve_model_permissions(request: Request, project_id: str) -> ModelPermissionsObject:
+    """Retrieves which models the project's keys can use."""
     who = await asking(request, READ_PROJECTS)
     return _permissions(await who.accounts.projects.get(who.tenant_id, project_id))
 
@@ -39,9 +63,10 @@ async def retrieve_model_permissions(request: Request, project_id: str) -> dict[
     operation_id="updateModelPermissions",
     openapi_extra=json_body("ModelPermissionsRequest"),
 )
-async def update_model_permissions(request: Request, project_id: str) -> dict[str, Any]:
-    """Let the project's keys ask for these models alone, or for all but these, each within its own list. In
-    effect within a second.
+@fails_with(ProjectNotFound("proj_1"), ProjectArchived("proj_1"))
+async def update_model_permissions(request: Request, project_id: str) -> ModelPermissionsObject:
+    """Restricts the project's keys to some models, or to all but some. Keys with a list of models are
+    restricted to both. The change takes effect within a second.
     """
     who = await asking(request, WRITE_PROJECTS)
     body = await read_body(request, ModelPermissionsRequest)
@@ -53,8 +78,13 @@ async def update_model_permissions(request: Request, project_id: str) -> dict[st
 
 
 @router.delete("/model_permissions", operation_id="deleteModelPermissions")
-async def delete_model_permissions(request: Request, project_id: str) -> dict[str, Any]:
-    """Let the project's keys ask for every model of the organisation again."""
+@fails_with(
+    ProjectNotFound("proj_1"),
+    RouteNotFound("The project has no model permissions: its keys may ask for every model."),
+    ProjectArchived("proj_1"),
+)
+async def delete_model_permissions(request: Request, project_id: str) -> RuleDeletedObject:
+    """Lets the project's keys use every model of the organization again."""
     who = await asking(request, WRITE_PROJECTS)
     _permissions(await who.accounts.projects.get(who.tenant_id, project_id))
     await who.accounts.projects.set_models(who.tenant_id, project_id, (), who.actor)
@@ -62,7 +92,9 @@ async def delete_model_permissions(request: Request, project_id: str) -> dict[st
 
 
 @router.get("/service_tier_settings", operation_id="retrieveServiceTierSettings")
-async def retrieve_service_tier_settings(request: Request, project_id: str) -> dict[str, Any]:
+@fails_with(ProjectNotFound("proj_1"))
+async def retrieve_service_tier_settings(request: Request, project_id: str) -> ServiceTierSettingsObject:
+    """Retrieves which service tiers the project's keys can ask for."""
     who = await asking(request, READ_PROJECTS)
     return _settings(await who.accounts.projects.get(who.tenant_id, project_id), who.caller.plan)
 
@@ -72,9 +104,10 @@ async def retrieve_service_tier_settings(request: Request, project_id: str) -> d
     operation_id="updateServiceTierSettings",
     openapi_extra=json_body("ServiceTierSettingsRequest"),
 )
-async def update_service_tier_settings(request: Request, project_id: str) -> dict[str, Any]:
-    """Which of the plan's classes of service the project's keys may ask for, and what `auto` means. In effect
-    within a second.
+@fails_with(ProjectNotFound("proj_1"), ProjectArchived("proj_1"))
+async def update_service_tier_settings(request: Request, project_id: str) -> ServiceTierSettingsObject:
+    """Sets which of the plan's service tiers the project's keys can ask for, and which one `auto` means. The
+    change takes effect within a second.
     """
     who = await asking(request, WRITE_PROJECTS)
     body = await read_body(request, ServiceTierSettingsRequest)
@@ -89,7 +122,7 @@ async def update_service_tier_settings(request: Request, project_id: str) -> dic
     return _settings(project, who.caller.plan)
 
 
-def _permissions(project: Project) -> dict[str, Any]:
+def _permissions(project: Project) -> ModelPermissionsObject:
     """Raises RouteNotFound where there is no such rule."""
     if not project.models:
         raise RouteNotFound("The project has no model permissions: its keys may ask for every model.")
@@ -100,7 +133,7 @@ def _permissions(project: Project) -> dict[str, Any]:
     }
 
 
-def _settings(project: Project, plan: PlanView) -> dict[str, Any]:
+def _settings(project: Project, plan: PlanView) -> ServiceTierSettingsObject:
     """`default` is what requests that ask for nothing get, which the plan and the project both allow."""
     enabled = project.service_tiers
     priority = plan.terms[PriorityClass.PRIORITY].allowed and (

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from fastapi import Request
 
-from fastapi import APIRouter, Request
-
-from api.deps import READ_MEMBERS, WRITE_MEMBERS
+from api.authentication import READ_MEMBERS, WRITE_MEMBERS
 from api.errors import InvalidValue
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import AddProjectUserRequest, UpdateProjectUserRequest
-from api.organization.objects import deleted, project_user_object
+from api.organization.objects import DeletedObject, ProjectUserObject, deleted, project_user_object
 from api.organization.requests import AdminCaller, asking, read_body
-from api.pages import Paged, page
-from tenants.errors import UserNotFound
+from api.pages import Page, Paged, page
+from tenants.errors import ProjectArchived, ProjectNotFound, UserNotFound
 
-router = APIRouter(
-    prefix="/v1/organization/projects/{project_id}/users", responses=ERROR_RESPONSES, tags=["Projects"]
-)
+router = Router(prefix="/v1/organization/projects/{project_id}/users", tags=["Projects"])
 
 
 @router.post("", operation_id="addProjectUser", openapi_extra=json_body("AddProjectUserRequest"))
-async def add_project_user(request: Request, project_id: str) -> dict[str, Any]:
-    """Put a user of the organisation, named by `user_id` or `email`, into the project."""
+@fails_with(ProjectNotFound("proj_1"), UserNotFound("user_1"), ProjectArchived("proj_1"))
+async def add_project_user(request: Request, project_id: str) -> ProjectUserObject:
+    """Adds a user of the organization, given by `user_id` or `email`, to the project."""
     who = await asking(request, WRITE_MEMBERS)
     body = await read_body(request, AddProjectUserRequest)
     await who.accounts.projects.get(who.tenant_id, project_id)
@@ -34,7 +31,9 @@ async def add_project_user(request: Request, project_id: str) -> dict[str, Any]:
 
 
 @router.get("", operation_id="listProjectUsers")
-async def list_project_users(request: Request, query: Paged, project_id: str) -> dict[str, Any]:
+@fails_with(ProjectNotFound("proj_1"))
+async def list_project_users(request: Request, query: Paged, project_id: str) -> Page[ProjectUserObject]:
+    """Lists the members of the project."""
     who = await asking(request, READ_MEMBERS)
     found = await who.accounts.members.project_members(
         who.tenant_id,
@@ -47,7 +46,9 @@ async def list_project_users(request: Request, query: Paged, project_id: str) ->
 
 
 @router.get("/{user_id}", operation_id="retrieveProjectUser")
-async def retrieve_project_user(request: Request, project_id: str, user_id: str) -> dict[str, Any]:
+@fails_with(UserNotFound("user_1"))
+async def retrieve_project_user(request: Request, project_id: str, user_id: str) -> ProjectUserObject:
+    """Retrieves a member of the project."""
     who = await asking(request, READ_MEMBERS)
     member = await who.accounts.members.project_member(who.tenant_id, project_id, user_id)
     return project_user_object(*member)
@@ -56,7 +57,9 @@ async def retrieve_project_user(request: Request, project_id: str, user_id: str)
 @router.post(
     "/{user_id}", operation_id="updateProjectUser", openapi_extra=json_body("UpdateProjectUserRequest")
 )
-async def update_project_user(request: Request, project_id: str, user_id: str) -> dict[str, Any]:
+@fails_with(ProjectNotFound("proj_1"), UserNotFound("user_1"), ProjectArchived("proj_1"))
+async def update_project_user(request: Request, project_id: str, user_id: str) -> ProjectUserObject:
+    """Changes a member's role in the project."""
     who = await asking(request, WRITE_MEMBERS)
     body = await read_body(request, UpdateProjectUserRequest)
     member = await who.accounts.members.update_in_project(
@@ -66,8 +69,9 @@ async def update_project_user(request: Request, project_id: str, user_id: str) -
 
 
 @router.delete("/{user_id}", operation_id="deleteProjectUser")
-async def delete_project_user(request: Request, project_id: str, user_id: str) -> dict[str, Any]:
-    """Take the user out of the project; the keys they have in it are refused within a second."""
+@fails_with(UserNotFound("user_1"))
+async def delete_project_user(request: Request, project_id: str, user_id: str) -> DeletedObject:
+    """Removes a user from the project. The user's keys of the project are refused within a second."""
     who = await asking(request, WRITE_MEMBERS)
     await who.accounts.members.remove_from_project(who.tenant_id, project_id, user_id, who.actor)
     return deleted("organization.project.user", user_id)

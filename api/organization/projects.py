@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from fastapi import Request
 
-from fastapi import APIRouter, Request
-
-from api.deps import READ_PROJECTS, WRITE_PROJECTS
-from api.openapi import ERROR_RESPONSES, json_body
+from api.authentication import READ_PROJECTS, WRITE_PROJECTS
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import CreateProjectRequest, UpdateProjectRequest
-from api.organization.objects import project_object
+from api.organization.objects import ProjectObject, project_object
 from api.organization.requests import asking, naming_fields, read_body
-from api.pages import Paged, page
+from api.pages import Page, Paged, page
+from tenants.errors import DefaultProjectKept, NameTaken, ProjectArchived, ProjectNotFound
 
-router = APIRouter(prefix="/v1/organization/projects", responses=ERROR_RESPONSES, tags=["Projects"])
+router = Router(prefix="/v1/organization/projects", tags=["Projects"])
 
 
 @router.post("", operation_id="createProject", openapi_extra=json_body("CreateProjectRequest"))
-async def create_project(request: Request) -> dict[str, Any]:
+@fails_with(NameTaken("project name", "staging"))
+async def create_project(request: Request) -> ProjectObject:
+    """Creates a project."""
     who = await asking(request, WRITE_PROJECTS)
     body = await read_body(request, CreateProjectRequest)
     with naming_fields():
@@ -25,7 +26,10 @@ async def create_project(request: Request) -> dict[str, Any]:
 
 
 @router.get("", operation_id="listProjects")
-async def list_projects(request: Request, query: Paged, include_archived: bool = False) -> dict[str, Any]:
+async def list_projects(
+    request: Request, query: Paged, include_archived: bool = False
+) -> Page[ProjectObject]:
+    """Lists projects."""
     who = await asking(request, READ_PROJECTS)
     found = await who.accounts.projects.list(
         who.tenant_id,
@@ -38,14 +42,17 @@ async def list_projects(request: Request, query: Paged, include_archived: bool =
 
 
 @router.get("/{project_id}", operation_id="retrieveProject")
-async def retrieve_project(request: Request, project_id: str) -> dict[str, Any]:
+@fails_with(ProjectNotFound("proj_1"))
+async def retrieve_project(request: Request, project_id: str) -> ProjectObject:
+    """Retrieves a project."""
     who = await asking(request, READ_PROJECTS)
     return project_object(await who.accounts.projects.get(who.tenant_id, project_id))
 
 
 @router.post("/{project_id}", operation_id="updateProject", openapi_extra=json_body("UpdateProjectRequest"))
-async def update_project(request: Request, project_id: str) -> dict[str, Any]:
-    """Rename it."""
+@fails_with(ProjectNotFound("proj_1"), NameTaken("project name", "staging"), ProjectArchived("proj_1"))
+async def update_project(request: Request, project_id: str) -> ProjectObject:
+    """Renames a project."""
     who = await asking(request, WRITE_PROJECTS)
     body = await read_body(request, UpdateProjectRequest)
     with naming_fields():
@@ -54,7 +61,8 @@ async def update_project(request: Request, project_id: str) -> dict[str, Any]:
 
 
 @router.post("/{project_id}/archive", operation_id="archiveProject")
-async def archive_project(request: Request, project_id: str) -> dict[str, Any]:
-    """End it for good: its keys are refused within a second."""
+@fails_with(ProjectNotFound("proj_1"), DefaultProjectKept("proj_1"))
+async def archive_project(request: Request, project_id: str) -> ProjectObject:
+    """Archives a project for good. Its keys are refused within a second."""
     who = await asking(request, WRITE_PROJECTS)
     return project_object(await who.accounts.projects.archive(who.tenant_id, project_id, who.actor))

@@ -6,21 +6,35 @@ scopes, are `/v1/organization/limits`'; these are some of the same.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Literal, TypedDict
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 
-from api.deps import READ_LIMITS, WRITE_LIMITS, services_of
+from api.authentication import READ_LIMITS, WRITE_LIMITS
 from api.errors import InvalidValue, RouteNotFound
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import RateLimitRequest
 from api.organization.requests import AdminCaller, asking, naming_fields, read_body
-from api.pages import Cursor, page, position
+from api.pages import Cursor, Page, page, position
+from api.services import services_of
+from tenants.errors import ProjectNotFound
 from tenants.limits.kinds import MAX_RATE, Limit, Metric
 
-router = APIRouter(
-    prefix="/v1/organization/projects/{project_id}/rate_limits", responses=ERROR_RESPONSES, tags=["Limits"]
-)
+
+class RateLimitObject(TypedDict):
+    """The rate limits of a project for one model, or for all models together."""
+
+    id: str
+    object: Literal["project.rate_limit"]
+    model: str
+    """The model's name; `*` for all models together."""
+    max_requests_per_1_minute: int
+    """The largest number there is where nothing is limited."""
+    max_tokens_per_1_minute: int
+    max_requests_per_1_day: int | None
+
+
+router = Router(prefix="/v1/organization/projects/{project_id}/rate_limits", tags=["Limits"])
 
 _PREFIX = "rl-"
 ALL = "*"
@@ -33,14 +47,17 @@ FIELDS = {
 
 
 @router.get("", operation_id="listRateLimits")
+@fails_with(ProjectNotFound("proj_1"))
 async def list_rate_limits(
     request: Request,
     project_id: str,
     after: Cursor = None,
     before: Cursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 100,
-) -> dict[str, Any]:
-    """All models together, the base, its adapters together, and every model the project has a limit for."""
+) -> Page[RateLimitObject]:
+    """Lists the project's rate limits: of all models together, the base model, all adapters, and every model
+    that has its own.
+    """
     who = await asking(request, READ_LIMITS)
     if after is not None and before is not None:
         raise InvalidValue("Give either 'after' or 'before'.", "before")
@@ -51,12 +68,15 @@ async def list_rate_limits(
     ids = ids[0 if first is None else first + 1 : end]
     chosen = ids[-limit:] if before is not None else ids[:limit]
     shown = [_object(one.removeprefix(_PREFIX), of_project, of_all) for one in chosen]
-    return page(shown, limit) | {"has_more": len(ids) > limit}
+    return page(shown, limit, len(ids) > limit)
 
 
 @router.post("/{rate_limit_id}", operation_id="updateRateLimit", openapi_extra=json_body("RateLimitRequest"))
-async def update_rate_limit(request: Request, project_id: str, rate_limit_id: str) -> dict[str, Any]:
-    """Set what is given, in effect within a second. `DELETE /v1/organization/limits/{id}` takes it away."""
+@fails_with(ProjectNotFound("proj_1"), RouteNotFound("there is no rate limit 'x'"))
+async def update_rate_limit(request: Request, project_id: str, rate_limit_id: str) -> RateLimitObject:
+    """Sets rate limits of the project for one model. They take effect within a second. Delete one with
+    `DELETE /v1/organization/limits/{limit_id}`.
+    """
     who = await asking(request, WRITE_LIMITS)
     body = await read_body(request, RateLimitRequest)
     if not rate_limit_id.startswith(_PREFIX):
@@ -91,13 +111,16 @@ async def _limits(
 
 def _object(
     model: str, of_project: dict[str, dict[Metric, int]], of_all: dict[Metric, int]
-) -> dict[str, Any]:
+) -> RateLimitObject:
     """What holds: the project's own, else the organisation's. The stock client wants a number for what nobody
     limits: the largest there can be.
     """
-    own = of_project.get(model, {})
-    amounts = {field: own.get(metric, of_all.get(metric)) for field, metric in FIELDS.items()}
-    for field in ("max_requests_per_1_minute", "max_tokens_per_1_minute"):
-        if amounts[field] is None:
-            amounts[field] = MAX_RATE
-    return {"id": f"{_PREFIX}{model}", "object": "project.rate_limit", "model": model, **amounts}
+    amounts = of_all | of_project.get(model, {})
+    return {
+        "id": f"{_PREFIX}{model}",
+        "object": "project.rate_limit",
+        "model": model,
+        "max_requests_per_1_minute": amounts.get(Metric.REQUESTS_PER_MINUTE, MAX_RATE),
+        "max_tokens_per_1_minute": amounts.get(Metric.TOKENS_PER_MINUTE, MAX_RATE),
+        "max_requests_per_1_day": amounts.get(Metric.REQUESTS_PER_DAY),
+    }

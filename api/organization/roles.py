@@ -5,19 +5,65 @@ Owns the words: the stock client's `reader` is our viewer.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal, TypedDict
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from api.deps import READ_MEMBERS
+from api.authentication import READ_MEMBERS
 from api.errors import InvalidValue, RouteNotFound
-from api.openapi import ERROR_RESPONSES
+from api.openapi.routing import Router, fails_with
 from api.organization.requests import asking
 from api.pages import Paged, position
 from tenants.models import User
 from tenants.roles import RIGHTS_OF, ROLES, Role
 
-router = APIRouter(prefix="/v1/organization/roles", responses=ERROR_RESPONSES, tags=["Users"])
+
+class RoleObject(TypedDict):
+    """A role that members of an organization can have."""
+
+    id: str
+    object: Literal["role"]
+    name: str
+    description: str
+    permissions: list[str]
+    """What members with this role may do."""
+    predefined_role: Literal[True]
+    resource_type: Literal["api.organization"]
+
+
+class AssignmentSource(TypedDict):
+    principal_id: str
+    principal_type: Literal["user"]
+
+
+class RoleAssignmentObject(RoleObject):
+    """A role that a user has."""
+
+    assignment_sources: list[AssignmentSource]
+    created_at: int
+    """Unix seconds."""
+
+
+class RoleList(TypedDict):
+    """A page of roles."""
+
+    object: Literal["list"]
+    data: list[RoleObject]
+    has_more: bool
+    next: str | None
+    """`after` of the next page."""
+
+
+class RoleAssignmentList(TypedDict):
+    """The roles of a user."""
+
+    object: Literal["list"]
+    data: list[RoleAssignmentObject]
+    has_more: bool
+    next: str | None
+
+
+router = Router(prefix="/v1/organization/roles", tags=["Users"])
 
 _PREFIX = "role-"
 _DESCRIPTIONS: dict[Role, str] = {
@@ -49,7 +95,7 @@ def role_of_id(role_id: str) -> Role:
     raise RouteNotFound(f"there is no role {role_id[:100]!r}")
 
 
-def role_object(role: Role) -> dict[str, Any]:
+def role_object(role: Role) -> RoleObject:
     return {
         "id": f"{_PREFIX}{role}",
         "object": "role",
@@ -61,18 +107,19 @@ def role_object(role: Role) -> dict[str, Any]:
     }
 
 
-def assignment_object(user: User) -> dict[str, Any]:
+def assignment_object(user: User) -> RoleAssignmentObject:
     """The role, as what a user has."""
     role: Role = user.role  # type: ignore[assignment]
-    return role_object(role) | {
+    return {
+        **role_object(role),
         "assignment_sources": [{"principal_id": user.id, "principal_type": "user"}],
         "created_at": int(user.created_at.timestamp()),
     }
 
 
 @router.get("", operation_id="listRoles")
-async def list_roles(request: Request, query: Paged) -> dict[str, Any]:
-    """All of them."""
+async def list_roles(request: Request, query: Paged) -> RoleList:
+    """Lists the roles that members can have. Every organization has the same five."""
     await asking(request, READ_MEMBERS)
     roles = list(ROLES) if query.newest_first else list(reversed(ROLES))
     ids = [f"{_PREFIX}{role}" for role in roles]
@@ -89,6 +136,8 @@ async def list_roles(request: Request, query: Paged) -> dict[str, Any]:
 
 
 @router.get("/{role_id}", operation_id="retrieveRole")
-async def retrieve_role(request: Request, role_id: str) -> dict[str, Any]:
+@fails_with(RouteNotFound("there is no role 'role-x'"))
+async def retrieve_role(request: Request, role_id: str) -> RoleObject:
+    """Retrieves a role."""
     await asking(request, READ_MEMBERS)
     return role_object(role_of_id(role_id))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-
+from api.openapi.routing import Router
 from api.organization import (
     account,
     admin_keys,
@@ -21,7 +20,7 @@ from api.organization import (
     users,
 )
 
-router = APIRouter()
+router = Router()
 for part in (
     account,
     admin_keys,

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from fastapi import Request
 
-from fastapi import APIRouter, Request
-
-from api.deps import READ_PROJECTS, WRITE_KEYS, WRITE_PROJECTS
+from api.authentication import READ_PROJECTS, WRITE_KEYS, WRITE_PROJECTS
 from api.errors import InvalidValue
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import (
     CreateServiceAccountKeyRequest,
     CreateServiceAccountRequest,
     UpdateServiceAccountRequest,
 )
-from api.organization.keys import service_account_key_object
-from api.organization.objects import deleted, service_account_object
+from api.organization.keys import ServiceAccountKeyObject, service_account_key_object
+from api.organization.objects import DeletedObject, ServiceAccountObject, deleted, service_account_object
 from api.organization.requests import asking, in_seconds, naming_fields, read_body
 from api.organization.scopes import check_scopes
-from api.pages import Paged, page
+from api.pages import Page, Paged, page
+from tenants.errors import ProjectArchived, ProjectNotFound, ServiceAccountNotFound
 from tenants.key_terms import KeyTerms
 
-router = APIRouter(
+
+class CreatedServiceAccountObject(ServiceAccountObject):
+    """A service account with its first key."""
+
+    api_key: ServiceAccountKeyObject | None
+    """The key; null with `create_service_account_only`."""
+
+
+router = Router(
     prefix="/v1/organization/projects/{project_id}/service_accounts",
-    responses=ERROR_RESPONSES,
     tags=["Projects"],
 )
 FIRST_KEY = "Secret key"
 
 
 @router.post("", operation_id="createServiceAccount", openapi_extra=json_body("CreateServiceAccountRequest"))
-async def create_service_account(request: Request, project_id: str) -> dict[str, Any]:
-    """Make one, and unless `create_service_account_only` its first key, whose `value` is in this answer and
-    nowhere else: for that the key that asks needs its scope too.
+@fails_with(ProjectNotFound("proj_1"), ProjectArchived("proj_1"))
+async def create_service_account(request: Request, project_id: str) -> CreatedServiceAccountObject:
+    """Creates a service account and, unless `create_service_account_only` is set, its first key, whose
+    `value` only this response has.
     """
     who = await asking(request, WRITE_PROJECTS)
     body = await read_body(request, CreateServiceAccountRequest)
@@ -43,7 +50,7 @@ async def create_service_account(request: Request, project_id: str) -> dict[str,
         raise InvalidValue("There is no key that 'expires_in_seconds' could be of.", "expires_in_seconds")
     with naming_fields():
         account = await who.accounts.service_accounts.create(who.tenant_id, project_id, body.name, who.actor)
-    shown = service_account_object(account) | {"api_key": None}
+    shown: CreatedServiceAccountObject = {**service_account_object(account), "api_key": None}
     if with_key:
         made = await who.accounts.keys.create(
             who.tenant_id,
@@ -58,7 +65,11 @@ async def create_service_account(request: Request, project_id: str) -> dict[str,
 
 
 @router.get("", operation_id="listServiceAccounts")
-async def list_service_accounts(request: Request, query: Paged, project_id: str) -> dict[str, Any]:
+@fails_with(ProjectNotFound("proj_1"))
+async def list_service_accounts(
+    request: Request, query: Paged, project_id: str
+) -> Page[ServiceAccountObject]:
+    """Lists the project's service accounts."""
     who = await asking(request, READ_PROJECTS)
     found = await who.accounts.service_accounts.list(
         who.tenant_id,
@@ -71,9 +82,11 @@ async def list_service_accounts(request: Request, query: Paged, project_id: str)
 
 
 @router.get("/{service_account_id}", operation_id="retrieveServiceAccount")
+@fails_with(ServiceAccountNotFound("svc_acct_1"))
 async def retrieve_service_account(
     request: Request, project_id: str, service_account_id: str
-) -> dict[str, Any]:
+) -> ServiceAccountObject:
+    """Retrieves a service account."""
     who = await asking(request, READ_PROJECTS)
     return service_account_object(
         await who.accounts.service_accounts.get(who.tenant_id, project_id, service_account_id)
@@ -85,9 +98,11 @@ async def retrieve_service_account(
     operation_id="updateServiceAccount",
     openapi_extra=json_body("UpdateServiceAccountRequest"),
 )
+@fails_with(ServiceAccountNotFound("svc_acct_1"))
 async def update_service_account(
     request: Request, project_id: str, service_account_id: str
-) -> dict[str, Any]:
+) -> ServiceAccountObject:
+    """Changes a service account's name or role."""
     who = await asking(request, WRITE_PROJECTS)
     body = await read_body(request, UpdateServiceAccountRequest)
     with naming_fields():
@@ -98,10 +113,9 @@ async def update_service_account(
 
 
 @router.delete("/{service_account_id}", operation_id="deleteServiceAccount")
-async def delete_service_account(
-    request: Request, project_id: str, service_account_id: str
-) -> dict[str, Any]:
-    """End it; its keys are refused everywhere within a second."""
+@fails_with(ServiceAccountNotFound("svc_acct_1"))
+async def delete_service_account(request: Request, project_id: str, service_account_id: str) -> DeletedObject:
+    """Deletes a service account. Its keys are refused within a second."""
     who = await asking(request, WRITE_PROJECTS)
     await who.accounts.service_accounts.delete(who.tenant_id, project_id, service_account_id, who.actor)
     return deleted("organization.project.service_account", service_account_id)
@@ -112,10 +126,11 @@ async def delete_service_account(
     operation_id="createServiceAccountKey",
     openapi_extra=json_body("CreateServiceAccountKeyRequest"),
 )
+@fails_with(ServiceAccountNotFound("svc_acct_1"), ProjectNotFound("proj_1"), ProjectArchived("proj_1"))
 async def create_service_account_key(
     request: Request, project_id: str, service_account_id: str
-) -> dict[str, Any]:
-    """Make another key of it. `value` is in this answer and nowhere else."""
+) -> ServiceAccountKeyObject:
+    """Creates another key of the service account. The response is the only one that has the key's `value`."""
     who = await asking(request, WRITE_KEYS)
     body = await read_body(request, CreateServiceAccountKeyRequest)
     check_scopes("inference", body.scopes)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 
-from api.deps import READ_MEMBERS, WRITE_MEMBERS
+from api.authentication import READ_MEMBERS, WRITE_MEMBERS
 from api.errors import InvalidValue, RouteNotFound
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import UpdateUserRequest
-from api.organization.objects import deleted, user_object
+from api.organization.objects import DeletedObject, UserObject, deleted, user_object
 from api.organization.requests import asking, naming_fields, read_body
-from api.organization.roles import assignment_object, meant_role, role_of_id
-from api.pages import Paged, page
+from api.organization.roles import (
+    RoleAssignmentList,
+    RoleAssignmentObject,
+    assignment_object,
+    meant_role,
+    role_of_id,
+)
+from api.pages import Page, Paged, page
+from tenants.errors import LastOwner, NotHeld, OwnAccount, OwnersOnly, UserNotFound
 from tenants.roles import Role
 
-router = APIRouter(prefix="/v1/organization/users", responses=ERROR_RESPONSES, tags=["Users"])
+router = Router(prefix="/v1/organization/users", tags=["Users"])
 
 _MAX_EMAILS = 100
 
@@ -26,8 +33,8 @@ async def list_users(
     request: Request,
     query: Paged,
     emails: Annotated[list[str] | None, Query(alias="emails[]")] = None,
-) -> dict[str, Any]:
-    """The users; with `emails`, with or without brackets, those of these addresses."""
+) -> Page[UserObject]:
+    """Lists the members of the organization; with `emails`, those with these addresses."""
     who = await asking(request, READ_MEMBERS)
     wanted = [*(emails or ()), *request.query_params.getlist("emails")]
     if len(wanted) > _MAX_EMAILS or any("\x00" in email for email in wanted):
@@ -43,16 +50,25 @@ async def list_users(
 
 
 @router.get("/{user_id}", operation_id="retrieveUser")
-async def retrieve_user(request: Request, user_id: str) -> dict[str, Any]:
+@fails_with(UserNotFound("user_1"))
+async def retrieve_user(request: Request, user_id: str) -> UserObject:
+    """Retrieves a member and their projects."""
     who = await asking(request, READ_MEMBERS)
     user = await who.accounts.members.get(who.tenant_id, user_id)
     return user_object(user, await who.accounts.members.memberships(who.tenant_id, [user_id]))
 
 
 @router.post("/{user_id}", operation_id="updateUser", openapi_extra=json_body("UpdateUserRequest"))
-async def update_user(request: Request, user_id: str) -> dict[str, Any]:
-    """Give the user another role: who may do less than before loses their admin keys. Or, with `enabled`,
-    shut them out or let them in again: their sessions are over and their keys refused within a second.
+@fails_with(
+    NotHeld("scopes", ["organization.billing.write"]),
+    OwnersOnly(),
+    UserNotFound("user_1"),
+    LastOwner("user_1"),
+    OwnAccount("user_1"),
+)
+async def update_user(request: Request, user_id: str) -> UserObject:
+    """Changes a member's name or role; with a lesser role, their admin keys are revoked. Or, with `enabled`
+    alone, disables or enables the user: sessions end and keys are refused within a second.
     """
     who = await asking(request, WRITE_MEMBERS)
     body = await read_body(request, UpdateUserRequest)
@@ -75,16 +91,18 @@ async def update_user(request: Request, user_id: str) -> dict[str, Any]:
 
 
 @router.delete("/{user_id}", operation_id="deleteUser")
-async def delete_user(request: Request, user_id: str) -> dict[str, Any]:
-    """Take the user out of the organisation; all their keys are refused within a second."""
+@fails_with(OwnersOnly(), UserNotFound("user_1"), LastOwner("user_1"))
+async def delete_user(request: Request, user_id: str) -> DeletedObject:
+    """Removes a member from the organization. All their keys are refused within a second."""
     who = await asking(request, WRITE_MEMBERS)
     await who.accounts.members.remove(who.tenant_id, user_id, who.actor)
     return deleted("organization.user", user_id)
 
 
 @router.get("/{user_id}/roles", operation_id="listUserRoles")
-async def list_user_roles(request: Request, user_id: str) -> dict[str, Any]:
-    """The one role the user has."""
+@fails_with(UserNotFound("user_1"))
+async def list_user_roles(request: Request, user_id: str) -> RoleAssignmentList:
+    """Lists the member's roles. There is always one."""
     who = await asking(request, READ_MEMBERS)
     user = await who.accounts.members.get(who.tenant_id, user_id)
     shown = [assignment_object(user)]
@@ -92,7 +110,9 @@ async def list_user_roles(request: Request, user_id: str) -> dict[str, Any]:
 
 
 @router.get("/{user_id}/roles/{role_id}", operation_id="retrieveUserRole")
-async def retrieve_user_role(request: Request, user_id: str, role_id: str) -> dict[str, Any]:
+@fails_with(UserNotFound("user_1"), RouteNotFound("there is no role 'role-x'"))
+async def retrieve_user_role(request: Request, user_id: str, role_id: str) -> RoleAssignmentObject:
+    """Retrieves the member's role."""
     who = await asking(request, READ_MEMBERS)
     user = await who.accounts.members.get(who.tenant_id, user_id)
     if role_of_id(role_id) != user.role:

@@ -5,28 +5,28 @@ Owns field names, their order and their limits. Refuses to know what is done wit
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from adapters.models import Adapter, AdapterEvent, AdapterVersion, VersionState
 from adapters.names import MAX_DESCRIPTION, ModelName
 from adapters.submission import Calibration, Submission
+from api.body_fields import Body, Id
 from api.json_bodies import decode, unix
 
-Id = Annotated[str, Meta(pattern=r"^[!-~]{1,100}$")]
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9._-]{1,64}$")]
 Description = Annotated[str, Meta(max_length=MAX_DESCRIPTION, pattern=r"^[^\x00]*$")]
 
 
-class CalibrationFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CalibrationFields(Body, frozen=True, kw_only=True):
     file_id: Id | None = None
     """Samples of the tenant's own, uploaded with the purpose `calibration`."""
     dtype: Literal["auto", "bfloat16", "float8_e4m3"] = "auto"
 
 
-class VersionFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class VersionFields(Body, frozen=True, kw_only=True):
     file_ids: Annotated[list[Id], Meta(min_length=2, max_length=2)] | None = None
     upload_ids: Annotated[list[Id], Meta(min_length=2, max_length=2)] | None = None
     calibration: CalibrationFields | None = None
@@ -42,11 +42,11 @@ class VersionFields(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         )
 
 
-class CreateVersionRequest(VersionFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CreateVersionRequest(VersionFields, frozen=True, kw_only=True):
     """The next version of an adapter."""
 
 
-class CreateAdapterRequest(VersionFields, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CreateAdapterRequest(VersionFields, frozen=True, kw_only=True):
     """An adapter and its first version."""
 
     name: Name
@@ -54,12 +54,123 @@ class CreateAdapterRequest(VersionFields, frozen=True, forbid_unknown_fields=Tru
     description: Description | None = None
 
 
-class UpdateAdapterRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class UpdateAdapterRequest(Body, frozen=True, kw_only=True):
     """What is left out stays as it is."""
 
     name: Name | None = None
     description: Description | None = None
     disabled: bool | None = None
+
+
+class SourceFile(TypedDict):
+    """A file that a version is made from."""
+
+    filename: str
+    bytes: int
+    sha256: str
+
+
+class VersionError(TypedDict):
+    """Why a version failed."""
+
+    code: Literal["adapter_invalid"]
+    message: str | None
+    param: str | None
+    """The tensor, or the field of adapter_config.json, at fault."""
+
+
+class VersionObject(TypedDict):
+    """A version of an adapter. Versions never change."""
+
+    id: str
+    object: Literal["adapter.version"]
+    created_at: int
+    """Unix seconds."""
+    ready_at: int | None
+    """Unix seconds; null until the version can serve."""
+    adapter_id: str
+    version: int
+    model: str
+    """The name that requests use for exactly this version."""
+    state: VersionState
+    active: bool
+    """Whether the adapter's name serves this version."""
+    activate: bool
+    """Whether the version becomes active as soon as it is ready."""
+    rank: int | None
+    """The rank of the adapter; null until it is inspected."""
+    dtype: str | None
+    """The number format that the version is served in; null until it is ready."""
+    digest: str | None
+    """The SHA-256 of the packed weights; null until the version is ready."""
+    bytes: int | None
+    """The size of the packed weights; null until the version is ready."""
+    files: list[SourceFile]
+    inspection: dict[str, Any] | None
+    """What was found in the files."""
+    calibration: dict[str, Any] | None
+    """What was measured before the version could serve."""
+    error: VersionError | None
+    override_reason: str | None
+    """Why an operator let the version serve although it failed a check."""
+    created_by: str | None
+
+
+class AdapterObject(TypedDict):
+    """A LoRA adapter of the base model."""
+
+    id: str
+    object: Literal["adapter"]
+    created_at: int
+    """Unix seconds."""
+    name: str
+    base_model: str
+    model: str
+    """The name that requests use for the active version."""
+    description: str | None
+    state: VersionState | None
+    """The state of the version that stands for the adapter, or `disabled`."""
+    disabled: bool
+    active_version: int | None
+    """The version that the adapter's name serves."""
+    previous_version: int | None
+    """The version that a rollback makes active."""
+    version: VersionObject | None
+    """The active version, or else the newest one."""
+    created_by: str | None
+
+
+class SubmittedAdapterObject(AdapterObject):
+    """A new adapter."""
+
+    calibration_job: str | None
+    """The id of the job that inspects and calibrates the first version."""
+
+
+class SubmittedVersionObject(VersionObject):
+    """A new version, or the one that was made from the same files before."""
+
+    created: bool
+    """False when the adapter has a version of the same files already."""
+    calibration_job: str | None
+    """The id of the job that inspects and calibrates the version."""
+
+
+class AdapterEventObject(TypedDict):
+    """Something that happened to an adapter."""
+
+    id: str
+    object: Literal["adapter.event"]
+    created_at: int
+    """Unix seconds."""
+    type: str
+    level: str
+    """`info`, `warning` or `error`."""
+    message: str
+    data: dict[str, Any]
+    adapter_id: str
+    version: int | None
+    job_id: str | None
 
 
 BODIES = (CreateAdapterRequest, CreateVersionRequest, UpdateAdapterRequest)
@@ -84,9 +195,9 @@ def decode_update(body: bytes) -> UpdateAdapterRequest:
     return decode(_update, body)
 
 
-def adapter_object(adapter: Adapter, version: AdapterVersion | None) -> dict[str, Any]:
+def adapter_object(adapter: Adapter, version: AdapterVersion | None) -> AdapterObject:
     """`version`: the one that stands for it, whose state is the adapter's while that is enabled."""
-    state = None if version is None else version.state
+    state = None if version is None else VersionState(version.state)
     return {
         "id": adapter.id,
         "object": "adapter",
@@ -104,7 +215,7 @@ def adapter_object(adapter: Adapter, version: AdapterVersion | None) -> dict[str
     }
 
 
-def version_object(adapter: Adapter, version: AdapterVersion) -> dict[str, Any]:
+def version_object(adapter: Adapter, version: AdapterVersion) -> VersionObject:
     failed = version.state == VersionState.FAILED
     return {
         "id": f"{adapter.id}@{version.version}",
@@ -114,7 +225,7 @@ def version_object(adapter: Adapter, version: AdapterVersion) -> dict[str, Any]:
         "adapter_id": adapter.id,
         "version": version.version,
         "model": str(ModelName(adapter.base, adapter.name, version.version)),
-        "state": version.state,
+        "state": VersionState(version.state),
         "active": adapter.active_version == version.version,
         "activate": version.activate,
         "rank": version.rank,
@@ -135,7 +246,7 @@ def version_object(adapter: Adapter, version: AdapterVersion) -> dict[str, Any]:
     }
 
 
-def event_object(event: AdapterEvent) -> dict[str, Any]:
+def event_object(event: AdapterEvent) -> AdapterEventObject:
     return {
         "id": event.id,
         "object": "adapter.event",

@@ -7,28 +7,37 @@ adapter is, and what may become of it, is `adapters`' business.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 
-from adapters.errors import InvalidAdapter
+from adapters.errors import (
+    AdapterLimitReached,
+    AdapterNotFound,
+    InvalidAdapter,
+    NothingToRollBackTo,
+    VersionNotFound,
+    VersionNotReady,
+)
+from adapters.files.errors import FileNotFound, UploadNotFound
+from adapters.inspection import InspectionRefused, SandboxUnavailable
 from adapters.models import AdapterEvent
 from adapters.service import Changes
+from adapters.storage.errors import StorageUnavailable
 from adapters.submission import Caller, Submitted
-from api.deps import (
-    READ_ADAPTERS,
-    WRITE_ADAPTERS,
-    actor_of,
-    authenticate,
-    onboarding_of,
-    read_json,
-    services_of,
-    serving_engine,
-)
+from api.authentication import READ_ADAPTERS, WRITE_ADAPTERS, actor_of, authenticate
 from api.event_feed import event_feed
-from api.openapi import ERROR_RESPONSES, EVENT_STREAM, json_body
-from api.pages import Paged, page
+from api.json_bodies import read_json
+from api.openapi.routing import Router, answers, fails_with, json_body
+from api.organization.objects import DeletedObject
+from api.pages import Page, Paged, page
+from api.services import onboarding_of, services_of, serving_engine
 from api.v1.adapter_bodies import (
+    AdapterEventObject,
+    AdapterObject,
+    SubmittedAdapterObject,
+    SubmittedVersionObject,
+    VersionObject,
     adapter_object,
     decode_create,
     decode_update,
@@ -37,9 +46,15 @@ from api.v1.adapter_bodies import (
     version_object,
 )
 from db.errors import UnknownCursor
+from engine.client import EngineGone
 from tenants.context import TenantContext
+from tenants.errors import AccountSuspended, NameTaken
 
-router = APIRouter(prefix="/v1/adapters", responses=ERROR_RESPONSES, tags=["Adapters"])
+router = Router(
+    prefix="/v1/adapters",
+    tags=["Adapters"],
+    errors=(AccountSuspended(),),
+)
 
 
 @router.post(
@@ -48,8 +63,20 @@ router = APIRouter(prefix="/v1/adapters", responses=ERROR_RESPONSES, tags=["Adap
     openapi_extra=json_body("CreateAdapterRequest"),
     status_code=201,
 )
-async def create_adapter(request: Request) -> dict[str, Any]:
-    """A new adapter from two uploaded files. It serves once it is inspected, packed and calibrated."""
+@fails_with(
+    EngineGone("the engine does not serve"),
+    SandboxUnavailable("busy"),
+    StorageUnavailable("the store does not answer"),
+    FileNotFound("file_1"),
+    UploadNotFound("upload_1"),
+    NameTaken("adapter name", "support"),
+    InspectionRefused("r", "must be a positive integer"),
+    AdapterLimitReached(100),
+)
+async def create_adapter(request: Request) -> SubmittedAdapterObject:
+    """Creates an adapter from two uploaded files, `adapter_model.safetensors` and `adapter_config.json`. It
+    serves once it is inspected, packed and calibrated.
+    """
     caller = await authenticate(request, WRITE_ADAPTERS)
     body = decode_create(await read_json(request))
     engine = serving_engine(request)
@@ -68,8 +95,8 @@ async def create_adapter(request: Request) -> dict[str, Any]:
 @router.get("", operation_id="listAdapters")
 async def list_adapters(
     request: Request, query: Paged, name: Annotated[str | None, Query(pattern=r"^[a-z0-9._-]{1,64}$")] = None
-) -> dict[str, Any]:
-    """The tenant's adapters; with `name`, the one that is called so."""
+) -> Page[AdapterObject]:
+    """Lists your adapters; with `name`, the one with that name."""
     caller = await authenticate(request, READ_ADAPTERS)
     shown = await onboarding_of(request).catalogue.adapters(
         caller.tenant_id,
@@ -82,15 +109,18 @@ async def list_adapters(
 
 
 @router.get("/{adapter}", operation_id="retrieveAdapter")
-async def retrieve_adapter(request: Request, adapter: str) -> dict[str, Any]:
+@fails_with(AdapterNotFound("support"))
+async def retrieve_adapter(request: Request, adapter: str) -> AdapterObject:
+    """Retrieves an adapter."""
     caller = await authenticate(request, READ_ADAPTERS)
     shown = await onboarding_of(request).catalogue.get(caller.tenant_id, adapter)
     return adapter_object(shown.adapter, shown.version)
 
 
 @router.post("/{adapter}", operation_id="updateAdapter", openapi_extra=json_body("UpdateAdapterRequest"))
-async def update_adapter(request: Request, adapter: str) -> dict[str, Any]:
-    """Rename, describe, disable or enable it."""
+@fails_with(AdapterNotFound("support"), NameTaken("adapter name", "support"))
+async def update_adapter(request: Request, adapter: str) -> AdapterObject:
+    """Renames, describes, disables or enables an adapter. Fields that are left out stay as they are."""
     caller = await authenticate(request, WRITE_ADAPTERS)
     body = decode_update(await read_json(request))
     changes = Changes(body.name, body.description, body.disabled)
@@ -101,8 +131,9 @@ async def update_adapter(request: Request, adapter: str) -> dict[str, Any]:
 
 
 @router.delete("/{adapter}", operation_id="deleteAdapter")
-async def delete_adapter(request: Request, adapter: str) -> dict[str, Any]:
-    """Gone at once, with every version; answers that are being generated finish."""
+@fails_with(AdapterNotFound("support"))
+async def delete_adapter(request: Request, adapter: str) -> DeletedObject:
+    """Deletes an adapter and all its versions. Requests that are being generated finish."""
     caller = await authenticate(request, WRITE_ADAPTERS)
     deleted = await onboarding_of(request).deletion.delete(
         caller.tenant_id, adapter, by=actor_of(request, caller)
@@ -117,8 +148,19 @@ async def delete_adapter(request: Request, adapter: str) -> dict[str, Any]:
     status_code=201,
     responses={200: {"description": "The adapter has a version of these very files already."}},
 )
-async def create_version(request: Request, response: Response, adapter: str) -> dict[str, Any]:
-    """The adapter's next version, from two uploaded files."""
+@fails_with(
+    EngineGone("the engine does not serve"),
+    SandboxUnavailable("busy"),
+    StorageUnavailable("the store does not answer"),
+    AdapterNotFound("support"),
+    FileNotFound("file_1"),
+    UploadNotFound("upload_1"),
+    InspectionRefused("r", "must be a positive integer"),
+)
+async def create_version(request: Request, response: Response, adapter: str) -> SubmittedVersionObject:
+    """Adds a version to an adapter, from two uploaded files. Files of an existing version return that
+    version, with status 200.
+    """
     caller = await authenticate(request, WRITE_ADAPTERS)
     body = decode_version(await read_json(request))
     engine = serving_engine(request)
@@ -127,14 +169,17 @@ async def create_version(request: Request, response: Response, adapter: str) -> 
     )
     if not made.created:
         response.status_code = 200
-    return version_object(made.adapter, made.version) | {
+    return {
+        **version_object(made.adapter, made.version),
         "created": made.created,
         "calibration_job": made.job_id,
     }
 
 
 @router.get("/{adapter}/versions", operation_id="listAdapterVersions")
-async def list_versions(request: Request, query: Paged, adapter: str) -> dict[str, Any]:
+@fails_with(AdapterNotFound("support"))
+async def list_versions(request: Request, query: Paged, adapter: str) -> Page[VersionObject]:
+    """Lists the versions of an adapter."""
     caller = await authenticate(request, READ_ADAPTERS)
     of, number = _version_after(query.after)
     shown, versions = await onboarding_of(request).catalogue.versions(
@@ -150,15 +195,20 @@ async def list_versions(request: Request, query: Paged, adapter: str) -> dict[st
 
 
 @router.get("/{adapter}/versions/{version}", operation_id="retrieveAdapterVersion")
-async def retrieve_version(request: Request, adapter: str, version: int) -> dict[str, Any]:
+@fails_with(AdapterNotFound("support"), VersionNotFound("support", 7))
+async def retrieve_version(request: Request, adapter: str, version: int) -> VersionObject:
+    """Retrieves a version of an adapter."""
     caller = await authenticate(request, READ_ADAPTERS)
     return version_object(*await onboarding_of(request).catalogue.version(caller.tenant_id, adapter, version))
 
 
 @router.post("/{adapter}/versions/{version}/activate", operation_id="activateAdapterVersion")
-async def activate_version(request: Request, adapter: str, version: int) -> dict[str, Any]:
-    """Serve it under the adapter's name. Answers that are being generated finish on the version they began
-    with.
+@fails_with(
+    AdapterNotFound("support"), VersionNotFound("support", 7), VersionNotReady("support", 7, "calibrating")
+)
+async def activate_version(request: Request, adapter: str, version: int) -> AdapterObject:
+    """Serves a version under the adapter's name. Requests that are being generated finish on the version they
+    started with.
     """
     caller = await authenticate(request, WRITE_ADAPTERS)
     shown = await onboarding_of(request).adapters.activate(
@@ -168,18 +218,27 @@ async def activate_version(request: Request, adapter: str, version: int) -> dict
 
 
 @router.post("/{adapter}/versions/{version}/disable", operation_id="disableAdapterVersion")
-async def disable_version(request: Request, adapter: str, version: int) -> dict[str, Any]:
+@fails_with(
+    AdapterNotFound("support"), VersionNotFound("support", 7), VersionNotReady("support", 7, "calibrating")
+)
+async def disable_version(request: Request, adapter: str, version: int) -> VersionObject:
+    """Stops serving a version."""
     return await _set_version_disabled(request, adapter, version, True)
 
 
 @router.post("/{adapter}/versions/{version}/enable", operation_id="enableAdapterVersion")
-async def enable_version(request: Request, adapter: str, version: int) -> dict[str, Any]:
+@fails_with(
+    AdapterNotFound("support"), VersionNotFound("support", 7), VersionNotReady("support", 7, "calibrating")
+)
+async def enable_version(request: Request, adapter: str, version: int) -> VersionObject:
+    """Serves a disabled version again."""
     return await _set_version_disabled(request, adapter, version, False)
 
 
 @router.post("/{adapter}/rollback", operation_id="rollbackAdapter")
-async def rollback(request: Request, adapter: str) -> dict[str, Any]:
-    """Serve what the name served before."""
+@fails_with(AdapterNotFound("support"), NothingToRollBackTo("support"))
+async def rollback(request: Request, adapter: str) -> AdapterObject:
+    """Serves the version that was active before."""
     caller = await authenticate(request, WRITE_ADAPTERS)
     shown = await onboarding_of(request).adapters.rollback(
         caller.tenant_id, adapter, by=actor_of(request, caller)
@@ -187,14 +246,14 @@ async def rollback(request: Request, adapter: str) -> dict[str, Any]:
     return adapter_object(shown.adapter, shown.version)
 
 
-@router.get(
-    "/{adapter}/events", operation_id="listAdapterEvents", response_model=None, responses=EVENT_STREAM
-)
+@router.get("/{adapter}/events", operation_id="listAdapterEvents", response_model=None)
+@answers(Page[AdapterEventObject], AdapterEventObject)
+@fails_with(AdapterNotFound("support"))
 async def list_events(
     request: Request, query: Paged, adapter: str, stream: bool = False
-) -> dict[str, Any] | Response:
-    """What happened to it. With `stream`, from the beginning or the event `after` on, as server-sent events
-    that end when no version is on its way any more.
+) -> Page[AdapterEventObject] | Response:
+    """Lists what happened to an adapter. With `stream`, sends events as they happen, from the beginning or
+    after the event `after`, until no version is being prepared any more.
     """
     caller = await authenticate(request, READ_ADAPTERS)
     catalogue = onboarding_of(request).catalogue
@@ -216,7 +275,7 @@ async def list_events(
 
 async def _set_version_disabled(
     request: Request, adapter: str, version: int, disabled: bool
-) -> dict[str, Any]:
+) -> VersionObject:
     caller = await authenticate(request, WRITE_ADAPTERS)
     changed = await onboarding_of(request).adapters.set_version_disabled(
         caller.tenant_id, adapter, version, disabled, by=actor_of(request, caller)
@@ -224,7 +283,7 @@ async def _set_version_disabled(
     return version_object(*changed)
 
 
-async def _objects(source: AsyncIterator[list[AdapterEvent]]) -> AsyncIterator[list[dict[str, Any]]]:
+async def _objects(source: AsyncIterator[list[AdapterEvent]]) -> AsyncIterator[list[AdapterEventObject]]:
     async for events in source:
         yield [event_object(event) for event in events]
 
@@ -233,8 +292,8 @@ def _on_behalf_of(request: Request, caller: TenantContext) -> Caller:
     return Caller(caller.tenant_id, caller.key_id, caller.plan, actor_of(request, caller))
 
 
-def _submitted(made: Submitted) -> dict[str, Any]:
-    return adapter_object(made.adapter, made.version) | {"calibration_job": made.job_id}
+def _submitted(made: Submitted) -> SubmittedAdapterObject:
+    return {**adapter_object(made.adapter, made.version), "calibration_job": made.job_id}
 
 
 def _version_after(after: str | None) -> tuple[str, int] | tuple[None, None]:

@@ -7,19 +7,21 @@ Admin keys alone, which go on working while the account is suspended: this is wh
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from api.deps import READ_BILLING, WRITE_BILLING, actor_of, authenticate, read_json, served, services_of
-from api.json_bodies import decode, unix
-from api.openapi import ERROR_RESPONSES, json_body
+from api.authentication import READ_BILLING, WRITE_BILLING, actor_of, authenticate
+from api.json_bodies import decode, read_json, unix
+from api.openapi.routing import Router, fails_with, json_body
 from api.organization.requests import naming_fields
-from billing.invoices.accounts import DETAILS
+from api.services import served, services_of
+from billing.invoices.errors import BalanceEmpty, ModeNotAllowed
+from billing.payments.errors import PaymentsNotConfigured, ProviderRefused, ProviderUnavailable
 from billing.payments.service import AccountView, PaymentService
 
-router = APIRouter(prefix="/v1/organization/billing", responses=ERROR_RESPONSES, tags=["Billing"])
+router = Router(prefix="/v1/organization/billing", tags=["Billing"])
 
 
 def _printable(length: int, description: str | None = None, format: str = "printable") -> msgspec.Meta:
@@ -56,6 +58,69 @@ class UpdateBillingRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defa
     """`mode` may be `prepaid` though the balance is empty, and every request is refused until it is not."""
 
 
+class SubscriptionObject(TypedDict):
+    """The subscription at the payment provider."""
+
+    id: str
+    status: str
+
+
+class OpenInvoiceObject(TypedDict):
+    """An invoice at the payment provider that is not paid."""
+
+    id: str
+    status: str
+    amount_due_cents: int
+    amount_remaining_cents: int
+    period_start: int | None
+    """Unix seconds."""
+    period_end: int | None
+    failed_at: int | None
+    """Unix seconds of the first payment that failed."""
+
+
+class BillingObject(TypedDict):
+    """How the organization pays, and what it owes."""
+
+    object: Literal["organization.billing"]
+    mode: str
+    """`prepaid`: usage draws from the balance. `postpaid`: usage is invoiced."""
+    name: str
+    """The name on invoices."""
+    email: str
+    """Where invoices are sent."""
+    address: str
+    country: str
+    """Two letters, ISO 3166; empty when it is not known."""
+    tax_id: str
+    state: str
+    """`active`, `grace` while a failed payment can still be settled, or `suspended`."""
+    grace_until: int | None
+    """Unix seconds when the organization is suspended unless it pays."""
+    provider: Literal["stripe"] | None
+    livemode: bool
+    """Whether payments are real."""
+    subscription: SubscriptionObject | None
+    open_invoices: list[OpenInvoiceObject]
+
+
+class PortalSessionObject(TypedDict):
+    """A page of the payment provider where cards are kept and invoices paid."""
+
+    object: Literal["organization.billing.portal_session"]
+    url: str
+    """The page, which expires after some minutes."""
+
+
+class CheckoutSessionObject(TypedDict):
+    """A page of the payment provider where a top-up is paid."""
+
+    object: Literal["organization.billing.checkout_session"]
+    id: str
+    url: str
+    amount_cents: int
+
+
 BODIES = (TopUpRequest, UpdateBillingRequest)
 _top_up, _update = msgspec.json.Decoder(TopUpRequest), msgspec.json.Decoder(UpdateBillingRequest)
 
@@ -65,15 +130,21 @@ def _payments(request: Request) -> PaymentService:
 
 
 @router.get("", operation_id="retrieveBilling")
-async def retrieve(request: Request) -> dict[str, Any]:
-    """How the organization pays, and whether it has."""
+async def retrieve(request: Request) -> BillingObject:
+    """Retrieves how the organization pays, and what it owes."""
     caller = await authenticate(request, READ_BILLING)
     return _shown(await _payments(request).view(caller.tenant_id))
 
 
 @router.post("", operation_id="updateBilling", openapi_extra=json_body("UpdateBillingRequest"))
-async def update(request: Request) -> dict[str, Any]:
-    """Change what invoices name from now on, or have usage paid in advance."""
+@fails_with(
+    BalanceEmpty(0),
+    ModeNotAllowed("The operator has set the mode; ask them to change it."),
+)
+async def update(request: Request) -> BillingObject:
+    """Changes the name and address on invoices, or how usage is paid. Fields that are left out stay as they
+    are.
+    """
     caller = await authenticate(request, WRITE_BILLING)
     body = msgspec.structs.asdict(decode(_update, await read_json(request)))
     mode, confirmed = body.pop("mode"), bool(body.pop("confirm"))
@@ -91,12 +162,16 @@ async def update(request: Request) -> dict[str, Any]:
     return _shown(await payments.view(caller.tenant_id))
 
 
-def _shown(found: AccountView) -> dict[str, Any]:
+def _shown(found: AccountView) -> BillingObject:
     subscription = found.subscription
     return {
         "object": "organization.billing",
         "mode": found.account.mode,
-        **{name: getattr(found.account, name) for name in DETAILS},
+        "name": found.account.name,
+        "email": found.account.email,
+        "address": found.account.address,
+        "country": found.account.country,
+        "tax_id": found.account.tax_id,
         "state": found.account.state,
         "grace_until": unix(found.grace_until),
         "provider": None if found.live is None else "stripe",
@@ -120,16 +195,28 @@ def _shown(found: AccountView) -> dict[str, Any]:
 
 
 @router.post("/portal", operation_id="createBillingPortalSession")
-async def portal(request: Request) -> dict[str, Any]:
-    """A page of the payment provider's on which cards are kept and open invoices paid."""
+@fails_with(
+    PaymentsNotConfigured(),
+    ProviderUnavailable("no answer"),
+    ProviderRefused("no such customer"),
+)
+async def portal(request: Request) -> PortalSessionObject:
+    """Creates a page at the payment provider where cards are kept and open invoices are paid."""
     caller = await authenticate(request, WRITE_BILLING)
     url = await _payments(request).portal(caller.tenant_id, actor_of(request, caller))
     return {"object": "organization.billing.portal_session", "url": url}
 
 
 @router.post("/top_ups", operation_id="createTopUp", openapi_extra=json_body("TopUpRequest"))
-async def top_up(request: Request) -> dict[str, Any]:
-    """A page to pay on. The amount is in the balance within seconds of its payment."""
+@fails_with(
+    PaymentsNotConfigured(),
+    ProviderUnavailable("no answer"),
+    ProviderRefused("no such customer"),
+)
+async def top_up(request: Request) -> CheckoutSessionObject:
+    """Creates a page at the payment provider where a top-up is paid. The amount is in the balance seconds
+    after its payment.
+    """
     caller = await authenticate(request, WRITE_BILLING)
     body = decode(_top_up, await read_json(request))
     with naming_fields():

@@ -5,17 +5,18 @@ Owns reading the query string. What costs what is `billing.reports.costs`'.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 
-from api.deps import READ_USAGE, authenticate, services_of
-from api.openapi import ERROR_RESPONSES
+from api.authentication import READ_USAGE, authenticate
+from api.openapi.routing import Router
+from api.services import services_of
 from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, at_most, repeated
-from billing.reports.buckets import COST_WIDTHS
-from billing.reports.costs import GROUP_BYS
+from billing.reports.buckets import COST_WIDTHS, BucketPage
+from billing.reports.costs import GROUP_BYS, CostResult
 
-router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Usage"])
+router = Router(prefix="/v1/organization", tags=["Usage"])
 
 
 @router.get("/costs", operation_id="costs")
@@ -30,8 +31,10 @@ async def costs(
     api_key_ids: Annotated[Repeated, Query(alias="api_key_ids[]")] = None,
     project_ids: Annotated[Repeated, Query(alias="project_ids[]")] = None,
     line_items: Annotated[Repeated, Query(alias="line_items[]")] = None,
-) -> dict[str, Any]:
-    """A page of days."""
+) -> BucketPage[CostResult]:
+    """Reports what usage cost, by day and by whatever `group_by` names. Storage and other charges are of no
+    project and no key.
+    """
     caller = await authenticate(request, READ_USAGE)
     query = ReportQuery(request)
     return await services_of(request).usage.costs.page(

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from api.deps import READ_USAGE, authenticate, services_of
+from api.authentication import READ_USAGE, authenticate
 from api.downloads import attachment, beginning_with
-from api.openapi import ERROR_RESPONSES
+from api.openapi.routing import Router
+from api.services import services_of
 from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, repeated
 from billing.reports.buckets import USAGE_WIDTHS
 from billing.reports.exports import FORMATS
 from billing.reports.grouping import COLUMNS, slice_of
 
-router = APIRouter(prefix="/v1/organization/usage", responses=ERROR_RESPONSES, tags=["Usage"])
+router = Router(prefix="/v1/organization/usage", tags=["Usage"])
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _FILES: dict[int | str, dict[str, Any]] = {
@@ -41,9 +42,9 @@ async def export(
     adapter_ids: Annotated[Repeated, Query(alias="adapter_ids[]")] = None,
     service_tiers: Annotated[Repeated, Query(alias="service_tiers[]")] = None,
 ) -> Response:
-    """Every row of the ledger, or with `group_by` or `bucket_width` their sums; with filters those of what is
-    meant, and no charges. An empty value is what has none of it. What fails in the middle breaks the
-    connection off before the file's end.
+    """Exports every request and charge as a file, or with `group_by` or `bucket_width` their sums. With
+    filters, charges are left out; an empty value selects rows without one. The connection is closed early if
+    the export fails.
     """
     caller = await authenticate(request, READ_USAGE)
     query = ReportQuery(request)

@@ -6,30 +6,59 @@ Owns the form of requests and answers. What a file may be, and where it goes, is
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 from urllib.parse import quote
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from starlette.responses import StreamingResponse
 
 from adapters.files.description import FileDescription, describe
-from adapters.files.errors import FileTooLarge
-from adapters.files.models import StoredFile
+from adapters.files.errors import FileNotFound, FileTooLarge, StorageLimitReached, UnsupportedFile
+from adapters.files.models import Purpose, StoredFile
 from adapters.files.service import MAX_PAGE
+from adapters.inspection import InspectionRefused
+from adapters.storage.errors import StorageUnavailable
 from adapters.storage.receiving import Received
-from api.deps import READ_FILES, WRITE_FILES, actor_of, authenticate, services_of
+from api.authentication import READ_FILES, WRITE_FILES, actor_of, authenticate
 from api.downloads import beginning_with
 from api.errors import InvalidValue
 from api.forms import read_form
 from api.json_bodies import unix
-from api.openapi import ERROR_RESPONSES, form_body
-from api.pages import Cursor, page
+from api.openapi.routing import Router, fails_with, form_body
+from api.pages import Cursor, Order, Page, page
+from api.services import services_of
+from tenants.errors import AccountSuspended
 
-router = APIRouter(prefix="/v1/files", responses=ERROR_RESPONSES, tags=["Files"])
+router = Router(prefix="/v1/files", tags=["Files"], errors=(AccountSuspended(),))
 
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 FORM_OVERHEAD = 64 * 1024
 """Bytes of a form around its file."""
+
+
+class FileObject(TypedDict):
+    """An uploaded file."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    """Unix seconds."""
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"]
+    expires_at: int | None
+    """Unix seconds; null for a file that is kept until it is deleted."""
+    sha256: str
+
+
+class FileDeletedObject(TypedDict):
+    """Says that a file is deleted."""
+
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
 
 CREATE_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -45,14 +74,14 @@ CREATE_SCHEMA: dict[str, Any] = {
 }
 
 
-def file_object(file: StoredFile) -> dict[str, Any]:
+def file_object(file: StoredFile) -> FileObject:
     return {
         "id": file.id,
         "object": "file",
         "bytes": file.size,
         "created_at": unix(file.created_at),
         "filename": file.filename,
-        "purpose": file.purpose,
+        "purpose": Purpose(file.purpose),
         "status": "processed",
         "expires_at": unix(file.expires_at),
         "sha256": file.sha256,
@@ -60,9 +89,16 @@ def file_object(file: StoredFile) -> dict[str, Any]:
 
 
 @router.post("", operation_id="createFile", openapi_extra=form_body(CREATE_SCHEMA))
-async def create_file(request: Request) -> dict[str, Any]:
-    """Store a file: `purpose` is `adapter` for `adapter_model.safetensors` and `adapter_config.json`, or
-    `calibration` for JSON lines.
+@fails_with(
+    InspectionRefused("use_dora", "DoRA rescales the merged weight, which is not served"),
+    StorageUnavailable("the store does not answer"),
+    FileTooLarge("file", 2147483648),
+    UnsupportedFile("file", "notes.txt", "'.jsonl'"),
+    StorageLimitReached(10737418240),
+)
+async def create_file(request: Request) -> FileObject:
+    """Uploads a file. Its `purpose` is `adapter` for `adapter_model.safetensors` and `adapter_config.json`,
+    or `calibration` for samples as JSON lines.
     """
     caller = await authenticate(request, WRITE_FILES)
     files = services_of(request).files
@@ -90,27 +126,29 @@ async def list_files(
     request: Request,
     purpose: Annotated[str | None, Query(max_length=100)] = None,
     after: Cursor = None,
-    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
-    order: Literal["asc", "desc"] = "desc",
-) -> dict[str, Any]:
-    """The tenant's files, the newest first unless `order` says otherwise."""
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="The largest number of files.")] = MAX_PAGE,
+    order: Order = "desc",
+) -> Page[FileObject]:
+    """Lists your files, the newest first unless `order` says otherwise."""
     caller = await authenticate(request, READ_FILES)
     found = await services_of(request).files.list(
         caller.tenant_id, purpose=purpose, after=after, limit=limit, newest_first=order == "desc"
     )
-    return {**page([file_object(file) for file in found.files], limit), "has_more": found.has_more}
+    return page([file_object(file) for file in found.files], limit, found.has_more)
 
 
 @router.get("/{file_id}", operation_id="retrieveFile")
-async def retrieve_file(request: Request, file_id: str) -> dict[str, Any]:
-    """One file, without its bytes."""
+@fails_with(FileNotFound("file_1"))
+async def retrieve_file(request: Request, file_id: str) -> FileObject:
+    """Retrieves a file's description."""
     caller = await authenticate(request, READ_FILES)
     return file_object(await services_of(request).files.get(caller.tenant_id, file_id))
 
 
 @router.delete("/{file_id}", operation_id="deleteFile")
-async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
-    """Delete a file. Adapters made of it have copies of their own."""
+@fails_with(FileNotFound("file_1"))
+async def delete_file(request: Request, file_id: str) -> FileDeletedObject:
+    """Deletes a file. Adapters made from it keep their own copies."""
     caller = await authenticate(request, WRITE_FILES)
     await services_of(request).files.delete(caller.tenant_id, file_id, by=actor_of(request, caller))
     return {"id": file_id, "object": "file", "deleted": True}
@@ -124,8 +162,9 @@ async def delete_file(request: Request, file_id: str) -> dict[str, Any]:
         200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
     },
 )
+@fails_with(FileNotFound("file_1"), StorageUnavailable("the store does not answer"))
 async def download_file(request: Request, file_id: str) -> Response:
-    """The file's bytes. Bytes that were damaged in the store break the connection off before their end."""
+    """Downloads a file. The connection is closed early if the stored bytes turn out to be damaged."""
     caller = await authenticate(request, READ_FILES)
     file, pieces = await services_of(request).files.content(caller.tenant_id, file_id)
     first = await anext(pieces, b"")  # a store that is away is told before the 200

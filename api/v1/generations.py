@@ -5,20 +5,23 @@ Owns who may see which: an inference key those of its own project, an admin key 
 
 from __future__ import annotations
 
-from typing import Any
+from fastapi import Request
 
-from fastapi import APIRouter, Request
+from api.authentication import READ_GENERATIONS, READ_USAGE, authenticate
+from api.openapi.routing import Router, fails_with
+from api.services import services_of
+from billing.errors import GenerationNotFound
+from billing.reports.receipts import ReceiptObject
+from tenants.errors import AccountSuspended
 
-from api.deps import READ_GENERATIONS, READ_USAGE, authenticate, services_of
-from api.openapi import ERROR_RESPONSES
-
-router = APIRouter(prefix="/v1/generations", responses=ERROR_RESPONSES, tags=["Usage"])
+router = Router(prefix="/v1/generations", tags=["Usage"], errors=(AccountSuspended(),))
 
 
 @router.get("/{generation_id}", operation_id="retrieveGeneration")
-async def retrieve_generation(request: Request, generation_id: str) -> dict[str, Any]:
-    """What a request used, at which prices, and what it costs. It is there about a second after the request
-    was.
+@fails_with(GenerationNotFound("chatcmpl_1"))
+async def retrieve_generation(request: Request, generation_id: str) -> ReceiptObject:
+    """Retrieves the receipt of one request: what it used, at which prices, and what it cost. It is available
+    about a second after the request. An inference key sees the requests of its own project, an admin key all.
     """
     caller = await authenticate(request, READ_GENERATIONS, READ_USAGE)
     of_key = None if caller.kind == "admin" else (caller.project_id, caller.key_id)

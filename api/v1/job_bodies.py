@@ -5,19 +5,19 @@ Owns field names, their order and their limits. Refuses to know what is done wit
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
-from adapters.jobs.models import Job
+from adapters.jobs.models import Job, JobStatus
 from adapters.models import AdapterEvent
 from adapters.submission import Calibration
+from api.body_fields import Body, Id
 from api.json_bodies import decode, unix
-from api.v1.adapter_bodies import Id
 
 
-class CreateCalibrationJobRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CreateCalibrationJobRequest(Body, frozen=True, kw_only=True):
     """A version is to be measured again."""
 
     model: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -32,6 +32,64 @@ class CreateCalibrationJobRequest(Struct, frozen=True, forbid_unknown_fields=Tru
         return Calibration(self.file_id, self.dtype)
 
 
+class JobProgress(TypedDict):
+    """How far a job is."""
+
+    phase: str | None
+    """What is done at the moment."""
+    share: float
+    """From 0 to 1."""
+    estimated_finish: int | None
+    """Unix seconds."""
+
+
+class JobObject(TypedDict):
+    """A job that measures a version of an adapter before it serves."""
+
+    id: str
+    object: Literal["calibration.job"]
+    created_at: int
+    """Unix seconds."""
+    started_at: int | None
+    finished_at: int | None
+    estimated_finish: int | None
+    status: JobStatus
+    model: str | None
+    """The version's model name; null when the version is deleted."""
+    adapter_id: str
+    version: int
+    calibration_file: str | None
+    """The file with your own samples; null for the default set."""
+    dtype: str
+    """The number format that was asked for."""
+    progress: JobProgress
+    requested: str | None
+    """`cancel` or `pause` while the job has been asked to stop and has not yet."""
+    attempts: int
+    """How often a worker has started the job."""
+    error: dict[str, Any] | None
+    """Why the job failed: `code`, `message` and `param`."""
+    result: dict[str, Any] | None
+    """What was measured; the report has more."""
+    organization_id: str
+    created_by: str | None
+
+
+class JobEventObject(TypedDict):
+    """Something that happened to a job."""
+
+    id: str
+    object: Literal["calibration.job.event"]
+    created_at: int
+    """Unix seconds."""
+    level: str
+    """`info`, `warn` or `error`."""
+    message: str
+    type: str
+    data: dict[str, Any]
+    job_id: str | None
+
+
 BODIES = (CreateCalibrationJobRequest,)
 _create = msgspec.json.Decoder(CreateCalibrationJobRequest)
 
@@ -41,7 +99,7 @@ def decode_create_job(body: bytes) -> CreateCalibrationJobRequest:
     return decode(_create, body)
 
 
-def job_object(job: Job, model: str | None) -> dict[str, Any]:
+def job_object(job: Job, model: str | None) -> JobObject:
     """`model`: the pinned name of its version; None when that is deleted."""
     samples = job.parameters.get("calibration")
     return {
@@ -51,7 +109,7 @@ def job_object(job: Job, model: str | None) -> dict[str, Any]:
         "started_at": unix(job.started_at),
         "finished_at": unix(job.finished_at),
         "estimated_finish": unix(job.estimated_finish_at),
-        "status": job.status,
+        "status": JobStatus(job.status),
         "model": model,
         "adapter_id": job.adapter_id,
         "version": job.version,
@@ -71,7 +129,7 @@ def job_object(job: Job, model: str | None) -> dict[str, Any]:
     }
 
 
-def job_event_object(event: AdapterEvent) -> dict[str, Any]:
+def job_event_object(event: AdapterEvent) -> JobEventObject:
     return {
         "id": event.id,
         "object": "calibration.job.event",

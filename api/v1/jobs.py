@@ -7,29 +7,32 @@ Owns the paths and the order of things in a request. What a job is, and what may
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
+from adapters.errors import AdapterNotFound, VersionNotFound, VersionNotReady
+from adapters.files.errors import FileNotFound
+from adapters.jobs.errors import JobFinished, JobNotFound, JobUnfinished, ReportNotFound
 from adapters.jobs.models import Job
 from adapters.models import AdapterEvent
 from adapters.reports import Report
-from api.deps import (
-    READ_ADAPTERS,
-    WRITE_ADAPTERS,
-    actor_of,
-    authenticate,
-    onboarding_of,
-    read_json,
-    services_of,
-    serving_engine,
-)
+from adapters.storage.errors import StorageUnavailable
+from api.authentication import READ_ADAPTERS, WRITE_ADAPTERS, actor_of, authenticate
 from api.event_feed import event_feed
-from api.openapi import ERROR_RESPONSES, EVENT_STREAM, json_body
-from api.pages import Paged, page
-from api.v1.job_bodies import decode_create_job, job_event_object, job_object
+from api.json_bodies import read_json
+from api.openapi.routing import Router, answers, fails_with, json_body
+from api.pages import Page, Paged, page
+from api.services import onboarding_of, services_of, serving_engine
+from api.v1.job_bodies import JobEventObject, JobObject, decode_create_job, job_event_object, job_object
+from engine.client import EngineGone
+from tenants.errors import AccountSuspended
 
-router = APIRouter(prefix="/v1/calibration/jobs", responses=ERROR_RESPONSES, tags=["Calibration"])
+router = Router(
+    prefix="/v1/calibration/jobs",
+    tags=["Calibration"],
+    errors=(AccountSuspended(),),
+)
 
 # A report is made of a tenant's names and numbers: a browser that shows it runs nothing of it.
 _SHOWN_SAFELY = {
@@ -44,8 +47,18 @@ _SHOWN_SAFELY = {
     openapi_extra=json_body("CreateCalibrationJobRequest"),
     status_code=201,
 )
-async def create_job(request: Request) -> dict[str, Any]:
-    """Measure a version again. One in service stays so, one that failed its calibration is judged anew."""
+@fails_with(
+    EngineGone("the engine does not serve"),
+    AdapterNotFound("support"),
+    VersionNotFound("support", 7),
+    FileNotFound("file_1"),
+    VersionNotReady("support", 7, "calibrating"),
+    JobUnfinished("job_1"),
+)
+async def create_job(request: Request) -> JobObject:
+    """Calibrates a version again. A version that serves keeps serving; one that failed its calibration is
+    judged again.
+    """
     caller = await authenticate(request, WRITE_ADAPTERS)
     body = decode_create_job(await read_json(request))
     serving_engine(request)
@@ -61,8 +74,8 @@ async def create_job(request: Request) -> dict[str, Any]:
 
 
 @router.get("", operation_id="listCalibrationJobs")
-async def list_jobs(request: Request, query: Paged, adapter_id: str | None = None) -> dict[str, Any]:
-    """The tenant's jobs; with `adapter_id`, those of one adapter."""
+async def list_jobs(request: Request, query: Paged, adapter_id: str | None = None) -> Page[JobObject]:
+    """Lists calibration jobs; with `adapter_id`, those of one adapter."""
     caller = await authenticate(request, READ_ADAPTERS)
     jobs, more = await onboarding_of(request).jobs.page(
         caller.tenant_id,
@@ -72,47 +85,52 @@ async def list_jobs(request: Request, query: Paged, adapter_id: str | None = Non
         adapter_id=adapter_id,
     )
     models = await onboarding_of(request).jobs.models_of(caller.tenant_id, jobs)
-    return page([job_object(job, models.get(job.id)) for job in jobs], query.limit) | {"has_more": more}
+    return page([job_object(job, models.get(job.id)) for job in jobs], query.limit, more)
 
 
 @router.get("/{job_id}", operation_id="retrieveCalibrationJob")
-async def retrieve_job(request: Request, job_id: str) -> dict[str, Any]:
+@fails_with(JobNotFound("job_1"))
+async def retrieve_job(request: Request, job_id: str) -> JobObject:
+    """Retrieves a calibration job."""
     caller = await authenticate(request, READ_ADAPTERS)
     return await _shown(request, await onboarding_of(request).jobs.get(caller.tenant_id, job_id))
 
 
 @router.post("/{job_id}/cancel", operation_id="cancelCalibrationJob")
-async def cancel_job(request: Request, job_id: str) -> dict[str, Any]:
-    """End it. Its version has failed then, unless it was in service before."""
+@fails_with(JobNotFound("job_1"), JobFinished("job_1", "succeeded"))
+async def cancel_job(request: Request, job_id: str) -> JobObject:
+    """Cancels a job. Its version fails, unless it served before."""
     caller = await authenticate(request, WRITE_ADAPTERS)
     by = actor_of(request, caller)
     return await _shown(request, await onboarding_of(request).jobs.cancel(caller.tenant_id, job_id, by=by))
 
 
 @router.post("/{job_id}/pause", operation_id="pauseCalibrationJob")
-async def pause_job(request: Request, job_id: str) -> dict[str, Any]:
-    """Stop it for now. What it has done is kept."""
+@fails_with(JobNotFound("job_1"), JobFinished("job_1", "succeeded"))
+async def pause_job(request: Request, job_id: str) -> JobObject:
+    """Pauses a job. What it has measured is kept."""
     caller = await authenticate(request, WRITE_ADAPTERS)
     by = actor_of(request, caller)
     return await _shown(request, await onboarding_of(request).jobs.pause(caller.tenant_id, job_id, by=by))
 
 
 @router.post("/{job_id}/resume", operation_id="resumeCalibrationJob")
-async def resume_job(request: Request, job_id: str) -> dict[str, Any]:
-    """Go on with it."""
+@fails_with(JobNotFound("job_1"), JobFinished("job_1", "succeeded"))
+async def resume_job(request: Request, job_id: str) -> JobObject:
+    """Resumes a paused job."""
     caller = await authenticate(request, WRITE_ADAPTERS)
     by = actor_of(request, caller)
     return await _shown(request, await onboarding_of(request).jobs.resume(caller.tenant_id, job_id, by=by))
 
 
-@router.get(
-    "/{job_id}/events", operation_id="listCalibrationJobEvents", response_model=None, responses=EVENT_STREAM
-)
+@router.get("/{job_id}/events", operation_id="listCalibrationJobEvents", response_model=None)
+@answers(Page[JobEventObject], JobObject, JobEventObject)
+@fails_with(JobNotFound("job_1"))
 async def list_job_events(
     request: Request, query: Paged, job_id: str, stream: bool = False
-) -> dict[str, Any] | Response:
-    """What happened to it. With `stream`, from the beginning or the event `after` on, as server-sent events,
-    with the job itself whenever its progress changes; they end with the job.
+) -> Page[JobEventObject] | Response:
+    """Lists what happened to a job. With `stream`, sends events as they happen, and the job whenever its
+    progress changes, until the job ends.
     """
     caller = await authenticate(request, READ_ADAPTERS)
     jobs = onboarding_of(request).jobs
@@ -125,7 +143,7 @@ async def list_job_events(
     events, more = await jobs.events(
         caller.tenant_id, job_id, after=query.after, limit=query.limit, newest_first=query.newest_first
     )
-    return page([job_event_object(event) for event in events], query.limit) | {"has_more": more}
+    return page([job_event_object(event) for event in events], query.limit, more)
 
 
 @router.get(
@@ -134,10 +152,11 @@ async def list_job_events(
     response_class=Response,
     responses={200: {"content": {"application/json": {}, "text/html": {}}}},
 )
+@fails_with(JobNotFound("job_1"), ReportNotFound("job_1"), StorageUnavailable("the store does not answer"))
 async def retrieve_report(
     request: Request, job_id: str, format: Literal["json", "html"] = "json"
 ) -> Response:
-    """All that was measured, as a document or as a page that needs nothing else."""
+    """Retrieves everything that a job measured, as JSON or as an HTML page."""
     return await _report(request, job_id, f"report.{format}")
 
 
@@ -147,7 +166,9 @@ async def retrieve_report(
     response_class=Response,
     responses={200: {"content": {"text/html": {}}}},
 )
+@fails_with(JobNotFound("job_1"), ReportNotFound("job_1"), StorageUnavailable("the store does not answer"))
 async def retrieve_report_page(request: Request, job_id: str) -> Response:
+    """Retrieves the report as an HTML page."""
     return await _report(request, job_id, "report.html")
 
 
@@ -157,8 +178,9 @@ async def retrieve_report_page(request: Request, job_id: str) -> Response:
     response_class=Response,
     responses={200: {"content": {"image/svg+xml": {}}}},
 )
+@fails_with(JobNotFound("job_1"), ReportNotFound("job_1"), StorageUnavailable("the store does not answer"))
 async def retrieve_chart(request: Request, job_id: str, chart: str) -> Response:
-    """A chart of the report, by its name there."""
+    """Retrieves a chart of the report as SVG."""
     return await _report(request, job_id, f"{chart}.svg")
 
 
@@ -170,18 +192,18 @@ async def _report(request: Request, job_id: str, name: str) -> Response:
     return Response(report.content, media_type=report.media_type, headers=_SHOWN_SAFELY)
 
 
-async def _shown(request: Request, job: Job) -> dict[str, Any]:
+async def _shown(request: Request, job: Job) -> JobObject:
     models = await onboarding_of(request).jobs.models_of(job.tenant_id, [job])
     return job_object(job, models.get(job.id))
 
 
 async def _changes(
     source: AsyncIterator[tuple[Job, list[AdapterEvent]]], model: str | None
-) -> AsyncIterator[list[dict[str, Any]]]:
+) -> AsyncIterator[list[JobObject | JobEventObject]]:
     """Events, each before the state of the job that they led to."""
-    last: dict[str, Any] | None = None
+    last: JobObject | None = None
     async for job, events in source:
         shown = job_object(job, model)
-        changed = [] if shown == last else [shown]
+        changed: list[JobObject | JobEventObject] = [] if shown == last else [shown]
         last = shown
-        yield [job_event_object(event) for event in events] + changed
+        yield [*(job_event_object(event) for event in events), *changed]

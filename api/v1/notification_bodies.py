@@ -7,56 +7,43 @@ from typing import Annotated, Literal, TypeVar
 from fastapi import Request
 from msgspec import Meta, Struct
 
-from api.deps import read_json
-from api.json_bodies import BodyDecoders
+from api.body_fields import Body, Name
+from api.json_bodies import BodyDecoders, read_json
 from billing.notifications.events import EVENTS
 
-Name = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=100,
-        pattern=r"^[^\x00-\x1f\x7f]*$",
-        extra_json_schema={"format": "printable"},
-    ),
-]
 Url = Annotated[str, Meta(min_length=1, max_length=2000, extra_json_schema={"format": "webhook-url"})]
 EventName = Annotated[str, Meta(pattern=r"^[a-z_.]{1,64}$", extra_json_schema={"enum": [*EVENTS]})]
 Email = Annotated[str, Meta(max_length=254, pattern=r"^[!-?A-~]{1,64}@[!-?A-~]{1,189}$")]
 
 
-class _Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Fields that it does not name are refused."""
-
-
-class CreateWebhookEndpointRequest(_Body, frozen=True, kw_only=True):
+class CreateWebhookEndpointRequest(Body, frozen=True, kw_only=True):
     name: Name
     url: Url
     event_types: Annotated[list[EventName], Meta(min_length=1, max_length=64)]
 
 
-class UpdateWebhookEndpointRequest(_Body, frozen=True, kw_only=True):
+class UpdateWebhookEndpointRequest(Body, frozen=True, kw_only=True):
     name: Name | None = None
     url: Url | None = None
     event_types: Annotated[list[EventName], Meta(min_length=1, max_length=64)] | None = None
 
 
-class RotateWebhookSecretRequest(_Body, frozen=True, kw_only=True):
+class RotateWebhookSecretRequest(Body, frozen=True, kw_only=True):
     keep_old_secret_active_for_24_hours: bool = False
 
 
-class SampleEventRequest(_Body, frozen=True, kw_only=True):
+class SampleEventRequest(Body, frozen=True, kw_only=True):
     event_type: EventName
 
 
-class NotificationChannel(_Body, frozen=True, kw_only=True):
+class NotificationChannel(Body, frozen=True, kw_only=True):
     recipients: Annotated[list[Email], Meta(max_length=20)]
     """Empty: the account's billing address and those who settle what is paid."""
     type: Literal["email"] = "email"
     subject_prefix: Annotated[str, Meta(max_length=60, pattern=r"^[^\x00-\x1f\x7f]*$")] | None = None
 
 
-class SpendAlertRequest(_Body, frozen=True, kw_only=True):
+class SpendAlertRequest(Body, frozen=True, kw_only=True):
     """One threshold: an amount, or a percentage of the hard limit."""
 
     currency: Literal["USD"]

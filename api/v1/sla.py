@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from fastapi import Request
 
-from fastapi import APIRouter, Request
-
-from api.deps import READ_SLA, authenticate, services_of
-from api.openapi import ERROR_RESPONSES
+from api.authentication import READ_SLA, authenticate
+from api.openapi.routing import Router
 from api.pages import Month
+from api.services import services_of
+from sla.service import SlaReport
 
-router = APIRouter(prefix="/v1/sla", responses=ERROR_RESPONSES, tags=["SLA"])
+router = Router(prefix="/v1/sla", tags=["SLA"])
 
 
 @router.get("/reports", operation_id="retrieveSlaReport")
-async def report(request: Request, month: Month = None) -> dict[str, Any]:
-    """A month's report (`YYYY-MM`, UTC), by class; the month that runs when none is named."""
+async def report(request: Request, month: Month = None) -> SlaReport:
+    """Reports, for a month and by service tier, what was promised and what was delivered."""
     caller = await authenticate(request, READ_SLA)
     return await services_of(request).sla_reports.report(caller.tenant_id, month)

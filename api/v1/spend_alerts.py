@@ -7,23 +7,60 @@ ours. Soft: to refuse requests, set a spend limit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, TypedDict
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from api.deps import READ_LIMITS, WRITE_LIMITS, Permission, actor_of, authenticate, served, services_of
+from api.authentication import READ_LIMITS, WRITE_LIMITS, Permission, actor_of, authenticate
 from api.errors import InvalidValue
 from api.json_bodies import unix
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi.routing import Router, fails_with, json_body
+from api.organization.objects import DeletedObject, deleted
 from api.organization.requests import naming_fields
-from api.pages import Paged, page
+from api.pages import Page, Paged, page
+from api.services import served, services_of
 from api.v1.notification_bodies import SpendAlertRequest, read_body
 from billing.rates import MICRO_USD_PER_CENT
 from billing.spend.alerts import SpendAlertService, Threshold
+from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 from billing.spend.models import SpendAlert
 from tenants.actors import Actor
+from tenants.errors import ProjectNotFound
 
-router = APIRouter(prefix="/v1/organization", responses=ERROR_RESPONSES, tags=["Limits"])
+router = Router(prefix="/v1/organization", tags=["Limits"])
+
+AlertName = Literal["organization.spend_alert", "project.spend_alert"]
+
+
+class AlertChannel(TypedDict):
+    """Who is notified."""
+
+    type: Literal["email"]
+    recipients: list[str]
+    """Empty: the billing address, and members who settle what is paid."""
+    subject_prefix: str | None
+
+
+class SpendAlertObject(TypedDict):
+    """An alert that is raised when a month's spend reaches a threshold. It refuses no request."""
+
+    id: str
+    object: AlertName
+    project_id: str | None
+    """Null for an alert on the whole organization."""
+    currency: Literal["USD"]
+    interval: Literal["month"]
+    notification_channel: AlertChannel
+    threshold_amount: int | None
+    """Cents; null for a threshold in percent."""
+    threshold_micro_usd: int | None
+    threshold_percent: int | None
+    """Percent of the month's spend limit; null for an amount."""
+    created_at: int
+    """Unix seconds."""
+    updated_at: int
+    """Unix seconds."""
+
 
 _BODY = json_body("SpendAlertRequest")
 
@@ -42,45 +79,59 @@ async def _asking(request: Request, needed: Permission) -> _Asking:
 
 
 @router.get("/spend_alerts", operation_id="listSpendAlerts")
-async def list_alerts(request: Request, query: Paged) -> dict[str, Any]:
+async def list_alerts(request: Request, query: Paged) -> Page[SpendAlertObject]:
+    """Lists the organization's spend alerts."""
     return await _list(request, None, query)
 
 
 @router.post("/spend_alerts", operation_id="createSpendAlert", openapi_extra=_BODY)
-async def create_alert(request: Request) -> dict[str, Any]:
+@fails_with(TooManyAlerts(100))
+async def create_alert(request: Request) -> SpendAlertObject:
+    """Creates an alert on the organization's spend in a month. Give one of the three thresholds."""
     return await _create(request, None)
 
 
 @router.get("/spend_alerts/{alert_id}", operation_id="retrieveSpendAlert")
-async def retrieve_alert(request: Request, alert_id: str) -> dict[str, Any]:
+@fails_with(SpendAlertNotFound("alert_1"))
+async def retrieve_alert(request: Request, alert_id: str) -> SpendAlertObject:
+    """Retrieves a spend alert."""
     return await _retrieve(request, None, alert_id)
 
 
 @router.post("/spend_alerts/{alert_id}", operation_id="updateSpendAlert", openapi_extra=_BODY)
-async def update_alert(request: Request, alert_id: str) -> dict[str, Any]:
-    """Replace it whole. With another threshold it may be raised again in the same month."""
+@fails_with(SpendAlertNotFound("alert_1"))
+async def update_alert(request: Request, alert_id: str) -> SpendAlertObject:
+    """Replaces a spend alert. With another threshold it can be raised again in the same month."""
     return await _update(request, None, alert_id)
 
 
 @router.delete("/spend_alerts/{alert_id}", operation_id="deleteSpendAlert")
-async def delete_alert(request: Request, alert_id: str) -> dict[str, Any]:
+@fails_with(SpendAlertNotFound("alert_1"))
+async def delete_alert(request: Request, alert_id: str) -> DeletedObject:
+    """Deletes a spend alert."""
     return await _delete(request, None, alert_id)
 
 
 @router.get("/projects/{project_id}/spend_alerts", operation_id="listProjectSpendAlerts")
-async def list_project_alerts(request: Request, project_id: str, query: Paged) -> dict[str, Any]:
+@fails_with(ProjectNotFound("proj_1"))
+async def list_project_alerts(request: Request, project_id: str, query: Paged) -> Page[SpendAlertObject]:
+    """Lists the project's spend alerts."""
     return await _list(request, project_id, query)
 
 
 @router.post(
     "/projects/{project_id}/spend_alerts", operation_id="createProjectSpendAlert", openapi_extra=_BODY
 )
-async def create_project_alert(request: Request, project_id: str) -> dict[str, Any]:
+@fails_with(ProjectNotFound("proj_1"), TooManyAlerts(100))
+async def create_project_alert(request: Request, project_id: str) -> SpendAlertObject:
+    """Creates an alert on the project's spend in a month. Give one of the three thresholds."""
     return await _create(request, project_id)
 
 
 @router.get("/projects/{project_id}/spend_alerts/{alert_id}", operation_id="retrieveProjectSpendAlert")
-async def retrieve_project_alert(request: Request, project_id: str, alert_id: str) -> dict[str, Any]:
+@fails_with(SpendAlertNotFound("alert_1"))
+async def retrieve_project_alert(request: Request, project_id: str, alert_id: str) -> SpendAlertObject:
+    """Retrieves a spend alert of the project."""
     return await _retrieve(request, project_id, alert_id)
 
 
@@ -89,17 +140,22 @@ async def retrieve_project_alert(request: Request, project_id: str, alert_id: st
     operation_id="updateProjectSpendAlert",
     openapi_extra=_BODY,
 )
-async def update_project_alert(request: Request, project_id: str, alert_id: str) -> dict[str, Any]:
-    """Replace it whole. With another threshold it may be raised again in the same month."""
+@fails_with(SpendAlertNotFound("alert_1"))
+async def update_project_alert(request: Request, project_id: str, alert_id: str) -> SpendAlertObject:
+    """Replaces a spend alert of the project. With another threshold it can be raised again in the same
+    month.
+    """
     return await _update(request, project_id, alert_id)
 
 
 @router.delete("/projects/{project_id}/spend_alerts/{alert_id}", operation_id="deleteProjectSpendAlert")
-async def delete_project_alert(request: Request, project_id: str, alert_id: str) -> dict[str, Any]:
+@fails_with(SpendAlertNotFound("alert_1"))
+async def delete_project_alert(request: Request, project_id: str, alert_id: str) -> DeletedObject:
+    """Deletes a spend alert of the project."""
     return await _delete(request, project_id, alert_id)
 
 
-async def _list(request: Request, project_id: str | None, query: Paged) -> dict[str, Any]:
+async def _list(request: Request, project_id: str | None, query: Paged) -> Page[SpendAlertObject]:
     who = await _asking(request, READ_LIMITS)
     found = await who.alerts.list(
         who.tenant_id,
@@ -111,19 +167,19 @@ async def _list(request: Request, project_id: str | None, query: Paged) -> dict[
     return page([alert_object(alert) for alert in found], query.limit)
 
 
-async def _create(request: Request, project_id: str | None) -> dict[str, Any]:
+async def _create(request: Request, project_id: str | None) -> SpendAlertObject:
     who = await _asking(request, WRITE_LIMITS)
     threshold = await _read(request)
     with naming_fields():
         return alert_object(await who.alerts.create(who.tenant_id, project_id, who.actor, threshold))
 
 
-async def _retrieve(request: Request, project_id: str | None, alert_id: str) -> dict[str, Any]:
+async def _retrieve(request: Request, project_id: str | None, alert_id: str) -> SpendAlertObject:
     who = await _asking(request, READ_LIMITS)
     return alert_object(await who.alerts.get(who.tenant_id, project_id, alert_id))
 
 
-async def _update(request: Request, project_id: str | None, alert_id: str) -> dict[str, Any]:
+async def _update(request: Request, project_id: str | None, alert_id: str) -> SpendAlertObject:
     who = await _asking(request, WRITE_LIMITS)
     threshold = await _read(request)
     with naming_fields():
@@ -132,10 +188,10 @@ async def _update(request: Request, project_id: str | None, alert_id: str) -> di
         )
 
 
-async def _delete(request: Request, project_id: str | None, alert_id: str) -> dict[str, Any]:
+async def _delete(request: Request, project_id: str | None, alert_id: str) -> DeletedObject:
     who = await _asking(request, WRITE_LIMITS)
     await who.alerts.delete(who.tenant_id, project_id, alert_id, who.actor)
-    return {"id": alert_id, "object": f"{_object_of(project_id)}.deleted", "deleted": True}
+    return deleted(_object_of(project_id), alert_id)
 
 
 async def _read(request: Request) -> Threshold:
@@ -153,8 +209,8 @@ async def _read(request: Request) -> Threshold:
     return Threshold(amount, body.threshold_percent, channel.recipients, channel.subject_prefix)
 
 
-def alert_object(alert: SpendAlert) -> dict[str, Any]:
-    channel = {
+def alert_object(alert: SpendAlert) -> SpendAlertObject:
+    channel: AlertChannel = {
         "type": "email",
         "recipients": list(alert.recipients),
         "subject_prefix": alert.subject_prefix,
@@ -174,5 +230,5 @@ def alert_object(alert: SpendAlert) -> dict[str, Any]:
     }
 
 
-def _object_of(project_id: str | None) -> str:
+def _object_of(project_id: str | None) -> AlertName:
     return "organization.spend_alert" if project_id is None else "project.spend_alert"

@@ -7,32 +7,45 @@ Owns the form of requests and answers; an upload's life is `adapters.files.uploa
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
-from fastapi import APIRouter, Request
-from msgspec import Meta, Struct
+from fastapi import Request
+from msgspec import Meta
 
-from adapters.files.models import UploadPart
+from adapters.files.errors import (
+    FileTooLarge,
+    StorageLimitReached,
+    TooManyUploads,
+    UnsupportedFile,
+    UploadNotFound,
+    UploadNotPending,
+)
+from adapters.files.models import Purpose, UploadPart, UploadStatus
 from adapters.files.uploads import MAX_PART_BYTES, MAX_PARTS, UploadState
+from adapters.inspection import InspectionRefused
+from adapters.storage.errors import StorageUnavailable
 from adapters.storage.receiving import Received
-from api.deps import WRITE_FILES, actor_of, authenticate, read_json, services_of
+from api.authentication import WRITE_FILES, actor_of, authenticate
+from api.body_fields import Body
 from api.forms import read_form
-from api.json_bodies import decode, unix
-from api.openapi import ERROR_RESPONSES, form_body, json_body
-from api.v1.files import file_object, refuse_declared
+from api.json_bodies import decode, read_json, unix
+from api.openapi.routing import Router, fails_with, form_body, json_body
+from api.services import services_of
+from api.v1.files import FileObject, file_object, refuse_declared
+from tenants.errors import AccountSuspended
 
-router = APIRouter(prefix="/v1/uploads", responses=ERROR_RESPONSES, tags=["Uploads"])
+router = Router(prefix="/v1/uploads", tags=["Uploads"], errors=(AccountSuspended(),))
 
 
-class ExpiresAfter(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ExpiresAfter(Body, frozen=True, kw_only=True):
     """How long the file will be kept."""
 
     anchor: Literal["created_at"]
     seconds: Annotated[int, Meta(ge=3600, le=2592000)]
 
 
-class CreateUploadRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CreateUploadRequest(Body, frozen=True, kw_only=True):
     bytes: Annotated[int, Meta(ge=1, le=2**60)]
     filename: Annotated[str, Meta(min_length=1, max_length=255)]
     mime_type: Annotated[str, Meta(min_length=1, max_length=255)]
@@ -40,7 +53,7 @@ class CreateUploadRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_on
     expires_after: ExpiresAfter | None = None
 
 
-class CompleteUploadRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CompleteUploadRequest(Body, frozen=True, kw_only=True):
     part_ids: Annotated[
         list[Annotated[str, Meta(min_length=1, max_length=100)]], Meta(min_length=1, max_length=MAX_PARTS)
     ]
@@ -53,6 +66,45 @@ BODIES = (CreateUploadRequest, CompleteUploadRequest)
 _create_decoder = msgspec.json.Decoder(CreateUploadRequest)
 _complete_decoder = msgspec.json.Decoder(CompleteUploadRequest)
 
+
+class UploadPartObject(TypedDict):
+    """A part of an upload."""
+
+    id: str
+    object: Literal["upload.part"]
+    created_at: int
+    """Unix seconds."""
+    upload_id: str
+    bytes: int
+    md5: str
+    sha256: str
+
+
+class UploadObject(TypedDict):
+    """A file that is uploaded in parts."""
+
+    id: str
+    object: Literal["upload"]
+    bytes: int
+    """The size of the whole file."""
+    created_at: int
+    """Unix seconds."""
+    filename: str
+    purpose: Purpose
+    status: UploadStatus
+    expires_at: int
+    """Unix seconds when the upload ends unless it is completed."""
+    file: FileObject | None
+    """The file; null until the upload is completed."""
+
+
+class UploadWithPartsObject(UploadObject):
+    """An upload and its parts."""
+
+    parts: list[UploadPartObject]
+    """The parts that have arrived."""
+
+
 PART_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["data"],
@@ -61,7 +113,7 @@ PART_SCHEMA: dict[str, Any] = {
 }
 
 
-def part_object(part: UploadPart) -> dict[str, Any]:
+def part_object(part: UploadPart) -> UploadPartObject:
     return {
         "id": part.id,
         "object": "upload.part",
@@ -73,7 +125,7 @@ def part_object(part: UploadPart) -> dict[str, Any]:
     }
 
 
-def upload_object(state: UploadState) -> dict[str, Any]:
+def upload_object(state: UploadState) -> UploadObject:
     upload = state.upload
     return {
         "id": upload.id,
@@ -81,16 +133,22 @@ def upload_object(state: UploadState) -> dict[str, Any]:
         "bytes": upload.size,
         "created_at": unix(upload.created_at),
         "filename": upload.filename,
-        "purpose": upload.purpose,
-        "status": upload.status,
+        "purpose": Purpose(upload.purpose),
+        "status": UploadStatus(upload.status),
         "expires_at": unix(upload.expires_at),
         "file": None if state.file is None else file_object(state.file),
     }
 
 
 @router.post("", operation_id="createUpload", openapi_extra=json_body("CreateUploadRequest"))
-async def create_upload(request: Request) -> dict[str, Any]:
-    """Announce a file that will arrive in parts within the hour."""
+@fails_with(
+    FileTooLarge("file", 2147483648),
+    UnsupportedFile("file", "notes.txt", "'.jsonl'"),
+    TooManyUploads(100),
+    StorageLimitReached(10737418240),
+)
+async def create_upload(request: Request) -> UploadObject:
+    """Starts the upload of a large file in parts. It expires after an hour."""
     caller = await authenticate(request, WRITE_FILES)
     body = decode(_create_decoder, await read_json(request))
     state = await services_of(request).uploads.create(
@@ -108,16 +166,23 @@ async def create_upload(request: Request) -> dict[str, Any]:
 
 
 @router.get("/{upload_id}", operation_id="retrieveUpload")
-async def retrieve_upload(request: Request, upload_id: str) -> dict[str, Any]:
-    """The upload and, in `parts`, what has arrived of it."""
+@fails_with(UploadNotFound("upload_1"))
+async def retrieve_upload(request: Request, upload_id: str) -> UploadWithPartsObject:
+    """Retrieves an upload and the parts that have arrived."""
     caller = await authenticate(request, WRITE_FILES)
     state = await services_of(request).uploads.get(caller.tenant_id, upload_id)
     return {**upload_object(state), "parts": [part_object(part) for part in state.parts]}
 
 
 @router.post("/{upload_id}/parts", operation_id="addUploadPart", openapi_extra=form_body(PART_SCHEMA))
-async def add_upload_part(request: Request, upload_id: str) -> dict[str, Any]:
-    """Add a part of at most 64 MB. Parts may come in any order, in parallel, and again."""
+@fails_with(
+    StorageUnavailable("the store does not answer"),
+    UploadNotFound("upload_1"),
+    UploadNotPending("upload_1", "cancelled"),
+    FileTooLarge("file", 2147483648),
+)
+async def add_upload_part(request: Request, upload_id: str) -> UploadPartObject:
+    """Adds a part of at most 64 MB. Parts can be sent in any order, in parallel and more than once."""
     caller = await authenticate(request, WRITE_FILES)
     uploads = services_of(request).uploads
     refuse_declared(request, "data", MAX_PART_BYTES)
@@ -133,8 +198,16 @@ async def add_upload_part(request: Request, upload_id: str) -> dict[str, Any]:
 @router.post(
     "/{upload_id}/complete", operation_id="completeUpload", openapi_extra=json_body("CompleteUploadRequest")
 )
-async def complete_upload(request: Request, upload_id: str) -> dict[str, Any]:
-    """Make the file of the parts in this order. Completing again returns the same file."""
+@fails_with(
+    InspectionRefused("use_dora", "DoRA rescales the merged weight, which is not served"),
+    StorageUnavailable("the store does not answer"),
+    UploadNotFound("upload_1"),
+    UploadNotPending("upload_1", "cancelled"),
+    UnsupportedFile("file", "notes.txt", "'.jsonl'"),
+    StorageLimitReached(10737418240),
+)
+async def complete_upload(request: Request, upload_id: str) -> UploadObject:
+    """Makes the file from the parts in the given order. Completing an upload again returns the same file."""
     caller = await authenticate(request, WRITE_FILES)
     body = decode(_complete_decoder, await read_json(request))
     uploads = services_of(request).uploads
@@ -143,8 +216,9 @@ async def complete_upload(request: Request, upload_id: str) -> dict[str, Any]:
 
 
 @router.post("/{upload_id}/cancel", operation_id="cancelUpload")
-async def cancel_upload(request: Request, upload_id: str) -> dict[str, Any]:
-    """Take no more parts, and drop those there are."""
+@fails_with(UploadNotFound("upload_1"), UploadNotPending("upload_1", "cancelled"))
+async def cancel_upload(request: Request, upload_id: str) -> UploadObject:
+    """Cancels an upload and deletes its parts."""
     caller = await authenticate(request, WRITE_FILES)
     by = actor_of(request, caller)
     return upload_object(await services_of(request).uploads.cancel(caller.tenant_id, upload_id, by=by))

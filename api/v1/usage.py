@@ -5,17 +5,18 @@ Owns reading the query string. What a report is, and which questions it answers,
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 
-from api.deps import READ_USAGE, authenticate, services_of
-from api.openapi import ERROR_RESPONSES
+from api.authentication import READ_USAGE, authenticate
+from api.openapi.routing import Router
+from api.services import services_of
 from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, at_most, repeated
-from billing.reports.buckets import USAGE_WIDTHS
-from billing.service import GROUP_BYS
+from billing.reports.buckets import USAGE_WIDTHS, BucketPage
+from billing.service import GROUP_BYS, UsageResult
 
-router = APIRouter(prefix="/v1/organization/usage", responses=ERROR_RESPONSES, tags=["Usage"])
+router = Router(prefix="/v1/organization/usage", tags=["Usage"])
 
 
 @router.get("/completions", operation_id="usageCompletions")
@@ -33,8 +34,10 @@ async def completions(
     project_ids: Annotated[Repeated, Query(alias="project_ids[]")] = None,
     user_ids: Annotated[Repeated, Query(alias="user_ids[]")] = None,
     adapter_ids: Annotated[Repeated, Query(alias="adapter_ids[]")] = None,
-) -> dict[str, Any]:
-    """A page of time buckets."""
+) -> BucketPage[UsageResult]:
+    """Reports how many tokens and requests were used, by minute, hour or day and by whatever `group_by`
+    names.
+    """
     caller = await authenticate(request, READ_USAGE)
     query = ReportQuery(request)
     return await services_of(request).usage.completions(

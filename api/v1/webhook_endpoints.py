@@ -7,15 +7,17 @@ With an admin key: what is told is about the account.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from api.deps import READ_WEBHOOKS, WRITE_WEBHOOKS, Permission, actor_of, authenticate, served, services_of
+from api.authentication import READ_WEBHOOKS, WRITE_WEBHOOKS, Permission, actor_of, authenticate
 from api.json_bodies import unix
-from api.openapi import ERROR_RESPONSES, json_body
+from api.openapi.routing import Router, fails_with, json_body
+from api.organization.objects import DeletedObject, deleted
 from api.organization.requests import naming_fields
-from api.pages import Paged, page
+from api.pages import Page, Paged, page
+from api.services import served, services_of
 from api.v1.notification_bodies import (
     CreateWebhookEndpointRequest,
     RotateWebhookSecretRequest,
@@ -24,12 +26,85 @@ from api.v1.notification_bodies import (
     read_body,
 )
 from billing.notifications import signing
+from billing.notifications.errors import (
+    DeliveryNotFound,
+    EndpointUnreachable,
+    TooManyEndpoints,
+    WebhookEndpointNotFound,
+)
 from billing.notifications.events import EVENTS
 from billing.notifications.models import Delivery, Notification, WebhookEndpoint
 from billing.notifications.service import WebhookService
 from tenants.actors import Actor
 
-router = APIRouter(prefix="/v1", responses=ERROR_RESPONSES, tags=["Webhooks"])
+router = Router(prefix="/v1", tags=["Webhooks"])
+
+
+class EventTypeList(TypedDict):
+    """The types of events that webhooks can receive."""
+
+    object: Literal["list"]
+    data: list[str]
+
+
+class WebhookEndpointObject(TypedDict):
+    """A URL of yours that receives events."""
+
+    id: str
+    object: Literal["webhook_endpoint"]
+    name: str
+    url: str
+    event_types: list[str]
+    """The events that are sent."""
+    signing_secret_hint: str
+    """The end of the secret that events are signed with."""
+    created_at: int
+    """Unix seconds."""
+    updated_at: int
+    """Unix seconds."""
+    disabled_at: int | None
+    """Unix seconds when it was disabled because deliveries kept failing; null while it is enabled."""
+
+
+class SecretWebhookEndpointObject(WebhookEndpointObject):
+    """A webhook endpoint with its signing secret."""
+
+    signing_secret: str
+    """The secret that events are signed with. It is shown only once."""
+
+
+class WebhookTestObject(TypedDict):
+    """The endpoint's answer to a sample event."""
+
+    object: Literal["webhook_endpoint.test"]
+    webhook_endpoint_id: str
+    event_type: str
+    status_code: int
+    success: Literal[True]
+
+
+class WebhookDeliveryObject(TypedDict):
+    """An event that was, or is to be, sent to an endpoint."""
+
+    id: str
+    object: Literal["webhook_endpoint.delivery"]
+    event_id: str
+    event_type: str
+    data: dict[str, Any]
+    """The event's data."""
+    status: str
+    """`pending`, `delivered` or `failed`."""
+    attempts: int
+    status_code: int | None
+    """The endpoint's last answer."""
+    error: str | None
+    """Why the last attempt failed."""
+    created_at: int
+    """Unix seconds."""
+    next_attempt_at: int | None
+    """Unix seconds of the next attempt, while there is one."""
+    ended_at: int | None
+    """Unix seconds when it was delivered or given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +121,15 @@ async def _asking(request: Request, needed: Permission) -> _Asking:
 
 
 @router.get("/webhook_event_types", operation_id="listWebhookEventTypes")
-async def list_event_types(request: Request) -> dict[str, Any]:
-    """What can be told of."""
+async def list_event_types(request: Request) -> EventTypeList:
+    """Lists the types of events that a webhook endpoint can receive."""
     await _asking(request, READ_WEBHOOKS)
     return {"object": "list", "data": list(EVENTS)}
 
 
 @router.get("/webhook_endpoints", operation_id="listWebhookEndpoints")
-async def list_endpoints(request: Request, query: Paged) -> dict[str, Any]:
+async def list_endpoints(request: Request, query: Paged) -> Page[WebhookEndpointObject]:
+    """Lists webhook endpoints."""
     who = await _asking(request, READ_WEBHOOKS)
     found = await who.webhooks.list(
         who.tenant_id, after=query.after, limit=query.limit + 1, newest_first=query.newest_first
@@ -66,19 +142,22 @@ async def list_endpoints(request: Request, query: Paged) -> dict[str, Any]:
     operation_id="createWebhookEndpoint",
     openapi_extra=json_body("CreateWebhookEndpointRequest"),
 )
-async def create_endpoint(request: Request) -> dict[str, Any]:
-    """The signing secret is in this answer and in no later one."""
+@fails_with(TooManyEndpoints(16))
+async def create_endpoint(request: Request) -> SecretWebhookEndpointObject:
+    """Creates a webhook endpoint. The response is the only one that has its signing secret."""
     who = await _asking(request, WRITE_WEBHOOKS)
     body = await read_body(request, CreateWebhookEndpointRequest)
     with naming_fields():
         endpoint, secret = await who.webhooks.create(
             who.tenant_id, who.actor, name=body.name, url=body.url, event_types=body.event_types
         )
-    return endpoint_object(endpoint) | {"signing_secret": secret}
+    return {**endpoint_object(endpoint), "signing_secret": secret}
 
 
 @router.get("/webhook_endpoints/{webhook_endpoint_id}", operation_id="retrieveWebhookEndpoint")
-async def retrieve_endpoint(request: Request, webhook_endpoint_id: str) -> dict[str, Any]:
+@fails_with(WebhookEndpointNotFound("whep_1"))
+async def retrieve_endpoint(request: Request, webhook_endpoint_id: str) -> WebhookEndpointObject:
+    """Retrieves a webhook endpoint."""
     who = await _asking(request, READ_WEBHOOKS)
     return endpoint_object(await who.webhooks.get(who.tenant_id, webhook_endpoint_id))
 
@@ -88,8 +167,11 @@ async def retrieve_endpoint(request: Request, webhook_endpoint_id: str) -> dict[
     operation_id="updateWebhookEndpoint",
     openapi_extra=json_body("UpdateWebhookEndpointRequest"),
 )
-async def update_endpoint(request: Request, webhook_endpoint_id: str) -> dict[str, Any]:
-    """What is left out stays as it is. One that was disabled is told things again."""
+@fails_with(WebhookEndpointNotFound("whep_1"))
+async def update_endpoint(request: Request, webhook_endpoint_id: str) -> WebhookEndpointObject:
+    """Updates a webhook endpoint, and enables it if it was disabled. Fields that are left out stay as they
+    are.
+    """
     who = await _asking(request, WRITE_WEBHOOKS)
     body = await read_body(request, UpdateWebhookEndpointRequest)
     with naming_fields():
@@ -105,10 +187,12 @@ async def update_endpoint(request: Request, webhook_endpoint_id: str) -> dict[st
 
 
 @router.delete("/webhook_endpoints/{webhook_endpoint_id}", operation_id="deleteWebhookEndpoint")
-async def delete_endpoint(request: Request, webhook_endpoint_id: str) -> dict[str, Any]:
+@fails_with(WebhookEndpointNotFound("whep_1"))
+async def delete_endpoint(request: Request, webhook_endpoint_id: str) -> DeletedObject:
+    """Deletes a webhook endpoint and its deliveries."""
     who = await _asking(request, WRITE_WEBHOOKS)
     await who.webhooks.delete(who.tenant_id, webhook_endpoint_id, who.actor)
-    return {"id": webhook_endpoint_id, "object": "webhook_endpoint.deleted", "deleted": True}
+    return deleted("webhook_endpoint", webhook_endpoint_id)
 
 
 @router.post(
@@ -116,14 +200,15 @@ async def delete_endpoint(request: Request, webhook_endpoint_id: str) -> dict[st
     operation_id="rotateWebhookSecret",
     openapi_extra=json_body("RotateWebhookSecretRequest"),
 )
-async def rotate_secret(request: Request, webhook_endpoint_id: str) -> dict[str, Any]:
-    """The new secret is in this answer and in no later one."""
+@fails_with(WebhookEndpointNotFound("whep_1"))
+async def rotate_secret(request: Request, webhook_endpoint_id: str) -> SecretWebhookEndpointObject:
+    """Creates a new signing secret. The response is the only one that has it."""
     who = await _asking(request, WRITE_WEBHOOKS)
     body = await read_body(request, RotateWebhookSecretRequest)
     endpoint, secret = await who.webhooks.rotate_secret(
         who.tenant_id, webhook_endpoint_id, who.actor, keep_old=body.keep_old_secret_active_for_24_hours
     )
-    return endpoint_object(endpoint) | {"signing_secret": secret}
+    return {**endpoint_object(endpoint), "signing_secret": secret}
 
 
 @router.post(
@@ -131,8 +216,9 @@ async def rotate_secret(request: Request, webhook_endpoint_id: str) -> dict[str,
     operation_id="testWebhookEndpoint",
     openapi_extra=json_body("SampleEventRequest"),
 )
-async def test_endpoint(request: Request, webhook_endpoint_id: str) -> dict[str, Any]:
-    """Send a sample of an event now. Answered well, it enables an endpoint that was disabled."""
+@fails_with(WebhookEndpointNotFound("whep_1"), EndpointUnreachable("no answer within 10 s"))
+async def test_endpoint(request: Request, webhook_endpoint_id: str) -> WebhookTestObject:
+    """Sends a sample event now. If the endpoint answers well and was disabled, it is enabled."""
     who = await _asking(request, WRITE_WEBHOOKS)
     body = await read_body(request, SampleEventRequest)
     with naming_fields():
@@ -147,8 +233,11 @@ async def test_endpoint(request: Request, webhook_endpoint_id: str) -> dict[str,
 
 
 @router.get("/webhook_endpoints/{webhook_endpoint_id}/deliveries", operation_id="listWebhookDeliveries")
-async def list_deliveries(request: Request, webhook_endpoint_id: str, query: Paged) -> dict[str, Any]:
-    """What the endpoint was told, or is to be told, in the last thirty days."""
+@fails_with(WebhookEndpointNotFound("whep_1"))
+async def list_deliveries(
+    request: Request, webhook_endpoint_id: str, query: Paged
+) -> Page[WebhookDeliveryObject]:
+    """Lists the deliveries of the last thirty days, those to come included."""
     who = await _asking(request, READ_WEBHOOKS)
     found = await who.webhooks.deliveries(
         who.tenant_id,
@@ -164,15 +253,18 @@ async def list_deliveries(request: Request, webhook_endpoint_id: str, query: Pag
     "/webhook_endpoints/{webhook_endpoint_id}/deliveries/{delivery_id}/retry",
     operation_id="retryWebhookDelivery",
 )
-async def retry_delivery(request: Request, webhook_endpoint_id: str, delivery_id: str) -> dict[str, Any]:
-    """Deliver it once more, soon, under the same webhook-id."""
+@fails_with(WebhookEndpointNotFound("whep_1"), DeliveryNotFound("whdel_1"))
+async def retry_delivery(
+    request: Request, webhook_endpoint_id: str, delivery_id: str
+) -> WebhookDeliveryObject:
+    """Sends a delivery again, with the same `webhook-id`."""
     who = await _asking(request, WRITE_WEBHOOKS)
     return delivery_object(
         *await who.webhooks.retry(who.tenant_id, webhook_endpoint_id, delivery_id, who.actor)
     )
 
 
-def endpoint_object(endpoint: WebhookEndpoint) -> dict[str, Any]:
+def endpoint_object(endpoint: WebhookEndpoint) -> WebhookEndpointObject:
     return {
         "id": endpoint.id,
         "object": "webhook_endpoint",
@@ -186,7 +278,7 @@ def endpoint_object(endpoint: WebhookEndpoint) -> dict[str, Any]:
     }
 
 
-def delivery_object(delivery: Delivery, notification: Notification) -> dict[str, Any]:
+def delivery_object(delivery: Delivery, notification: Notification) -> WebhookDeliveryObject:
     return {
         "id": delivery.id,
         "object": "webhook_endpoint.delivery",

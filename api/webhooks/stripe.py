@@ -7,13 +7,15 @@ again. Owns reading the body as it came, which is what is signed.
 from __future__ import annotations
 
 import structlog
-from fastapi import APIRouter, Request
+from fastapi import Request
 
-from api.deps import read_json, services_of
 from api.errors import RouteNotFound
+from api.json_bodies import read_json
+from api.openapi.routing import Router
+from api.services import services_of
 from billing.payments.errors import BadSignature
 
-router = APIRouter(prefix="/webhooks", include_in_schema=False)
+router = Router(prefix="/webhooks", include_in_schema=False)
 log = structlog.get_logger(__name__)
 
 

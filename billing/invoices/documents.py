@@ -9,12 +9,93 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime
-from typing import Any
+from typing import Literal, NotRequired, TypedDict
 
-from billing.invoices.lines import Line
+from billing.invoices.lines import Line, LineKind
 from billing.invoices.models import CreditNote, InvoicePayment
 from billing.invoices.views import InvoiceView, line_details, note_name
 from billing.months import begin, following
+
+
+class InvoiceLineObject(TypedDict):
+    """A line of an invoice."""
+
+    object: Literal["organization.invoice.line"]
+    kind: LineKind
+    month: str
+    """The month of the usage, as `2026-11`."""
+    late: bool
+    """Whether it is usage of an earlier month that was recorded late."""
+    description: str
+    amount_micro_usd: int
+    item: NotRequired[str]
+    """What was used: `input`, `cached_input`, `output`, `byte_days` or `jobs`."""
+    model: NotRequired[str]
+    service_tier: NotRequired[str]
+    quantity: NotRequired[int]
+
+
+class CreditNoteObject(TypedDict):
+    """A correction of an invoice."""
+
+    id: str
+    object: Literal["organization.credit_note"]
+    number: str
+    issued_at: int
+    """Unix seconds."""
+    amount_cents: int
+    settlement: str
+    """`due`: it lowers what is owed. Otherwise it was paid back or put into the balance."""
+    reason: str
+
+
+class InvoicePaymentObject(TypedDict):
+    """A payment of an invoice, or a refund."""
+
+    id: str
+    object: Literal["organization.invoice.payment"]
+    kind: str
+    """`payment` or `refund`."""
+    at: int
+    """Unix seconds."""
+    amount_cents: int
+
+
+class InvoiceObject(TypedDict):
+    """An invoice of a month, or a preview of one."""
+
+    id: str | None
+    """Null for a preview."""
+    object: Literal["organization.invoice"]
+    number: str | None
+    """Null for a preview."""
+    status: str
+    """`draft`, `open` or `paid`."""
+    month: str
+    """As `2026-11`."""
+    period_start: int
+    """Unix seconds."""
+    period_end: int
+    """Unix seconds, exclusive."""
+    issued_at: int | None
+    """Unix seconds; null for a preview."""
+    due_at: int | None
+    """Unix seconds; null for a preview."""
+    currency: Literal["usd"]
+    total_micro_usd: int
+    total_cents: int
+    """The total in whole cents: what is charged."""
+    carried_to_next_micro_usd: int
+    """What rounding added or left out, and the next invoice begins with."""
+    due_cents: int
+    """What is still to be paid."""
+    seller: dict[str, str]
+    customer: dict[str, str]
+    credit_notes: list[CreditNoteObject]
+    payments: list[InvoicePaymentObject]
+    lines: NotRequired[list[InvoiceLineObject]]
+    """Not in lists."""
+
 
 # One at a time: drawing takes a processor's time that requests on models wait for.
 _drawing = ThreadPoolExecutor(1, thread_name_prefix="invoice-pdf")
@@ -30,8 +111,8 @@ def file_name(invoice: InvoiceView) -> str:
     return invoice.name if invoice.number else f"preview-{invoice.month:%Y-%m}"
 
 
-def invoice_object(invoice: InvoiceView, *, with_lines: bool = True) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+def invoice_object(invoice: InvoiceView, *, with_lines: bool = True) -> InvoiceObject:
+    shown: InvoiceObject = {
         "id": invoice.id,
         "object": "organization.invoice",
         "number": invoice.name if invoice.number else None,
@@ -56,7 +137,7 @@ def invoice_object(invoice: InvoiceView, *, with_lines: bool = True) -> dict[str
     return shown
 
 
-def _line(line: Line, month: date) -> dict[str, Any]:
+def _line(line: Line, month: date) -> InvoiceLineObject:
     return {
         "object": "organization.invoice.line",
         "kind": line.kind,
@@ -64,11 +145,11 @@ def _line(line: Line, month: date) -> dict[str, Any]:
         "late": line.month < month,
         "description": line.description,
         "amount_micro_usd": line.amount,
-        **line_details(line),
+        **line_details(line),  # type: ignore[typeddict-item]  # a dict of some of the optional ones
     }
 
 
-def _note(note: CreditNote) -> dict[str, Any]:
+def _note(note: CreditNote) -> CreditNoteObject:
     return {
         "id": note.id,
         "object": "organization.credit_note",
@@ -80,7 +161,7 @@ def _note(note: CreditNote) -> dict[str, Any]:
     }
 
 
-def _payment(payment: InvoicePayment) -> dict[str, Any]:
+def _payment(payment: InvoicePayment) -> InvoicePaymentObject:
     return {
         "id": payment.id,
         "object": "organization.invoice.payment",

@@ -12,10 +12,36 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Generic, Literal, TypedDict, TypeVar
 
 from billing.errors import InvalidReportQuery
 from billing.rollups import Unit
+
+ResultT = TypeVar("ResultT")
+
+
+class Bucket(TypedDict, Generic[ResultT]):
+    """What there is of a span of time."""
+
+    object: Literal["bucket"]
+    start_time: int
+    """Unix seconds."""
+    end_time: int
+    """Unix seconds, exclusive."""
+    results: list[ResultT]
+    """One for each group; empty when nothing was used."""
+
+
+class BucketPage(TypedDict, Generic[ResultT]):
+    """A page of time buckets."""
+
+    object: Literal["page"]
+    data: list[Bucket[ResultT]]
+    has_more: bool
+    """Whether there is another page."""
+    next_page: str | None
+    """`page` of the next page."""
+
 
 MAX_TIME = 4_102_444_800
 """Unix time of 2100-01-01."""
@@ -58,11 +84,11 @@ class Page:
     def end(self) -> datetime:
         return instant(self.spans[-1][1])
 
-    def filled(self, results: Iterable[tuple[datetime, dict[str, Any]]]) -> dict[str, Any]:
+    def filled(self, results: Iterable[tuple[datetime, ResultT]]) -> BucketPage[ResultT]:
         """The page as it is answered: each result in the bucket that begins then, or, of the first, that is
         begun by then. A bucket without results is there, empty.
         """
-        by_bucket: dict[int, list[dict[str, Any]]] = {}
+        by_bucket: dict[int, list[ResultT]] = {}
         for begins, result in results:
             by_bucket.setdefault(int(begins.timestamp()), []).append(result)
         return {

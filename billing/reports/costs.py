@@ -8,16 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Literal, NotRequired, TypedDict
 
-from billing.reports.buckets import COST_WIDTHS, check_filters, check_groups, page_of, width_of
+from billing.reports.buckets import COST_WIDTHS, BucketPage, check_filters, check_groups, page_of, width_of
 from billing.reports.grouping import COLUMNS, columns_of, filters, named
 from billing.totals import CostLine, LedgerTotals, LineKind
 from db.session import Database
 
+
+class CostAmount(TypedDict):
+    value: float
+    """US dollars."""
+    currency: Literal["usd"]
+
+
+class CostResult(TypedDict):
+    """What one group cost in a bucket. Fields that are not grouped by are null."""
+
+    object: Literal["organization.costs.result"]
+    amount: CostAmount
+    amount_micro_usd: int
+    """The exact amount."""
+    line_item: str | None
+    quantity: float | None
+    """How much of the line item was used."""
+    quantity_unit: str | None
+    project_id: str | None
+    user_id: str | None
+    api_key_id: str | None
+    api_source: str | None
+    model: NotRequired[str | None]
+    """Only when grouped by it."""
+    service_tier: NotRequired[str | None]
+    """Only when grouped by it."""
+    adapter_id: NotRequired[str | None]
+    """Only when grouped by it."""
+
+
 GROUP_BYS = (*COLUMNS, "line_item", "api_source")
-_SHOWN = ("project_id", "user_id", "api_key_id")
-"""Of what is grouped by, what every result has a field of."""
 _TOKENS: dict[LineKind, str] = {
     "input": "input_tokens",
     "cached_input": "cached_input_tokens",
@@ -45,7 +73,7 @@ class CostReports:
         project_ids: Sequence[str] | None = None,
         line_items: Sequence[str] | None = None,
         page: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> BucketPage[CostResult]:
         """A page of buckets with what the tenant's usage in each costs, its charges among it; times are as
         usage reports have them. What was reversed counts negative when it was reversed. Charges are of no
         project and no key: who asks for some is shown none.
@@ -80,7 +108,7 @@ def item_of(line: CostLine) -> str:
     return f"{line.model or 'unknown'}, {tier}{_TOKENS[line.kind]}"
 
 
-def _results(lines: Iterable[CostLine], group_by: Sequence[str]) -> Iterator[tuple[datetime, dict[str, Any]]]:
+def _results(lines: Iterable[CostLine], group_by: Sequence[str]) -> Iterator[tuple[datetime, CostResult]]:
     """The lines of each bucket and group, added up."""
     sums: dict[tuple[datetime, tuple[str | None, ...], str], list[CostLine]] = {}
     for line in lines:
@@ -91,21 +119,29 @@ def _results(lines: Iterable[CostLine], group_by: Sequence[str]) -> Iterator[tup
         yield bucket, _result(item or None, alike, group_by)
 
 
-def _result(item: str | None, lines: Sequence[CostLine], group_by: Sequence[str]) -> dict[str, Any]:
+def _result(item: str | None, lines: Sequence[CostLine], group_by: Sequence[str]) -> CostResult:
     names = named(lines[0], group_by)
     cost = sum(line.cost for line in lines)
     quantity, unit = _measured(lines) if item is not None else (None, None)
-    return {
+    result: CostResult = {
         "object": "organization.costs.result",
         "amount": {"value": cost / 1_000_000, "currency": "usd"},
         "amount_micro_usd": cost,
         "line_item": item,
         "quantity": quantity,
         "quantity_unit": unit,
-        **{name: names.get(name) for name in _SHOWN},
+        "project_id": names.get("project_id"),
+        "user_id": names.get("user_id"),
+        "api_key_id": names.get("api_key_id"),
         "api_source": "unlabeled" if "api_source" in group_by else None,
-        **{name: value for name, value in names.items() if name not in _SHOWN},
     }
+    if "model" in names:
+        result["model"] = names["model"]
+    if "service_tier" in names:
+        result["service_tier"] = names["service_tier"]
+    if "adapter_id" in names:
+        result["adapter_id"] = names["adapter_id"]
+    return result
 
 
 def _measured(lines: Sequence[CostLine]) -> tuple[float, str | None]:

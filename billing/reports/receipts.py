@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from billing.errors import GenerationNotFound
 from billing.models import Reversal, UsageRecord
@@ -23,13 +23,109 @@ OfKey = tuple[str | None, str]
 """The project of the key that asks, and the key: what it may see."""
 
 
+class ReceiptAdapter(TypedDict):
+    """The adapter that generated."""
+
+    id: str
+    version: int | None
+    digest: str | None
+
+
+class CachedTokens(TypedDict):
+    cached_tokens: int
+    """Prompt tokens that were in the prefix cache."""
+
+
+class ReceiptUsage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class ReceiptPrice(TypedDict):
+    """Prices in micro-USD per million tokens."""
+
+    id: str
+    input: int
+    cached_input: int
+    output: int
+    percent: int
+    """What of these prices the service tier and the plan come to."""
+
+
+class CostDetails(TypedDict):
+    """Micro-USD."""
+
+    input: int
+    cached_input: int
+    output: int
+
+
+class ReceiptReversal(TypedDict):
+    """A cost that was taken back."""
+
+    id: str
+    at: str
+    request: str | None
+    """The request whose cost was taken back."""
+    reason: str
+    cost_micro_usd: int
+
+
+class Timings(TypedDict):
+    """Of several prompts the longest."""
+
+    queue_seconds: float | None
+    """Until the request began to run."""
+    first_token_seconds: float | None
+    total_seconds: float | None
+
+
+class ReceiptObject(TypedDict):
+    """What a request used, and what it costs."""
+
+    id: str
+    object: Literal["generation"]
+    created: int
+    """Unix seconds."""
+    submitted_at: str
+    """The same in ISO 8601, with microseconds."""
+    status: Literal["completed", "in_progress"]
+    finish_reason: str | None
+    """Of several prompts, one for each, with commas between; null while the request runs."""
+    endpoint: str | None
+    model: str | None
+    adapter: ReceiptAdapter | None
+    """Null for a request on the base model."""
+    service_tier: str | None
+    """The service tier that the request was served in."""
+    project_id: str | None
+    user_id: str | None
+    api_key_id: str | None
+    requests: list[str]
+    """One id for each prompt."""
+    num_choices: int
+    usage: ReceiptUsage
+    price: ReceiptPrice | None
+    cost_micro_usd: int
+    cost_details: CostDetails
+    reversals: list[ReceiptReversal]
+    """Costs that were taken back."""
+    billed_micro_usd: int
+    """The cost less what was taken back."""
+    timings: Timings
+    preemptions: int
+    """How often the request was paused for others."""
+
+
 class Receipts:
     """Of one tenant's requests at a time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def of(self, tenant_id: str, request_id: str, of_key: OfKey | None = None) -> dict[str, Any]:
+    async def of(self, tenant_id: str, request_id: str, of_key: OfKey | None = None) -> ReceiptObject:
         """The receipt of the request whose answer had that id; of a list of prompts, of all of them together,
         or of one by the id with its place appended.
 
@@ -56,9 +152,7 @@ def _shows(record: UsageRecord, of_key: OfKey) -> bool:
     return record.key_id == key_id or (project_id is not None and record.project_id == project_id)
 
 
-def _receipt(
-    request_id: str, records: Sequence[UsageRecord], reversals: Sequence[Reversal]
-) -> dict[str, Any]:
+def _receipt(request_id: str, records: Sequence[UsageRecord], reversals: Sequence[Reversal]) -> ReceiptObject:
     first = records[0]
     records = sorted(records, key=lambda record: _place(record.request_id))
     prompt = sum(record.prompt_tokens for record in records)

@@ -10,6 +10,7 @@ from sqlalchemy import Row, Select, bindparam
 
 from db.cursors import page_beyond
 from db.repository import TenantRepository, select_owned
+from tenants.audit.repository import deleted_ids
 from tenants.models import (
     Identity,
     Invite,
@@ -129,6 +130,7 @@ class MemberRepository(TenantRepository):
             after=after,
             limit=limit,
             newest_first=newest_first,
+            deleted=deleted_ids(self.tenant_id, "role.assignment.deleted", project_id),
         )
         return page.all()
 

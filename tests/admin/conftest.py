@@ -20,12 +20,12 @@ from adapters.service import AdapterService, ModelResolver
 from admin.app import BillingServices, ConsoleServices, create_console
 from admin.operator.services import OperatorServices
 from admin.sign_in.services import SignInServices
-from api.console import ERROR_MAPPING
-from api.deps import Services
+from api.assembly.console import ERROR_MAPPING
+from api.assembly.operators import operator_services
 from api.edge import BodyLimit, BodyLimits, Edge
-from api.operation import operator_services
 from api.organization.scopes import SCOPES
 from api.playground import Playground
+from api.services import Services
 from billing.invoices.accounts import BillingAccounts
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService

@@ -15,7 +15,7 @@ import pytest
 from admin.settings import ConsoleSettings
 from admin.sign_in import lockout
 from admin.sign_in.services import SignInServices
-from api.sign_in import open_sign_in
+from api.assembly.sign_in import open_sign_in
 from billing.notifications.settings import NotificationSettings
 from cli.datadir import DataDir
 from cli.programs import Service

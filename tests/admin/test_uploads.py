@@ -14,7 +14,7 @@ from adapters.files.uploads import MAX_PART_BYTES
 from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
 from admin.adapters import upload_routes
 from api.app import _body_limits
-from api.deps import RequestLimits
+from api.services import RequestLimits
 from tests.admin.conftest import PASSWORD, Site, csrf_token, sign_in
 from tests.support.onboarding import SAPLING, samples
 

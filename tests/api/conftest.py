@@ -16,10 +16,11 @@ import uvicorn
 
 from api.app import create_app
 from api.connections import connections_with
-from api.deps import RequestLimits, Services
 from api.request_reader import HEAD_TIMEOUT
+from api.services import RequestLimits, Services
 from sla.recorder import SlaRecorder
 from tests.api.fakes import KEY, FakeEngine, FakeKeys, FakeModels, FakePrices, FakeQuotas, FakeUsage
+from tests.support.documented import DISAGREEMENTS, Documented
 from tests.support.text_base import write_base
 from tests.support.waiting import until
 from tokenization.codec import TextCodec
@@ -33,6 +34,14 @@ def base_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def codec(base_dir: Path) -> TextCodec:
     return TextCodec.load(base_dir)
+
+
+@pytest.fixture(autouse=True)
+def as_documented() -> Iterator[None]:
+    """Every response of the test is one that the OpenAPI document says."""
+    DISAGREEMENTS.clear()
+    yield
+    assert DISAGREEMENTS == []
 
 
 LIMITS = RequestLimits(max_body_bytes=1024 * 1024, body_timeout=20, ping_interval=0.1)
@@ -82,7 +91,7 @@ def world(codec: TextCodec) -> World:
 @pytest.fixture
 async def client(world: World) -> AsyncIterator[httpx.AsyncClient]:
     """In process: no sockets, no disconnects."""
-    transport = httpx.ASGITransport(create_app(world.services), raise_app_exceptions=False)
+    transport = httpx.ASGITransport(Documented(create_app(world.services)), raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {KEY}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as opened:
         yield opened
@@ -120,7 +129,7 @@ def serving(
     its loop before and after.
     """
     config = uvicorn.Config(
-        create_app(world.services),
+        Documented(create_app(world.services)),
         host="127.0.0.1",
         port=0,
         http=connections_with(60.0, head_timeout),

@@ -42,6 +42,7 @@ from tenants.resolver import KeyResolver
 from tenants.service import AccountServices, account_services
 from tests.api.conftest import build
 from tests.support import booked
+from tests.support.documented import Documented
 from tests.support.onboarding import SECRET, Scene, scene
 from tests.support.silent_gateway import SilentGateway
 from tests.support.waiting import eventually
@@ -182,7 +183,7 @@ async def everything(
             credits=CreditService(database, redis_client),
             idempotency=IdempotencyRecords(redis_client),
         )
-        app = create_app(services)
+        app = Documented(create_app(services))
         ours, theirs = [await _having(place, accounts, app, number) for number in (0, 1)]
         try:
             yield Everything(place, accounts, app, ours, theirs)

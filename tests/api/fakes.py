@@ -355,7 +355,18 @@ class FakeUsage:
                             "object": "organization.usage.completions.result",
                             "input_tokens": 10,
                             "output_tokens": 5,
+                            "input_cached_tokens": 4,
+                            "input_uncached_tokens": 6,
+                            "input_audio_tokens": 0,
+                            "output_audio_tokens": 0,
                             "num_model_requests": 1,
+                            "project_id": None,
+                            "user_id": None,
+                            "api_key_id": None,
+                            "model": None,
+                            "batch": None,
+                            "service_tier": None,
+                            "api_source": None,
                         }
                     ],
                 }

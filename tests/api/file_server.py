@@ -15,7 +15,7 @@ from sqlalchemy import make_url
 from adapters.files.service import FileService, UploadService
 from adapters.inspection import Sandbox
 from adapters.storage import LocalStore, ObjectStore
-from api.deps import RequestLimits
+from api.services import RequestLimits
 from cli.local.postgres import OWNER
 from db.session import Database
 from tests.api.conftest import Served, build, serving

@@ -12,7 +12,7 @@ import redis.asyncio
 
 from adapters.resolver import ModelResolver
 from api.app import create_app
-from api.deps import RequestLimits, Services
+from api.services import RequestLimits, Services
 from billing.pricing import PriceBook, PriceService
 from billing.window_usage import WindowUsage
 from db.session import Database
@@ -24,6 +24,7 @@ from tenants.plans import PlanChanges, PlanService
 from tenants.quotas import LimitState, Quotas
 from tenants.resolver import KeyResolver
 from tenants.service import TenantService
+from tests.support.documented import Documented
 from tests.support.serving import served
 from tests.support.waiting import eventually
 from tokenization.codec import TextCodec
@@ -123,7 +124,7 @@ async def quota_site(
             sla_reports=SlaReports(database),
             limits=RequestLimits(body_timeout=20),
         )
-        url = await opened.enter_async_context(served(create_app(services)))
+        url = await opened.enter_async_context(served(Documented(create_app(services))))
         headers = {"authorization": f"Bearer {key.plaintext}"}
         client = await opened.enter_async_context(
             httpx.AsyncClient(base_url=url, headers=headers, timeout=60)

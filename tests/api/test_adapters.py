@@ -17,7 +17,7 @@ import redis.asyncio
 from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
 from adapters.resolver import ModelResolver
 from api.app import create_app
-from api.deps import Services
+from api.services import Services
 from billing.service import UsageReports
 from db.session import Database
 from sla.recorder import SlaRecorder

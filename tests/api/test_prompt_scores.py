@@ -23,6 +23,7 @@ from examples.sapling import BASE
 from tests.api.conftest import Served, build
 from tests.api.fakes import KEY, Script
 from tests.engine.process.engines import EngineProcess, billed, engine_process, journal_events
+from tests.support.documented import Documented
 from tests.support.text_base import SPECIAL
 from tokenization.codec import TextCodec
 
@@ -163,7 +164,7 @@ async def test_a_served_model_scores_prompts_as_its_own_forward_does(
     await engine.start()
     async with asyncio.timeout(90):
         await engine.wait_ready()
-    app = create_app(dataclasses.replace(world.services, engine=engine))
+    app = Documented(create_app(dataclasses.replace(world.services, engine=engine)))
     headers = {"authorization": f"Bearer {KEY}"}
     body = {
         "model": "sapling",

@@ -11,7 +11,7 @@ import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry, generate_latest
 
-from api.disk_metrics import DiskCollector
+from api.metrics.disk import DiskCollector
 from api.readiness import EngineDisk, LocalDisk, RedisWritable
 from engine.protocol import EngineStats
 

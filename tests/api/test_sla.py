@@ -43,7 +43,7 @@ class Seen:
 
     async def counts(self) -> dict[str, tuple[int, int, int, int]]:
         """By class: requests, failed, with a first token, with an output rate."""
-        self.world.services.afterwards.run()
+        self.world.services.deferred_work.run()
         await self._recorder.flush()
         found: dict[str, tuple[int, int, int, int]] = {}
         for batch in self._kept.batches:

@@ -9,7 +9,7 @@ import redis.asyncio
 
 from adapters.resolver import ModelResolver
 from api.app import create_app
-from api.deps import Services
+from api.services import Services
 from billing.service import UsageReports
 from db.session import Database
 from engine.protocol import Submit

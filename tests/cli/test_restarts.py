@@ -11,8 +11,8 @@ import pytest
 import redis.asyncio
 from prometheus_client import CollectorRegistry, generate_latest
 
-from api import asked_metrics
-from api.restart_metrics import RestartsCollector
+from api.metrics import polled
+from api.metrics.restarts import RestartsCollector
 from cli import restarts
 from cli.local.redis import start_redis
 from cli.local.server import LocalServer
@@ -41,7 +41,7 @@ async def shown(collector: RestartsCollector) -> dict[str, str]:
 async def test_a_restart_is_counted_once_redis_takes_it(
     own_redis: list[LocalServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asked_metrics, "ASK_EVERY", 0.0)
+    monkeypatch.setattr(polled, "ASK_EVERY", 0.0)
     monkeypatch.setattr(restarts, "_RETRY_S", 0.02)
     url = own_redis[0].url
     counter = RestartCounter(lambda: url)

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
-from api.books_metrics import BooksCollector
-from api.disk_metrics import DiskCollector
-from api.engine_metrics import EngineCollector
-from api.payments_metrics import STATES, PaymentsCollector
-from api.quota_metrics import QuotaCollector
-from api.restart_metrics import RestartsCollector
+from api.metrics.disk import DiskCollector
+from api.metrics.engine import EngineCollector
+from api.metrics.payments import STATES, PaymentsCollector
+from api.metrics.quotas import QuotaCollector
+from api.metrics.reconciliation import BooksCollector
+from api.metrics.restarts import RestartsCollector
 from billing.reconciliation.differences import Report, outcomes_of
 from db.session import Database
 from engine.protocol import EngineStats, PriorityClass

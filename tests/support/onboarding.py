@@ -20,7 +20,8 @@ from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
 from adapters.storage import LocalStore
 from adapters.submission import Calibration, Caller, Submission, Submitted
 from adapters.versions import PackedArtifact, finish_ready, note_calibrated, note_inspected, note_packed
-from api.onboarding import Onboarding, open_onboarding
+from api.assembly.adapters import open_onboarding
+from api.services import Onboarding
 from cli.programs import CHECKOUT
 from db.session import EVERY_TENANT, Database
 from engine.protocol import AdapterRef, EngineInfo

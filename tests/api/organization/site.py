@@ -17,7 +17,7 @@ import redis.asyncio
 from openai._base_client import AsyncPaginator
 from openai.pagination import AsyncPage
 
-from api.deps import Services
+from api.services import Services
 from billing.invoices.credits import CreditService
 from billing.invoices.service import InvoiceService
 from billing.invoices.settings import InvoiceSettings

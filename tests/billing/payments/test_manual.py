@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 from sqlalchemy import text
 
-from api.payments_metrics import PaymentsCollector
+from api.metrics.payments import PaymentsCollector
 from billing.payments.errors import ManualEntryNotFound, ProviderUnavailable
 from billing.payments.manual import ManualQueue
 from billing.payments.rounds import PaymentRounds

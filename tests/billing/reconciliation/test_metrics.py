@@ -8,22 +8,23 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from api import asked_metrics, health
-from api.books_metrics import BooksCollector
+from api import health
 from api.deferred_work import DeferredWork
+from api.metrics import polled
+from api.metrics.reconciliation import BooksCollector
 from telemetry.metrics import ServingMetrics
 from tests.billing.reconciliation.conftest import NOW, Books
 
 
 async def test_a_scrape_shows_the_last_comparison(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asked_metrics, "ASK_EVERY", 0.0)
+    monkeypatch.setattr(polled, "ASK_EVERY", 0.0)
     collector = BooksCollector(books.service)
     services = SimpleNamespace(
         metrics=ServingMetrics(),
         payments_waiting=None,
         books=collector,
         restarts=None,
-        afterwards=DeferredWork(),
+        deferred_work=DeferredWork(),
     )
     services.metrics.registry.register(services.books)
     app = FastAPI()

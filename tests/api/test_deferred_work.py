@@ -11,52 +11,52 @@ from tests.support.waiting import eventually
 
 
 async def test_work_waits_for_the_next_turn_and_keeps_its_order() -> None:
-    afterwards, done = DeferredWork(), list[int]()
+    deferred_work, done = DeferredWork(), list[int]()
     for number in range(3):
-        afterwards.add(done.append, number)
+        deferred_work.add(done.append, number)
     assert done == []
     await asyncio.sleep(0)
     assert done == [0, 1, 2]
 
 
 async def test_work_may_be_put_off_until_there_is_enough_of_it() -> None:
-    afterwards, done = DeferredWork(60.0), list[int]()
+    deferred_work, done = DeferredWork(60.0), list[int]()
     for number in range(MOST - 1):
-        afterwards.add(done.append, number)
+        deferred_work.add(done.append, number)
     await asyncio.sleep(0.01)
     assert done == []
-    afterwards.add(done.append, MOST - 1)
+    deferred_work.add(done.append, MOST - 1)
     assert done == list(range(MOST))
-    afterwards.add(done.append, MOST)
-    afterwards.run()
+    deferred_work.add(done.append, MOST)
+    deferred_work.run()
     assert done == list(range(MOST + 1)), "whoever looks has it done first"
 
 
 async def test_work_is_not_put_off_for_longer_than_said() -> None:
-    afterwards, done = DeferredWork(0.01), list[int]()
+    deferred_work, done = DeferredWork(0.01), list[int]()
     for number in range(2):
-        afterwards.add(done.append, number)
+        deferred_work.add(done.append, number)
         await eventually(lambda: len(done) == number + 1)  # noqa: B023
 
 
 async def test_what_fails_takes_nothing_else_with_it() -> None:
-    afterwards, done = DeferredWork(), list[int]()
+    deferred_work, done = DeferredWork(), list[int]()
 
     def fail() -> None:
         raise ValueError("nobody hears")
 
     with capture_logs() as lines:
-        afterwards.add(fail)
-        afterwards.add(done.append, 1)
-        afterwards.run()
+        deferred_work.add(fail)
+        deferred_work.add(done.append, 1)
+        deferred_work.run()
     assert done == [1]
     assert [(line["log_level"], "fail" in line["work"]) for line in lines] == [("error", True)]
 
 
 async def test_work_that_adds_work_has_it_done_later() -> None:
-    afterwards, done = DeferredWork(), list[int]()
-    afterwards.add(lambda: afterwards.add(done.append, 1))
-    afterwards.run()
+    deferred_work, done = DeferredWork(), list[int]()
+    deferred_work.add(lambda: deferred_work.add(done.append, 1))
+    deferred_work.run()
     assert done == []
     await asyncio.sleep(0)
     assert done == [1]

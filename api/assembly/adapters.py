@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import redis.asyncio
@@ -27,25 +26,10 @@ from adapters.reports import ReportReader
 from adapters.service import AdapterService
 from adapters.storage import ObjectStore
 from adapters.submission import AdapterSubmission
+from api.services import Onboarding
 from db.outbox import Outbox
 from db.session import Database
 from db.tasks import TaskSender
-
-
-@dataclass(frozen=True, slots=True)
-class Onboarding:
-    """The way of an adapter from its files into service, and out of it."""
-
-    store: ObjectStore
-    submission: AdapterSubmission
-    waiting: AwaitedUploads
-    catalogue: AdapterCatalogue
-    adapters: AdapterService
-    deletion: AdapterDeletion
-    jobs: JobService
-    recalibration: Recalibration
-    reports: ReportReader
-    outbox: Outbox
 
 
 @asynccontextmanager

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import redis.asyncio
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from api.asked_metrics import AskedCollector
+from api.metrics.polled import PolledCollector
 
 RESTARTS_KEY = "rootstock:restarts"
 """Redis hash: restarts by process."""
 
 
-class RestartsCollector(AskedCollector):
+class RestartsCollector(PolledCollector):
     """Shows nothing under any other supervisor, which counts on its own."""
 
     problem = "restarts cannot be read"

@@ -1,48 +1,37 @@
-"""The console over the API's own services: the same adapters, the same engine, the same words for errors.
-
-Owns that it is put together. Refuses to know its pages.
-"""
+"""Builds the console over the API's own services, with the same error messages."""
 
 from __future__ import annotations
 
 import redis.asyncio
 
-from adapters.files.service import FileService, UploadService
-from adapters.resolver import ModelResolver
 from admin.app import BillingServices, ConsoleServices, ErrorMapping, create_console
 from admin.operator.services import OperatorServices
 from admin.sign_in.services import SignInServices
 from api.edge import AsgiApp
 from api.errors import FACES, envelope, face_of
-from api.onboarding import Onboarding
 from api.organization.scopes import SCOPES
 from api.playground import Playground
-from billing.service import UsageReports
-from engine.client import EngineClient, EngineGone
-from sla.service import SlaReports
+from api.services import Services
+from db.session import Database
+from engine.client import EngineGone
 from tenants.naming import NameService
-from tenants.service import AccountServices
+from tenants.user_callers import UserCallers
 
 ERROR_MAPPING = ErrorMapping(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
 
 
 def console_over(
+    database: Database,
     cache: redis.asyncio.Redis,
-    account: AccountServices,
-    names: NameService,
-    usage: UsageReports,
-    files: FileService,
-    uploads: UploadService,
-    onboarding: Onboarding,
-    models: ModelResolver,
-    playground: Playground,
-    sla: SlaReports,
+    services: Services,
     billing: BillingServices,
     operation: OperatorServices,
     sign_in: SignInServices,
-    engine: EngineClient,
 ) -> AsgiApp:
-    """The console, to be mounted."""
+    """Returns the console's application, to be mounted. `services` must have accounts and onboarding."""
+    engine, accounts, onboarding = services.engine, services.accounts, services.onboarding
+    assert accounts is not None
+    assert onboarding is not None
 
     def base_digest() -> str:
         if engine.info is None or not engine.ready:
@@ -52,17 +41,17 @@ def console_over(
     return create_console(
         ConsoleServices(
             redis=cache,
-            accounts=account.users,
-            account=account,
+            accounts=accounts.users,
+            account=accounts,
             scopes=SCOPES,
-            names=names,
-            usage=usage,
-            files=files,
-            uploads=uploads,
+            names=NameService(database),
+            usage=services.usage,
+            files=services.files,
+            uploads=services.uploads,
             adapters=onboarding,
-            models=models,
-            playground=playground,
-            sla=sla,
+            models=services.models,
+            playground=Playground(services, UserCallers(database)),
+            sla=services.sla_reports,
             billing=billing,
             operation=operation,
             base_digest=base_digest,

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from api.asked_metrics import AskedCollector
+from api.metrics.polled import PolledCollector
 from billing.reconciliation.differences import NOT_THERE, Report
 from billing.reconciliation.service import ReconciliationService
 
 
-class BooksCollector(AskedCollector):
+class BooksCollector(PolledCollector):
     problem = "the last reconciliation cannot be read"
 
     def __init__(self, reconciliations: ReconciliationService) -> None:

@@ -23,7 +23,7 @@ ASK_EVERY = 15.0
 ANSWER_WITHIN = 2.0
 
 
-class AskedCollector(Collector):
+class PolledCollector(Collector):
     """`refresh` before a scrape. `problem` is what the log says when there is no answer."""
 
     problem: str

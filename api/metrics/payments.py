@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from api.asked_metrics import AskedCollector
+from api.metrics.polled import PolledCollector
 from billing.payments.repository import SendingQueue
 from db.session import EVERY_TENANT, Database
 
 STATES = ("pending", "manual")
 
 
-class PaymentsCollector(AskedCollector):
+class PaymentsCollector(PolledCollector):
     problem = "what waits for the payment provider cannot be counted"
 
     def __init__(self, database: Database) -> None:

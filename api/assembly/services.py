@@ -1,0 +1,284 @@
+"""Builds an API process's services from settings, in the order in which they depend on each other.
+
+What starts later closes earlier: the engine's connection before the quotas that settle its last requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from secrets import token_hex
+
+import redis.asyncio
+import structlog
+
+from adapters.files.service import FileService, UploadService
+from adapters.inspection import Sandbox, SandboxUnavailable
+from adapters.resolver import ModelResolver
+from adapters.storage import ObjectStore, StorageSettings, open_store
+from admin.app import BillingServices
+from admin.settings import ConsoleSettings
+from api.assembly.adapters import open_onboarding
+from api.assembly.console import console_over
+from api.assembly.operators import operator_services
+from api.assembly.payments import open_payments
+from api.assembly.sign_in import open_sign_in
+from api.deferred_work import DeferredWork
+from api.edge import AsgiApp
+from api.engine_watch import EngineWatch
+from api.metrics.disk import DiskCollector
+from api.metrics.payments import PaymentsCollector
+from api.metrics.reconciliation import BooksCollector
+from api.metrics.restarts import RestartsCollector
+from api.readiness import EngineDisk, LocalDisk, RedisWritable, SameBaseModel, SchemaVersion
+from api.services import Check, Onboarding, RequestLimits, Services
+from api.settings import ApiSettings
+from billing.invoices.accounts import BillingAccounts
+from billing.invoices.credits import CreditService
+from billing.invoices.service import InvoiceService
+from billing.invoices.settings import InvoiceSettings
+from billing.invoices.verification import InvoiceVerification
+from billing.notifications.sending import WebhookSender
+from billing.notifications.service import WebhookService
+from billing.notifications.settings import NotificationSettings
+from billing.payments.service import PaymentService
+from billing.payments.settings import StripeSettings
+from billing.pricing import PriceBook
+from billing.reconciliation.service import ReconciliationService
+from billing.service import UsageReports
+from billing.spend.alerts import SpendAlertService
+from billing.statements import Statements
+from billing.window_usage import WindowUsage
+from billing.windows.usage_exists import UsageExists
+from db.session import Database
+from db.settings import DatabaseSettings
+from engine.client import EngineClient
+from sla.recorder import SlaRecorder
+from sla.service import SlaReports
+from telemetry.disk import DiskSettings
+from tenants.idempotency.records import IdempotencyRecords
+from tenants.quotas import Quotas
+from tenants.resolver import KeyResolver
+from tenants.service import account_services
+from tenants.settings import TenantSettings
+from tokenization.codec import TextCodec
+
+LOG_DELAY_S = 0.01
+"""By which lines of the log and counters may be late."""
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stores:
+    """Connections to PostgreSQL and Redis, the object store, and the sandbox that looks at uploaded files."""
+
+    database: Database
+    cache: redis.asyncio.Redis
+    objects: ObjectStore
+    sandbox: Sandbox
+    schema: SchemaVersion
+
+
+@dataclass(frozen=True, slots=True)
+class _Generation:
+    """The services that a generation request passes through."""
+
+    text: TextCodec
+    keys: KeyResolver
+    models: ModelResolver
+    prices: PriceBook
+    sla: SlaRecorder
+    quotas: Quotas
+    engine: EngineClient
+    watch: EngineWatch
+    deferred_work: DeferredWork
+
+
+@contextlib.asynccontextmanager
+async def open_services(
+    settings: ApiSettings, database: DatabaseSettings, tenants: TenantSettings, storage: StorageSettings
+) -> AsyncIterator[tuple[Services, AsgiApp]]:
+    """Yields the routes' services, started, and the console's application over the same services.
+
+    Raises UnusableDatabase, OSError, ValueError when the process cannot serve with these settings.
+    """
+    text = await asyncio.to_thread(TextCodec.load, settings.base_path)
+    async with AsyncExitStack() as opened:
+        stores = await _open_stores(opened, settings, database, storage)
+        generation = await _start_generation(opened, stores, settings, tenants, text)
+        await _start_sandbox(opened, stores.sandbox)
+        files = FileService(stores.database, stores.objects, stores.sandbox)
+        uploads = UploadService(stores.database, stores.objects, stores.sandbox)
+        onboarding = await opened.enter_async_context(
+            open_onboarding(
+                stores.database,
+                stores.cache,
+                stores.objects,
+                files,
+                uploads,
+                stores.sandbox,
+                generation.engine,
+                redis_url=settings.redis_url,
+                base=settings.base_name,
+                base_config=settings.base_path / "config.json",
+            )
+        )
+        payments = await opened.enter_async_context(
+            open_payments(stores.database, stores.cache, onboarding.outbox, StripeSettings())
+        )
+        billing = _billing(stores, payments, generation.quotas)
+        services = _services(stores, generation, files, uploads, onboarding, billing, settings, tenants)
+        sign_in = await opened.enter_async_context(open_sign_in(ConsoleSettings(), NotificationSettings()))
+        operation = operator_services(stores.database, stores.cache, onboarding.outbox, generation.watch)
+        yield services, console_over(stores.database, stores.cache, services, billing, operation, sign_in)
+
+
+async def _open_stores(
+    opened: AsyncExitStack, settings: ApiSettings, database: DatabaseSettings, storage: StorageSettings
+) -> _Stores:
+    """Raises UnusableDatabase when the schema is not one that this release serves."""
+    rows = Database(
+        database.url,
+        pool_size=database.pool_size,
+        pool_overflow=database.pool_overflow,
+        pool_timeout=database.pool_timeout,
+        statement_timeout=database.statement_timeout,
+        prepared_statements=database.prepared_statements,
+    )
+    opened.push_async_callback(rows.close)
+    schema = SchemaVersion(rows)
+    await schema.check_at_start()
+    cache = redis.asyncio.Redis.from_url(settings.redis_url)
+    opened.push_async_callback(cache.aclose)
+    return _Stores(rows, cache, open_store(storage), Sandbox(), schema)
+
+
+async def _start_generation(
+    opened: AsyncExitStack, stores: _Stores, settings: ApiSettings, tenants: TenantSettings, text: TextCodec
+) -> _Generation:
+    rows, cache = stores.database, stores.cache
+    usage_exists = UsageExists(rows, WindowUsage(rows))
+    opened.push_async_callback(usage_exists.close)
+    engine = EngineClient(settings.engine_endpoint, settings.name)
+    generation = _Generation(
+        text=text,
+        keys=KeyResolver(rows, cache, tenants.key_secret.get_secret_value(), ttl=tenants.cache_seconds),
+        models=ModelResolver(rows, cache, settings.base_name, ttl=tenants.cache_seconds),
+        prices=PriceBook(rows, cache, ttl=tenants.cache_seconds),
+        sla=SlaRecorder(cache),
+        quotas=Quotas(settings.redis_url, f"{settings.name}-{token_hex(4)}", seed=usage_exists),
+        engine=engine,
+        watch=EngineWatch(engine, cache),
+        deferred_work=DeferredWork(LOG_DELAY_S),
+    )
+    # Closed in the opposite order: what the engine still says of requests is settled.
+    for part in (
+        generation.keys,
+        generation.models,
+        generation.prices,
+        generation.sla,
+        generation.quotas,
+        generation.engine,
+        generation.watch,
+    ):
+        await part.start()
+        opened.push_async_callback(part.close)
+    opened.callback(generation.deferred_work.run)
+    return generation
+
+
+async def _start_sandbox(opened: AsyncExitStack, sandbox: Sandbox) -> None:
+    """Starts the sandbox before the first file comes. If it cannot start now, each file tries again, and the
+    process serves everything else meanwhile.
+    """
+    opened.push_async_callback(sandbox.close)
+    try:
+        await sandbox.start()
+    except SandboxUnavailable as error:
+        log.error("uploads of adapter files are refused: the sandbox does not start", reason=str(error))
+
+
+def _billing(stores: _Stores, payments: PaymentService, quotas: Quotas) -> BillingServices:
+    rows, cache = stores.database, stores.cache
+    notifications = NotificationSettings()
+    invoices = InvoiceService(rows, cache, InvoiceSettings(), minimum_cents=StripeSettings().smallest_charge)
+    sender = WebhookSender(
+        http_allowed=notifications.webhooks_http,
+        private_allowed=notifications.webhooks_private,
+        timeout=notifications.timeout,
+    )
+    return BillingServices(
+        accounts=BillingAccounts(rows, cache),
+        invoices=invoices,
+        verification=InvoiceVerification(rows),
+        credits=CreditService(rows, cache),
+        statements=Statements(rows, invoices),
+        payments=payments,
+        alerts=SpendAlertService(rows),
+        webhooks=WebhookService(rows, sender),
+        quotas=quotas,
+        is_mailing=bool(notifications.smtp_host),
+    )
+
+
+def _services(
+    stores: _Stores,
+    generation: _Generation,
+    files: FileService,
+    uploads: UploadService,
+    onboarding: Onboarding,
+    billing: BillingServices,
+    settings: ApiSettings,
+    tenants: TenantSettings,
+) -> Services:
+    rows, cache = stores.database, stores.cache
+    services = Services(
+        engine=generation.engine,
+        text=generation.text,
+        keys=generation.keys,
+        models=generation.models,
+        usage=UsageReports(rows),
+        files=files,
+        uploads=uploads,
+        quotas=generation.quotas,
+        prices=generation.prices,
+        sla=generation.sla,
+        sla_reports=SlaReports(rows),
+        idempotency=IdempotencyRecords(cache),
+        books=BooksCollector(ReconciliationService(rows, cache)),
+        checks=_checks(stores, generation.engine, settings.base_name),
+        limits=RequestLimits(
+            settings.max_body_bytes,
+            settings.body_timeout,
+            settings.max_file_bytes,
+            settings.min_file_rate,
+            settings.ping_interval,
+        ),
+        deferred_work=generation.deferred_work,
+        onboarding=onboarding,
+        accounts=account_services(rows, cache, tenants.key_secret.get_secret_value()),
+        webhooks=billing.webhooks,
+        spend_alerts=billing.alerts,
+        invoices=billing.invoices,
+        credits=billing.credits,
+        payments=billing.payments,
+        payments_waiting=PaymentsCollector(rows),
+        restarts=RestartsCollector(cache),
+    )
+    services.metrics.registry.register(DiskCollector(stores.objects.scratch, lambda: generation.engine.stats))
+    return services
+
+
+def _checks(stores: _Stores, engine: EngineClient, base_name: str) -> dict[str, Check]:
+    min_free_bytes = DiskSettings().min_free_bytes
+    return {
+        "postgres": stores.database.ping,
+        "redis": RedisWritable(stores.cache).check,
+        "schema": stores.schema.check,
+        "base": SameBaseModel(engine, base_name).check,
+        "disk": LocalDisk(stores.objects.scratch, min_free_bytes).check,
+        "engine_disk": EngineDisk(lambda: engine.stats, min_free_bytes).check,
+    }

@@ -1,0 +1,22 @@
+"""Fields and the base class that the JSON bodies of several routes share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Id = Annotated[str, Meta(pattern=r"^[!-~]{1,100}$")]
+Name = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=100,
+        pattern=r"^[^\x00-\x1f\x7f]*$",
+        extra_json_schema={"format": "printable"},
+    ),
+]
+
+
+class Body(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Refuses fields that it does not name."""

@@ -1,0 +1,66 @@
+"""Finds the methods of a path, for `Allow`, also where a path with a parameter would match the same URL."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import Route, compile_path
+
+from api.edge import METHODS
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """A path of the application, with all methods that its routes take."""
+
+    template: str
+    pattern: re.Pattern[str]
+    methods: set[str]
+
+    @property
+    def num_parameters(self) -> int:
+        return self.template.count("{")
+
+    def shadows(self, other: _Path) -> bool:
+        """Whether a URL of `other`, which is more specific, is matched too."""
+        example = re.sub(r"\{.*?\}", "x", other.template)
+        return self.num_parameters > other.num_parameters and self.pattern.match(example) is not None
+
+
+class Methods:
+    """The methods of each path of an application whose routes are complete. Adds routes that refuse methods
+    which would go to a less specific path: `/invites/accept` is no invitation.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        found: dict[str, _Path] = {}
+        for route in iter_route_contexts(app.routes):
+            if route.path is not None and route.methods:
+                path = found.setdefault(route.path, _Path(route.path, compile_path(route.path)[0], set()))
+                path.methods.update(route.methods)
+        self._paths = sorted(found.values(), key=lambda path: path.num_parameters)
+        app.router.routes[:0] = self._refusals()
+
+    def of(self, url_path: str) -> list[str]:
+        """The methods of the most specific path that matches."""
+        for path in self._paths:
+            if path.pattern.match(url_path):
+                return [method for method in METHODS if method in path.methods]
+        return []
+
+    def _refusals(self) -> Iterator[Route]:
+        for path in self._paths:
+            for other in self._paths:
+                missing = other.methods - path.methods
+                if missing and other.shadows(path):
+                    yield Route(path.template, _refuse, methods=[*missing], include_in_schema=False)
+
+
+async def _refuse(request: Request) -> None:
+    raise HTTPException(405)

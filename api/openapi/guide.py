@@ -1,0 +1,95 @@
+"""Texts of the OpenAPI document that belong to no single route: introduction, tags, summaries, parameters."""
+
+from __future__ import annotations
+
+DESCRIPTION = """\
+Rootstock serves one base model and your own LoRA adapters of it through an API that is compatible with
+OpenAI's: point the stock client at `https://HOST/v1` and send `base:adapter` as the model.
+
+**Authentication.** Send an API key as `Authorization: Bearer <key>`. Inference keys generate, upload files
+and manage adapters; admin keys manage the organization under `/v1/organization`.
+
+**Errors.** A failed request is answered with a JSON object whose `error` has a `message` for people, a
+`code` for programs, and the `param` that caused it. `x-should-retry` says whether the same request can
+succeed later. Any request can also be refused before it is read: 408 when its headers arrive too slowly, 431
+when they are larger than 64 kB.
+
+**Idempotent requests.** Send an `Idempotency-Key` header with any POST: repeated within a day with the same
+key, the request runs once and its first response is sent again, with `idempotency-replayed: true`.
+
+**Pagination.** Lists take `limit`, `order` and `after`, the id of the last object of the page before, and
+say in `has_more` whether there is another page.
+
+**Request ids.** Every response has an `x-request-id`. Quote it when you report a problem.
+"""
+KEYS = "An API key: `Authorization: Bearer <key>`."
+EVENTS = (
+    " With `stream`, server-sent events: the `data` of each is one object of this schema, and the last event "
+    "is `data: [DONE]`."
+)
+TAGS = {
+    "Chat": "Generate the next message of a conversation.",
+    "Completions": "Continue a text.",
+    "Models": "The models that your key can use, with their context length and prices.",
+    "Files": "Files that adapters and calibration samples are made from.",
+    "Uploads": "Large files, uploaded in parts.",
+    "Adapters": "LoRA adapters of your own and their versions.",
+    "Calibration": "Jobs that measure a version of an adapter before it serves, and their reports.",
+    "Usage": "What was used and what it costs: reports, exports and receipts of single requests.",
+    "Organization": "Your organization and its plan.",
+    "Projects": "Projects, their members, service accounts and rules.",
+    "Keys": "API keys of projects and of administrators.",
+    "Users": "Members, invitations and roles.",
+    "Limits": "Rate limits, budgets, spend limits and spend alerts.",
+    "Audit": "The log of all changes, and proof that it is complete.",
+    "Billing": "Payment, invoices, balance and credits.",
+    "Webhooks": "Endpoints that receive events, and their deliveries.",
+    "SLA": "Service levels promised and delivered.",
+    "Operations": "Health and metrics of the server. They need no API key.",
+}
+"""In the order of the reference."""
+GROUPS = {
+    "Inference": ["Chat", "Completions", "Models"],
+    "Adapters": ["Files", "Uploads", "Adapters", "Calibration"],
+    "Organization": ["Organization", "Projects", "Keys", "Users", "Audit"],
+    "Money and limits": ["Usage", "Limits", "Billing", "Webhooks", "SLA"],
+    "Server": ["Operations"],
+}
+SUMMARIES = {
+    "createChatCompletion": "Create a chat completion",
+    "createCompletion": "Create a completion",
+    "usageCompletions": "Report usage",
+    "usageExport": "Export usage",
+    "costs": "Report costs",
+    "verifyAuditLogs": "Verify the audit log",
+    "listAuditLogs": "List audit log entries",
+    "livez": "Check that the process is alive",
+    "readyz": "Check that requests can be served",
+    "health": "Check that requests can be served (vLLM's name)",
+    "metrics": "Retrieve metrics",
+}
+"""Of operations whose id does not read as a sentence."""
+SPELLINGS = {"api": "API", "sla": "SLA", "pdf": "PDF"}
+PATH_PARAMETERS = {
+    "adapter": "The adapter's id or name.",
+    "version": "The version's number.",
+    "job_id": "The calibration job's id.",
+    "chart": "The chart's name, as the report has it.",
+    "file_id": "The file's id.",
+    "upload_id": "The upload's id.",
+    "model": "`base`, `base:adapter`, `base:adapter@version` or an adapter's id.",
+    "generation_id": "The `id` of the completion.",
+    "project_id": "The project's id.",
+    "user_id": "The user's id.",
+    "role_id": "The role's id, such as `role-admin`.",
+    "invite_id": "The invitation's id.",
+    "key_id": "The admin key's id.",
+    "api_key_id": "The key's id.",
+    "service_account_id": "The service account's id.",
+    "limit_id": "The limit's id.",
+    "rate_limit_id": "`rl-` and the model's name; `rl-*` for all models together.",
+    "alert_id": "The spend alert's id.",
+    "invoice_id": "The invoice's id.",
+    "webhook_endpoint_id": "The webhook endpoint's id.",
+    "delivery_id": "The delivery's id.",
+}

@@ -1,0 +1,150 @@
+"""Defines the services that routes use; the main of the process, or a test, builds them once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fastapi import Request
+
+from adapters.awaiting import AwaitedUploads
+from adapters.catalogue import AdapterCatalogue
+from adapters.deletion import AdapterDeletion
+from adapters.files.service import FileService, UploadService
+from adapters.jobs.service import JobService
+from adapters.recalibration import Recalibration
+from adapters.reports import ReportReader
+from adapters.resolver import ModelResolver
+from adapters.service import AdapterService
+from adapters.storage import ObjectStore
+from adapters.submission import AdapterSubmission
+from api.deferred_work import DeferredWork
+from api.errors import NotServing
+from api.metrics.payments import PaymentsCollector
+from api.metrics.reconciliation import BooksCollector
+from api.metrics.restarts import RestartsCollector
+from billing.invoices.credits import CreditService
+from billing.invoices.service import InvoiceService
+from billing.notifications.service import WebhookService
+from billing.payments.service import PaymentService
+from billing.pricing import PriceBook
+from billing.service import UsageReports
+from billing.spend.alerts import SpendAlertService
+from db.outbox import Outbox
+from engine.client import EngineClient, EngineGone
+from engine.protocol import EngineInfo
+from sla.recorder import SlaRecorder
+from sla.service import SlaReports
+from telemetry.metrics import ServingMetrics
+from tenants.idempotency.records import IdempotencyRecords
+from tenants.quotas import Quotas
+from tenants.resolver import KeyResolver
+from tenants.service import AccountServices
+from tokenization.codec import TextCodec
+
+ServiceT = TypeVar("ServiceT")
+Check = Callable[[], Awaitable[str | None]]
+"""Returns None when what it checks is ready; otherwise raises, or returns the reason, which /readyz shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What a request may ask of this process."""
+
+    max_body_bytes: int = 4 * 1024 * 1024
+    body_timeout: float = 30.0
+    """Seconds for a request's body to arrive; of a file, that may pass without a byte of it."""
+    max_file_bytes: int = 8 * 1024 * 1024 * 1024
+    """Of a body with a file, whatever the caller's plan allows."""
+    min_file_rate: float = 16 * 1024
+    """Bytes per second at which a file must come on average."""
+    ping_interval: float = 15.0
+    """Seconds of silence on a stream after which a comment is sent, so that proxies keep it open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Onboarding:
+    """The services of adapters: upload, inspection, jobs, reports, deletion."""
+
+    store: ObjectStore
+    submission: AdapterSubmission
+    waiting: AwaitedUploads
+    catalogue: AdapterCatalogue
+    adapters: AdapterService
+    deletion: AdapterDeletion
+    jobs: JobService
+    recalibration: Recalibration
+    reports: ReportReader
+    outbox: Outbox
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Everything the routes use, built once by the process's main (or by a test)."""
+
+    engine: EngineClient
+    text: TextCodec
+    keys: KeyResolver
+    models: ModelResolver
+    usage: UsageReports
+    files: FileService
+    uploads: UploadService
+    quotas: Quotas
+    prices: PriceBook
+    sla: SlaRecorder
+    sla_reports: SlaReports
+    metrics: ServingMetrics = field(default_factory=ServingMetrics)
+    deferred_work: DeferredWork = field(default_factory=DeferredWork)
+    checks: Mapping[str, Check] = field(default_factory=dict)
+    """By the name /readyz shows: postgres, redis, schema. The engine is asked directly."""
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    idempotency: IdempotencyRecords | None = None
+    """None in a process that refuses requests with an idempotency key."""
+    onboarding: Onboarding | None = None
+    """None in a process without the routes of files, adapters and jobs."""
+    accounts: AccountServices | None = None
+    """None in a process without the routes of organizations."""
+    webhooks: WebhookService | None = None
+    spend_alerts: SpendAlertService | None = None
+    payments: PaymentService | None = None
+    """None in a process without the routes of payments."""
+    invoices: InvoiceService | None = None
+    credits: CreditService | None = None
+    """None in a process without the routes of invoices."""
+    payments_waiting: PaymentsCollector | None = None
+    """None in a process whose /metrics shows no payments."""
+    books: BooksCollector | None = None
+    """None in a process whose /metrics shows no reconciliation."""
+    restarts: RestartsCollector | None = None
+    """None in a process whose /metrics shows no restarts."""
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def served(service: ServiceT | None, what: str) -> ServiceT:
+    """Returns an optional service. Raises NotServing, with its name in the plural, where there is none."""
+    if service is None:
+        raise NotServing(f"{what} are not served here.")
+    return service
+
+
+def onboarding_of(request: Request) -> Onboarding:
+    """Returns the services of adapters. Raises NotServing where this process has none."""
+    return served(services_of(request).onboarding, "Files and adapters")
+
+
+def serving_engine(request: Request) -> EngineInfo:
+    """Returns what the engine said of itself. Raises EngineGone while none is connected and ready."""
+    return engine_of(services_of(request))
+
+
+def engine_of(services: Services) -> EngineInfo:
+    """Returns what the engine said of itself. Raises EngineGone while none is connected and ready."""
+    engine = services.engine
+    if engine.info is None or not engine.ready:
+        raise EngineGone("the engine does not serve", engine.ready_in)
+    return engine.info

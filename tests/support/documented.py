@@ -1,0 +1,126 @@
+"""Compares every response of an application with its OpenAPI document: status, media type and body.
+
+A body may have no field that the document lacks: schemas are closed here, which they are not for clients.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import jsonschema_rs
+
+OPEN = frozenset({"AuditEntry"})
+"""Objects with a field whose name is the value of another."""
+UNDOCUMENTED = frozenset({405, 499})
+"""Statuses of requests that are none of an operation, or whose response nobody reads."""
+DISAGREEMENTS: list[str] = []
+"""Of all applications of this process, since they were last looked at."""
+
+
+class Documented:
+    """Wraps the application that `api.app.create_app` makes."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self.openapi = app.openapi
+
+    async def __call__(self, scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+        start: dict[str, Any] = {}
+        body = bytearray()
+
+        async def record(message: Any) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                start.update(message)
+                return
+            body.extend(message.get("body", b""))
+            if not message.get("more_body", False):
+                self._compare(scope, start, bytes(body))
+
+        await self._app(scope, receive, record if scope["type"] == "http" else send)
+
+    def _compare(self, scope: Any, start: dict[str, Any], body: bytes) -> None:
+        operation = self._document.operation(scope["method"], scope["path"])
+        status = start["status"]
+        if operation is None or status in UNDOCUMENTED:
+            return
+        headers = {name.lower(): value.decode() for name, value in start["headers"]}
+        media_type = headers.get(b"content-type", "").partition(";")[0]
+        for problem in self._document.problems(operation, status, media_type, body):
+            DISAGREEMENTS.append(f"{scope['method']} {scope['path']} {status}: {problem}: {body[:300]!r}")
+
+    @functools.cached_property
+    def _document(self) -> _Document:
+        return _Document(self._app.openapi())
+
+
+class _Document:
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._document = closed(document)
+        self._operations = [
+            (verb.upper(), _pattern(path), operation)
+            for path, verbs in sorted(document["paths"].items(), key=lambda item: item[0].count("{"))
+            for verb, operation in verbs.items()
+        ]
+        self._validators: dict[str, Any] = {}
+
+    def operation(self, method: str, path: str) -> dict[str, Any] | None:
+        for verb, pattern, operation in self._operations:
+            if verb == method and pattern.fullmatch(path):
+                found: dict[str, Any] = operation
+                return found
+        return None
+
+    def problems(self, operation: dict[str, Any], status: int, media_type: str, body: bytes) -> Iterator[str]:
+        response = operation["responses"].get(str(status))
+        if response is None:
+            yield "the status is not documented"
+            return
+        if "$ref" in response:
+            response = self._document["components"]["responses"][response["$ref"].rpartition("/")[2]]
+        content = response.get("content", {})
+        if media_type not in content:
+            yield f"{media_type!r} is not documented"
+            return
+        schema = content[media_type].get("schema", {})
+        for value in _values(media_type, body):
+            is_error = set(value) == {"error"}  # the last event of a stream that broke off
+            wanted = {"$ref": "#/components/schemas/Error"} if is_error else schema
+            error = next(self._validator(wanted).iter_errors(value), None)
+            if error is not None:
+                yield f"{error.message} at {error.instance_path}"
+
+    def _validator(self, schema: dict[str, Any]) -> Any:
+        key = json.dumps(schema)
+        if key not in self._validators:
+            whole = {**schema, "components": self._document["components"]}
+            self._validators[key] = jsonschema_rs.Draft202012Validator(whole)
+        return self._validators[key]
+
+
+def _values(media_type: str, body: bytes) -> Iterator[Any]:
+    if media_type == "application/json":
+        yield json.loads(body)
+    elif media_type == "text/event-stream":
+        for line in body.splitlines():
+            if line.startswith(b"data: ") and line != b"data: [DONE]":
+                yield json.loads(line[6:])
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    literal = re.escape(path).replace(r"\{", "{").replace(r"\}", "}")
+    return re.compile(re.sub(r"\{\w+\}", "[^/]+", literal.replace("{model}", ".+")))
+
+
+def closed(document: dict[str, Any]) -> dict[str, Any]:
+    """The same, with no other properties allowed in objects whose properties are named."""
+    document = copy.deepcopy(document)
+    for name, schema in document["components"]["schemas"].items():
+        if "properties" in schema and name not in OPEN:
+            schema.setdefault("additionalProperties", False)
+    return document
