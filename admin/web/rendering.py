@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import quote
 
@@ -22,6 +23,7 @@ from db.errors import UnknownCursor
 
 HERE = Path(__file__).parent.parent
 OPERATOR_HOME = "/operator"
+_MISSING = "This page doesn't exist. Check the address, or start from the overview."
 _TITLES = {
     400: "Bad request",
     403: "Access denied",
@@ -65,7 +67,8 @@ class Renderer:
             error = HTTPException(404, "This page of the list doesn't exist.")
         if isinstance(error, HTTPException):
             title = _TITLES.get(error.status_code, "This didn't work")
-            return self._error(request, error.status_code, title, str(error.detail), None)
+            text = _MISSING if error.detail == HTTPStatus.NOT_FOUND.phrase else str(error.detail)
+            return self._error(request, error.status_code, title, text, None)
         status, envelope = self._error_mapping.describe(error)
         body = envelope["error"]
         title = _TITLES.get(status, "Try again in a moment" if status >= 500 else "This didn't work")

@@ -110,7 +110,7 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         await page.fill("#name", "Helpers")
         await page.get_by_role("button", name="Create project").click()
         await page.get_by_text("Helpers was created.").wait_for()
-        await page.get_by_label("Add", exact=True).select_option(label=EMAIL)
+        await page.get_by_label("Member", exact=True).select_option(label=EMAIL)
         await page.get_by_role("button", name="Add to project").click()
         await page.get_by_text("was added to the project.").wait_for()
         found += await looked_at(seen, "project")
@@ -118,7 +118,7 @@ async def test_a_second_factor_another_password_a_project_and_a_key(site: Site, 
         found += await looked_at(seen, "projects")
 
         await seen.go(f"/keys/{key.id}")
-        await page.get_by_role("link", name="Change", exact=True).click()
+        await page.get_by_role("link", name="Edit", exact=True).click()
         await page.fill("#name", "support bot, production")
         await page.get_by_label("Restricted").check()
         await page.get_by_label("Send requests to models").check()

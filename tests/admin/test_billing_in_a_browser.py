@@ -48,12 +48,12 @@ async def test_an_owner_sees_what_is_owed_and_bounds_it(
 
     await page.get_by_role("link", name="Limits and alerts").click()
     await page.fill("#spend", "lots")
-    await page.get_by_role("button", name="Set", exact=True).click()
+    await page.get_by_role("button", name="Set limit").click()
     await page.locator("#problem-spend").wait_for()
     assert [one for one in seen.complaints if "422" not in one] == []
     seen.complaints.clear()
     await page.fill("#spend", "2")
-    await page.get_by_role("button", name="Set", exact=True).click()
+    await page.get_by_role("button", name="Set limit").click()
     await page.get_by_text("Monthly spend limit set to $2.00.").wait_for()
     meter = page.get_by_role("progressbar", name="Monthly spend limit")
     assert await meter.get_attribute("value") == "61"
@@ -69,7 +69,7 @@ async def test_an_owner_sees_what_is_owed_and_bounds_it(
     await page.get_by_role("heading", name="robot").wait_for()
     assert secret not in await page.content()
     await page.select_option("#event_type", "adapter.ready")
-    await page.get_by_role("button", name="Send", exact=True).click()
+    await page.get_by_role("button", name="Send test event").click()
     await page.get_by_text("Test event delivered: the endpoint responded with 204.").wait_for()
     (heard,) = hooks.heard
     delivery = page.get_by_role("row").filter(has_text="adapter.ready").last

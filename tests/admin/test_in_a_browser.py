@@ -4,7 +4,7 @@ who hear or type instead of looking get along.
 
 from __future__ import annotations
 
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
 from tenants.actors import OPERATOR
 from tests.admin.browsing import Visit, visit
@@ -75,9 +75,16 @@ async def test_a_key_is_copied_and_not_made_twice(site: Site, seen: Visit) -> No
     await page.fill("#name", "laptop")
     await page.get_by_role("button", name="Create key").click()
     secret = await page.input_value("#secret")
-    await page.get_by_role("button", name="Copy").click()
-    await page.get_by_role("button", name="Copied").wait_for()
+    field, sample = page.locator("[data-copy]"), page.locator("[data-copy-code]")
+    await field.click()
+    await expect(field).to_have_text("Copied")
     assert await page.evaluate("navigator.clipboard.readText()") == secret
+    await page.locator(".snippets label", has_text="Python").click()
+    await sample.click()
+    await expect(sample).to_have_text("Copied")
+    copied = await page.evaluate("navigator.clipboard.readText()")
+    assert copied.startswith("from openai import OpenAI")
+    assert f'api_key="{secret}"' in copied
     await page.reload()
     await page.get_by_role("heading", name="laptop").wait_for()
     assert secret not in await page.content()

@@ -44,7 +44,7 @@ async def _made_with_a_key(site: Site, seen: Visit, project_id: str) -> str:
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="API key created")).to_be_visible()
     assert not await seen.serious()
-    key = await page.get_by_label("The key").input_value()
+    key = await page.get_by_label("API key", exact=True).input_value()
     caller = await KeyResolver(site.place.database, site.redis, SECRET).resolve(key)
     await page.get_by_role("link", name="Done").click()
     await expect(page.get_by_role("heading", name="nightly summaries", exact=True)).to_be_visible()

@@ -93,14 +93,14 @@ async def _down_to_a_receipt(seen: Visit) -> None:
     await page.get_by_role("heading", name="Requests").wait_for()
     assert await page.locator(".requests tbody tr").count() == 5
     await page.locator(".requests th a").first.click()
-    await page.get_by_role("heading", name="Receipt").wait_for()
-    assert await page.get_by_role("img", name="Waited 250 ms").is_visible()
+    await page.get_by_role("heading", name="Request Completed").wait_for()
+    assert await page.get_by_role("img", name="Queued 250 ms").is_visible()
     assert "$0.0027" in (await page.locator(".sum").text_content() or "")
     id = await page.locator("code.id").text_content()
     await seen.go("/usage/requests")
     await page.get_by_label("Request ID").fill(id or "")
     await page.keyboard.press("Enter")
-    await page.get_by_role("heading", name="Receipt").wait_for()
+    await page.get_by_role("heading", name="Request Completed").wait_for()
 
 
 async def _for_everybody(using: Using, seen: Visit) -> None:
