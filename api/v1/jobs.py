@@ -34,6 +34,7 @@ router = Router(
     errors=(AccountSuspended(),),
 )
 
+_TEXT = {"schema": {"type": "string"}}
 # A report is made of a tenant's names and numbers: a browser that shows it runs nothing of it.
 _SHOWN_SAFELY = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox",
@@ -150,7 +151,7 @@ async def list_job_events(
     "/{job_id}/report",
     operation_id="retrieveCalibrationReport",
     response_class=Response,
-    responses={200: {"content": {"application/json": {}, "text/html": {}}}},
+    responses={200: {"content": {"application/json": {"schema": {"type": "object"}}, "text/html": _TEXT}}},
 )
 @fails_with(JobNotFound("job_1"), ReportNotFound("job_1"), StorageUnavailable("the store does not answer"))
 async def retrieve_report(
@@ -164,7 +165,7 @@ async def retrieve_report(
     "/{job_id}/report.html",
     operation_id="retrieveCalibrationReportPage",
     response_class=Response,
-    responses={200: {"content": {"text/html": {}}}},
+    responses={200: {"content": {"text/html": _TEXT}}},
 )
 @fails_with(JobNotFound("job_1"), ReportNotFound("job_1"), StorageUnavailable("the store does not answer"))
 async def retrieve_report_page(request: Request, job_id: str) -> Response:
@@ -176,7 +177,7 @@ async def retrieve_report_page(request: Request, job_id: str) -> Response:
     "/{job_id}/report/{chart}.svg",
     operation_id="retrieveCalibrationChart",
     response_class=Response,
-    responses={200: {"content": {"image/svg+xml": {}}}},
+    responses={200: {"content": {"image/svg+xml": _TEXT}}},
 )
 @fails_with(JobNotFound("job_1"), ReportNotFound("job_1"), StorageUnavailable("the store does not answer"))
 async def retrieve_chart(request: Request, job_id: str, chart: str) -> Response:
