@@ -22,7 +22,7 @@ from admin.web.forms import MAX_FIELDS, read_form
 from admin.web.principals import Operator, Principal, TenantUser
 from admin.web.rendering import OPERATOR_HOME, Renderer, is_by_script
 from admin.web.request_info import path_to_return_to
-from admin.web.sessions import SessionStore
+from admin.web.sessions import OpenSession, SessionStore
 from tenants.roles import Right
 
 SECOND_FACTOR_PATH = "/account/second-factor"
@@ -177,7 +177,7 @@ class Console(Renderer):
             opened = await self.sessions.find(security.session_id(request))
             principal = None if opened is None else await self.principal_of(opened)
             if opened is None or principal is None:
-                return await self._sign_in_first(request)
+                return await self._sign_in_first(request, opened)
             opened = principal.opened
             request.state.principal = principal
             signed_in = (
@@ -204,18 +204,24 @@ class Console(Renderer):
 
         return endpoint
 
-    async def _sign_in_first(self, request: Request) -> Response:
-        """Redirects to the sign-in form, whose session remembers the page that was asked for."""
+    async def _sign_in_first(self, request: Request, opened: OpenSession | None) -> Response:
+        """Redirects to the sign-in form, whose session remembers the page that was asked for. A sign-in that
+        is in progress goes on.
+        """
         if is_by_script(request):
             error = {"message": "You're signed out. Sign in again.", "param": None}
             return JSONResponse({"error": error}, status_code=401)
-        had_session = security.session_id(request) is not None
         next_path = path_to_return_to(request)
         response = self.redirect(request, "/sign-in")
-        if had_session or next_path:
-            flash = SESSION_ENDED if had_session else ""
-            opened = await self.sessions.begin(flash=flash, next_path=next_path)
-            security.set_session(request, response, opened.id)
+        if opened is not None and opened.session.user_id is None:
+            if next_path:
+                await self.sessions.set_next_path(opened, next_path)
+            return response
+        has_ended = security.session_id(request) is not None
+        if has_ended or next_path:
+            flash = SESSION_ENDED if has_ended else ""
+            started = await self.sessions.begin(flash=flash, next_path=next_path)
+            security.set_session(request, response, started.id)
         return response
 
     def _enrol_first(self, request: Request) -> Response:

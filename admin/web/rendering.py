@@ -67,8 +67,11 @@ class Renderer:
             error = HTTPException(404, "This page of the list doesn't exist.")
         if isinstance(error, HTTPException):
             title = _TITLES.get(error.status_code, "This didn't work")
-            text = _MISSING if error.detail == HTTPStatus.NOT_FOUND.phrase else str(error.detail)
-            return self._error(request, error.status_code, title, text, None)
+            if error.detail == HTTPStatus.NOT_FOUND.phrase:
+                # No route, or one of operators: the page must not reveal which.
+                request.state.principal = None
+                return self._error(request, error.status_code, title, _MISSING, None)
+            return self._error(request, error.status_code, title, str(error.detail), None)
         status, envelope = self._error_mapping.describe(error)
         body = envelope["error"]
         title = _TITLES.get(status, "Try again in a moment" if status >= 500 else "This didn't work")

@@ -211,8 +211,14 @@ class SessionStore:
 
     async def set_flash(self, opened: OpenSession, message: str) -> None:
         """Have the next page of this session tell it; with "", have it told."""
-        session = msgspec.structs.replace(opened.session, flash=message)
-        await self._redis.set(_key(opened.id), msgspec.msgpack.encode(session), keepttl=True, xx=True)
+        await self._replace(opened.id, msgspec.structs.replace(opened.session, flash=message))
+
+    async def set_next_path(self, opened: OpenSession, path: str) -> None:
+        """Has the sign-in that this session begins lead to a page."""
+        await self._replace(opened.id, msgspec.structs.replace(opened.session, next_path=path))
+
+    async def _replace(self, session_id: str, session: Session) -> None:
+        await self._redis.set(_key(session_id), msgspec.msgpack.encode(session), keepttl=True, xx=True)
 
     async def end(self, session_id: str) -> None:
         """Forget a session, at once and everywhere."""

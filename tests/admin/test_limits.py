@@ -97,7 +97,7 @@ async def test_a_limit_is_set_changed_and_taken_away(site: Site, visitor: httpx.
     ]
     for wrong_fields, field, words in (
         ({"amount": "1e3"}, "amount", "Enter a whole number"),
-        ({"amount": str(10**15)}, "amount", "at most 100,000,000,000"),
+        ({"amount": str(10**15)}, "amount", "The maximum is 100,000,000,000"),
         ({"metric": "prepaid_balance"}, "metric", "Choose a metric"),
         ({"model": "NO/NAME"}, "model", "names no model"),
         ({"for": "key:key_none"}, "for", "key_none"),

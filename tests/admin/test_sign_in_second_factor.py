@@ -306,7 +306,7 @@ async def test_operators_have_one_before_anything_else(
     async with site.visitor() as anew:
         assert (await sign_in(anew, OPERATOR_EMAIL)).headers["location"] == "/console/sign-in/code"
         assert (await anew.get("/operator/tenants")).headers["location"] == "/console/sign-in"
-        assert (await enter_code(anew, at_step(secret))).headers["location"] == "/console/"
+        assert (await enter_code(anew, at_step(secret))).headers["location"] == "/console/operator/tenants"
         assert (await enter(site, anew)).status_code == 303
         assert (await anew.get("/keys")).status_code == 200
         # Taken away meanwhile: nor in a tenant's console does anything go on without.
