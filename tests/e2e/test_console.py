@@ -157,7 +157,7 @@ async def read_the_report(seen: Visit) -> None:
     page = seen.page
     await page.get_by_role("link", name="Version 1", exact=True).click()
     await page.get_by_text("Passed all checks").wait_for()
-    await page.get_by_text("Your samples").wait_for()
+    await page.get_by_text("Your samples", exact=True).wait_for()
     assert await page.locator("figure.plot svg").count() >= 3
     for plot in await page.locator("figure.plot svg").all():
         box = await plot.bounding_box()
