@@ -208,7 +208,7 @@ async def add_a_version(seen: Visit, adapter: str, files: Path) -> None:
     await activate.wait_for()
     await activate.click()
     await page.get_by_role("dialog").get_by_role("button", name="Activate").click()
-    await page.get_by_text("Version 2 is active").wait_for()
+    await page.get_by_text("Version 2 is now active").wait_for()
 
 
 async def roll_back(seen: Visit, adapter: str) -> None:
