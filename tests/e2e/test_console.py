@@ -267,5 +267,5 @@ async def delete(seen: Visit, adapter: str) -> None:
     await seen.go(adapter)
     await seen.page.get_by_role("button", name="Delete adapter").click()
     await seen.page.fill("#delete-name", NAME)
-    await seen.page.get_by_role("button", name="Delete adapter").click()
+    await seen.page.get_by_role("dialog").get_by_role("button", name="Delete adapter").click()
     await seen.page.get_by_text(f"{NAME} is deleted.").wait_for()
