@@ -1,4 +1,4 @@
-"""What the operator's pages call, as one object. Owns the list and nothing else."""
+"""Lists the services that the operator's pages call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from adapters.jobs.everywhere import EveryJob
 from adapters.naming import AdapterNames
-from admin.operator.engines import Engines
+from admin.operator.engines.report import Engines
 from billing.customers.service import CustomerReports
 from billing.previews.service import PricePreviews
 from billing.pricing import PriceService

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import redis.asyncio
 
-from admin.app import BillingServices, ConsoleServices, Explanations, create_console
+from admin.app import BillingServices, ConsoleServices, ErrorMapping, create_console
 from admin.operator.services import OperatorServices
-from admin.sign_in_services import SignInServices
+from admin.sign_in.services import SignInServices
 from api.edge import AsgiApp
 from api.errors import FACES, envelope, face_of
 from api.organization.scopes import SCOPES
@@ -17,7 +17,7 @@ from engine.client import EngineGone
 from tenants.naming import NameService
 from tenants.user_callers import UserCallers
 
-EXPLANATIONS = Explanations(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
+ERROR_MAPPING = ErrorMapping(tuple(FACES), lambda error: (face_of(error).status, envelope(error)))
 
 
 def console_over(
@@ -55,7 +55,7 @@ def console_over(
             billing=billing,
             operation=operation,
             base_digest=base_digest,
-            explanations=EXPLANATIONS,
+            error_mapping=ERROR_MAPPING,
             sign_in=sign_in,
         )
     )

@@ -6,7 +6,7 @@ import redis.asyncio
 
 from adapters.jobs.everywhere import EveryJob
 from adapters.naming import AdapterNames
-from admin.operator.engines import Engines
+from admin.operator.engines.report import Engines
 from admin.operator.services import OperatorServices
 from billing.customers.service import CustomerReports
 from billing.previews.service import PricePreviews

@@ -33,7 +33,6 @@ PACKAGES = (
 PENDING: frozenset[str] = frozenset(
     {
         "adapters",
-        "admin",
         "api",
         "benchmarks",
         "billing",
