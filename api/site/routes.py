@@ -13,8 +13,8 @@ from markupsafe import escape
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from admin.frame import HERE as CONSOLE
-from admin.security import CONTENT_SECURITY_POLICY
+from admin.web.rendering import HERE as CONSOLE
+from admin.web.security import CONTENT_SECURITY_POLICY
 from api.health import reasons_not_ready
 from api.services import Services
 from api.site.files import REVALIDATED, File, StaticFiles, make_file, respond

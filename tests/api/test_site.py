@@ -17,7 +17,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from admin.security import CONTENT_SECURITY_POLICY
+from admin.web.security import CONTENT_SECURITY_POLICY
 from api.site.reference import Reference
 from api.site.routes import SiteRoutes
 from db.errors import DatabaseUnavailable
