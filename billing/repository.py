@@ -29,8 +29,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from billing.folding import Measured
 from billing.models import Charge, Price, Reversal, RollupSums, UsageRecord, UsageRollupDay
-from billing.rollups import ROLLUPS, SUMS, Interval, Unit, add_sql, hold_ledger, intervals
+from billing.rollups import ROLLUPS, SUMS, add_sql, hold_ledger
 from db.repository import TenantRepository, select_owned
+from db.rollup_intervals import Interval, Unit, intervals
 from tenants.limits.kinds import Limit, Scope
 from tenants.limits.models import LimitRow
 from tenants.models import ApiKey
@@ -188,16 +189,16 @@ class UsageRepository(TenantRepository):
         found = intervals(start, end, unit or "day")
         if not found:
             return []
-        statement = _sums(tuple(piece.unit for piece in found), unit, tuple(group_by), tuple(wanted))
+        statement = _sums(tuple(interval.unit for interval in found), unit, tuple(group_by), tuple(wanted))
         rows = await self.execute_own(statement, begins=start, **bounds(found), **wanted)
         return list(rows.all())
 
     async def since(self, start: datetime, end: datetime, limit: Limit) -> dict[str, int]:
         """What was used in whole minutes in [start, end) and counts to `limit`, by the names in SUMS."""
-        found = intervals(start, end, "day")
+        found = intervals(start, end)
         if not found:
             return dict.fromkeys(SUMS, 0)
-        statement = _since(tuple(piece.unit for piece in found), limit.scope, limit.model)
+        statement = _since(tuple(interval.unit for interval in found), limit.scope, limit.model)
         whose = {} if limit.scope == "tenant" else {"scope_id": limit.scope_id}
         if limit.scope == "key":
             whose["counted_id"] = limit.counted_id
@@ -211,18 +212,18 @@ Covers = Callable[[type[RollupSums]], list[ColumnElement[bool]]]
 
 @lru_cache(maxsize=512)
 def _sums(
-    grains: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], filtered: tuple[str, ...]
+    interval_units: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], filtered: tuple[str, ...]
 ) -> Select[Any]:
     """The sums of rows that have, of each `filtered` column, one of the values in its parameter."""
 
     def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
         return [getattr(rollup, name).in_(bindparam(name, expanding=True)) for name in filtered]
 
-    return _summed(grains, unit, group_by, covers)
+    return _summed(interval_units, unit, group_by, covers)
 
 
 @lru_cache(maxsize=256)
-def _since(grains: tuple[Unit, ...], scope: Scope, model: str) -> Select[Any]:
+def _since(interval_units: tuple[Unit, ...], scope: Scope, model: str) -> Select[Any]:
     """The sums of rows that count to a limit of that scope, on those models."""
 
     def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
@@ -243,20 +244,20 @@ def _since(grains: tuple[Unit, ...], scope: Scope, model: str) -> Select[Any]:
             conditions.append(_names(rollup.model, model))
         return conditions
 
-    return _summed(grains, None, (), covers)
+    return _summed(interval_units, None, (), covers)
 
 
 def _summed(
-    grains: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], covers: Covers
+    interval_units: tuple[Unit, ...], unit: Unit | None, group_by: tuple[str, ...], covers: Covers
 ) -> Select[Any]:
-    """The sums of rows that `covers`, of a stretch of time in pieces of these grains, whose `bounds` are
+    """The sums of rows that `covers`, of a time range split into intervals of these units, whose `bounds` are
     parameters; `begins` is another.
     """
     parts = []
-    for number, grain in enumerate(grains):
-        rollup: Any = ROLLUPS[grain]
-        at = getattr(rollup, grain)
-        bucket = bindparam("begins", type_=INSTANT) if unit is None else _bucket(at, unit, grain)
+    for number, interval_unit in enumerate(interval_units):
+        rollup: Any = ROLLUPS[interval_unit]
+        at = getattr(rollup, interval_unit)
+        bucket = bindparam("begins", type_=INSTANT) if unit is None else _bucket(at, unit, interval_unit)
         groups = [getattr(rollup, name) for name in group_by]
         totals = [func.sum(getattr(rollup, name)).label(name) for name in SUMS]
         part = select_owned(rollup, bucket.label("bucket"), *groups, *totals)
@@ -268,15 +269,15 @@ def _summed(
     return select(*keys, *sums).group_by(*keys).order_by(*keys)
 
 
-def _bucket(at: Any, unit: Unit, grain: Unit) -> Any:
-    """Sums of the unit's own grain stand where it begins already: truncating costs as much as adding up."""
-    return at if grain == unit else func.date_trunc(unit, at, "UTC", type_=INSTANT)
+def _bucket(at: Any, unit: Unit, interval_unit: Unit) -> Any:
+    """Rows of the bucket's own unit already hold its start: truncating costs as much as adding up."""
+    return at if interval_unit == unit else func.date_trunc(unit, at, "UTC", type_=INSTANT)
 
 
 def bounds(found: Sequence[Interval]) -> dict[str, datetime]:
-    """Parameters that say where pieces begin and end, by their place."""
-    starts = {f"start_{number}": piece.start for number, piece in enumerate(found)}
-    return starts | {f"end_{number}": piece.end for number, piece in enumerate(found)}
+    """Parameters that say where intervals begin and end, by their place."""
+    starts = {f"start_{number}": interval.start for number, interval in enumerate(found)}
+    return starts | {f"end_{number}": interval.end for number, interval in enumerate(found)}
 
 
 def _names(column: Any, model: str) -> ColumnElement[bool]:

@@ -18,8 +18,8 @@ from sqlalchemy import func
 from billing.charges import ChargeRepository
 from billing.models import Charge, Reversal, UsageRollupDay
 from billing.repository import COSTS_BY_DAY, UsageRepository
-from billing.rollups import Unit
 from db.repository import TenantRepository
+from db.rollup_intervals import Unit
 
 LineKind = Literal["input", "cached_input", "output", "adapter_storage", "calibration"]
 LINE_KINDS: tuple[LineKind, ...] = get_args(LineKind)

@@ -30,7 +30,15 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from db.repository import TenantRepository, select_owned
 from engine.protocol import PriorityClass
-from sla.granularity import GRAINS, MINUTE, added, bounds, share_bounds, shares_of, stretch
+from sla.granularity import (
+    GRANULARITIES,
+    MINUTE,
+    add_shares,
+    range_bounds,
+    select_range,
+    select_shares,
+    share_bounds,
+)
 from sla.measures import FIRST_TOKEN_EDGES, OUTPUT_RATE_EDGES, Counts
 from sla.models import PlanTerms, SlaBatch, SlaMinute, TenantPlan
 
@@ -51,15 +59,15 @@ _ADDED = ", ".join(
     ]
 )
 _MERGES = {
-    grain.unit: text(f"""
-INSERT INTO {grain.table} AS stored (tenant_id, service_tier, {grain.unit}, {_WRITTEN})
+    granularity.unit: text(f"""
+INSERT INTO {granularity.table} AS stored (tenant_id, service_tier, {granularity.unit}, {_WRITTEN})
 SELECT tenant_id, service_tier, at, {_WRITTEN} FROM jsonb_to_recordset(CAST(:rows AS jsonb)) AS given(
     tenant_id text, service_tier text, at timestamptz,
     {", ".join(f"{name} bigint" for name in SUMS)}, {", ".join(f"{name} bigint[]" for name in HISTOGRAMS)})
 ORDER BY tenant_id, service_tier, at
-ON CONFLICT (tenant_id, service_tier, {grain.unit}) DO UPDATE SET {_ADDED}
+ON CONFLICT (tenant_id, service_tier, {granularity.unit}) DO UPDATE SET {_ADDED}
 """)
-    for grain in GRAINS
+    for granularity in GRANULARITIES
 }
 
 SUMMED = {
@@ -91,7 +99,7 @@ def _counts(rows: Iterable[Any]) -> dict[str, Counts]:
     return found
 
 
-_TOTALS = _by_class(stretch(select_owned, ("service_tier", *SUMS, *HISTOGRAMS)))
+_TOTALS = _by_class(select_range(select_owned, ("service_tier", *SUMS, *HISTOGRAMS)))
 _LATEST = _by_class(
     union_all(
         *(
@@ -130,19 +138,21 @@ class SlaWriter:
         """Add to the minutes, and as much to their hours and days. All in their order, and the finer before
         the coarser, so that two writers never wait for each other in a ring.
         """
-        for grain in GRAINS:
+        for granularity in GRANULARITIES:
             if not counts:
                 return
-            if grain is not MINUTE:
+            if granularity is not MINUTE:
                 finer, counts = counts, {}
                 for (tenant_id, tier, at), found in finer.items():
-                    counts.setdefault((tenant_id, tier, grain.begin(at)), Counts()).add(found)
+                    counts.setdefault((tenant_id, tier, granularity.floor(at)), Counts()).add(found)
             rows = [
                 {"tenant_id": tenant_id, "service_tier": tier, "at": at.isoformat()}
                 | {name: getattr(found, name) for name in (*SUMS, *HISTOGRAMS)}
                 for (tenant_id, tier, at), found in counts.items()
             ]
-            await self.session.execute(_MERGES[grain.unit], {"rows": msgspec.json.encode(rows).decode()})
+            await self.session.execute(
+                _MERGES[granularity.unit], {"rows": msgspec.json.encode(rows).decode()}
+            )
 
     async def forget_batches(self, age: timedelta) -> int:
         """Forget batches that nobody will send again; how many."""
@@ -207,7 +217,7 @@ class SlaRepository(TenantRepository):
         """Sums over [start, end) by class, for classes with any: of days, and of hours and minutes at the
         edges.
         """
-        return _counts(await self.execute_own(_TOTALS, **bounds(start, end)))
+        return _counts(await self.execute_own(_TOTALS, **range_bounds(start, end)))
 
     async def latest(self, since: datetime, num_minutes: int) -> dict[str, Counts]:
         """By class, for classes with any, sums over the last so many minutes that had any requests of it,
@@ -219,5 +229,5 @@ class SlaRepository(TenantRepository):
         """For each beginning, by class: (requests, failed) up to `until`."""
         if not since:
             return []
-        statement = shares_of(select_owned, len(since))
-        return added(await self.execute_own(statement, **share_bounds(since, until)), len(since))
+        statement = select_shares(select_owned, len(since))
+        return add_shares(await self.execute_own(statement, **share_bounds(since, until)), len(since))

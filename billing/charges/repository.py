@@ -27,8 +27,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.charges.dues import Due
 from billing.models import CalibrationDue, Charge, ChargedDay, Reversal, StoredAdapter
 from billing.repository import INSTANT
-from billing.rollups import Unit
 from db.repository import TenantRepository, select_owned
+from db.rollup_intervals import Unit
 
 _DAY = timedelta(days=1)
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Generic, Literal, TypedDict, TypeVar
 
 from billing.errors import InvalidReportQuery
-from billing.rollups import Unit
+from db.rollup_intervals import Unit
 
 ResultT = TypeVar("ResultT")
 

@@ -29,8 +29,9 @@ from sqlalchemy.orm import aliased
 
 from billing.models import Charge, Reversal, UsageRecord, UsageRollupDay, UsageRollupHour
 from billing.repository import INSTANT, bounds
-from billing.rollups import KEYS, ROLLUPS, Unit, intervals
+from billing.rollups import KEYS, ROLLUPS
 from db.repository import TenantRepository, select_owned
+from db.rollup_intervals import Unit, intervals
 
 Place = tuple[datetime, str]
 """Of a row in the ledger's order: its moment, and its id among those of the same moment."""
@@ -92,11 +93,11 @@ class SliceRepository(LedgerRows):
         frequent first.
         """
         found: dict[str, list[tuple[str, int]]] = {name: [] for name in KEYS}
-        stretch = intervals(start, end, "day")
-        if not stretch:
+        time_intervals = intervals(start, end)
+        if not time_intervals:
             return found
-        statement = _values(tuple(piece.unit for piece in stretch))
-        for *values, number in (await self.execute_own(statement, **bounds(stretch))).all():
+        statement = _values(tuple(interval.unit for interval in time_intervals))
+        for *values, number in (await self.execute_own(statement, **bounds(time_intervals))).all():
             # Of a set's columns all but its own are NULL, and its own never is.
             name, value = next(pair for pair in zip(KEYS, values, strict=True) if pair[1] is not None)
             found[name].append((value, number))
@@ -154,14 +155,16 @@ class SliceRepository(LedgerRows):
 
 
 @lru_cache(maxsize=64)
-def _values(grains: tuple[Unit, ...]) -> Select[Any]:
-    """Of a stretch of time in pieces of these grains. What has all keys alike is added up first: of many days
-    there are few such, and each is counted once for every key.
+def _values(interval_units: tuple[Unit, ...]) -> Select[Any]:
+    """Returns the statement of `SliceRepository.values` over intervals of these units.
+
+    Rows that are alike in all keys are added up first: many days have few of them, and each is then counted
+    once for every key.
     """
     parts = []
-    for number, grain in enumerate(grains):
-        rollup: Any = ROLLUPS[grain]
-        at, keys = getattr(rollup, grain), [getattr(rollup, name) for name in KEYS]
+    for number, interval_unit in enumerate(interval_units):
+        rollup: Any = ROLLUPS[interval_unit]
+        at, keys = getattr(rollup, interval_unit), [getattr(rollup, name) for name in KEYS]
         sums = select_owned(rollup, *keys, func.sum(rollup.num_requests).label("num_requests"))
         within = (at >= bindparam(f"start_{number}"), at < bindparam(f"end_{number}"))
         parts.append(sums.where(*within).group_by(*keys))

@@ -18,7 +18,7 @@ from billing.reports.filtering import WHOLE, Slice
 from billing.reports.grouping import COLUMNS
 from billing.reports.repository import SliceRepository
 from billing.repository import UsageRepository
-from billing.rollups import Unit
+from db.rollup_intervals import Unit
 from db.session import Database, ReadSession
 
 REQUEST = "request"

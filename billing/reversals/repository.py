@@ -7,8 +7,9 @@ from datetime import datetime
 from sqlalchemy import text
 
 from billing.models import Reversal
-from billing.rollups import KEYS, SUMS, UNITS, add_sql
+from billing.rollups import KEYS, SUMS, add_sql
 from db.repository import TenantRepository
+from db.rollup_intervals import UNITS
 
 _TAKE_BACK = [
     text(

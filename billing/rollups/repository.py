@@ -11,7 +11,8 @@ import msgspec
 from sqlalchemy import func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from billing.rollups.granularity import KEYS, SUMS, TABLES, UNITS, Unit, add_sql
+from billing.rollups.tables import KEYS, SUMS, TABLES, add_sql
+from db.rollup_intervals import UNITS, Unit
 
 WRITER_LOCK = 0x4C656467
 """Advisory lock, "Ledg": whoever writes records or their sums holds it, so that a difference is taken against
@@ -93,7 +94,7 @@ class RollupBooks:
 
     async def differences(self, start: datetime, end: datetime) -> list[RollupDifference]:
         """Every row of the three rollups in [start, end), whole UTC days, that is not what the ledger's rows
-        come to. One statement for each grain: what is written meanwhile is in both or in neither.
+        come to. One statement for each unit: what is written meanwhile is in both or in neither.
         """
         found = []
         for unit in UNITS:

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Select, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sla.granularity import Row, added, share_bounds, shares_of
+from sla.granularity import Row, add_shares, select_shares, share_bounds
 from sla.incidents.models import Incident, IncidentNote
 
 
@@ -58,5 +58,5 @@ class ServedToAll:
         """For each beginning, by class: (requests, failed) up to `until`."""
         if not since:
             return []
-        statement = shares_of(_of_everybody, len(since))
-        return added(await self.session.execute(statement, share_bounds(since, until)), len(since))
+        statement = select_shares(_of_everybody, len(since))
+        return add_shares(await self.session.execute(statement, share_bounds(since, until)), len(since))

@@ -30,44 +30,44 @@ class RollupDifference:
     """
 
 
-def _derived(grain: Granularity) -> str:
+def _derived(granularity: Granularity) -> str:
     return f"""
-        SELECT tenant_id, service_tier, date_trunc('{grain.unit}', minute, 'UTC') AS {grain.unit},
+        SELECT tenant_id, service_tier, date_trunc('{granularity.unit}', minute, 'UTC') AS {granularity.unit},
                {", ".join(f"CAST(sum({name}) AS bigint) AS {name}" for name in SUMS)},
                {", ".join(f"{expression} AS {name}" for name, expression in SUMMED.items())}
         FROM sla_minutes WHERE minute >= :start AND minute < :end GROUP BY 1, 2, 3
     """
 
 
-def _comparison(grain: Granularity) -> str:
+def _comparison(granularity: Granularity) -> str:
     expected, found = (", ".join(f"{side}.{name}" for name in _MEASURES) for side in "ef")
     return f"""
-        WITH expected AS ({_derived(grain)}), found AS (
-            SELECT * FROM {grain.table} WHERE {grain.unit} >= :start AND {grain.unit} < :end
+        WITH expected AS ({_derived(granularity)}), found AS (
+            SELECT * FROM {granularity.table} WHERE {granularity.unit} >= :start AND {granularity.unit} < :end
         )
-        SELECT tenant_id, service_tier, {grain.unit} AS start,
+        SELECT tenant_id, service_tier, {granularity.unit} AS start,
                {", ".join(f"e.{name} AS expected_{name}, f.{name} AS found_{name}" for name in _MEASURES)}
-        FROM expected e FULL JOIN found f USING (tenant_id, service_tier, {grain.unit})
+        FROM expected e FULL JOIN found f USING (tenant_id, service_tier, {granularity.unit})
         WHERE ({expected}) IS DISTINCT FROM ({found})
         ORDER BY 1, 2, 3
     """
 
 
-def _derivation(grain: Granularity) -> str:
-    columns = f"tenant_id, service_tier, {grain.unit}, {', '.join(_MEASURES)}"
-    return f"INSERT INTO {grain.table} ({columns}) {_derived(grain)}"
+def _derivation(granularity: Granularity) -> str:
+    columns = f"tenant_id, service_tier, {granularity.unit}, {', '.join(_MEASURES)}"
+    return f"INSERT INTO {granularity.table} ({columns}) {_derived(granularity)}"
 
 
-_COMPARISONS = [(grain.unit, text(_comparison(grain))) for grain in ROLLUPS]
+_COMPARISONS = [(granularity.unit, text(_comparison(granularity))) for granularity in ROLLUPS]
 _DERIVATIONS = [
     text(statement)
-    for grain in ROLLUPS
+    for granularity in ROLLUPS
     for statement in (
-        f"DELETE FROM {grain.table} WHERE {grain.unit} >= :start AND {grain.unit} < :end",
-        _derivation(grain),
+        f"DELETE FROM {granularity.table} WHERE {granularity.unit} >= :start AND {granularity.unit} < :end",
+        _derivation(granularity),
     )
 ]
-_HOLDS = [text(f"LOCK TABLE {grain.table} IN SHARE ROW EXCLUSIVE MODE") for grain in ROLLUPS]
+_HOLDS = [text(f"LOCK TABLE {granularity.table} IN SHARE ROW EXCLUSIVE MODE") for granularity in ROLLUPS]
 
 
 class RollupBooks:
