@@ -1,7 +1,7 @@
-"""Our invoices and credit notes as Stripe's. Owns how one stands for the other, metadata that names ours, and
-the keys by which asking again is asking once.
+"""Creates and reads our invoices and credit notes at Stripe.
 
-Asks through what `billing.stripe_gateway` gives it, which knows the SDK and its errors.
+Metadata at Stripe holds our ids, and idempotency keys are derived from them, so repeating a request creates
+nothing twice. Requests go through functions of `billing.stripe_gateway`, which translates the SDK's errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PAGE = 100
 
 
 class StripeDocuments:
-    """Of one account at Stripe."""
+    """The documents of one account at Stripe."""
 
     def __init__(self, v1: Any, ask: Ask, every: Callable[[Awaitable[Any]], Awaitable[list[Any]]]) -> None:
         self._v1 = v1
@@ -27,7 +27,7 @@ class StripeDocuments:
         self._every = every
 
     async def find_invoice(self, customer_id: str, invoice_id: str) -> InvoiceView | None:
-        # Not by search, which is a minute behind.
+        # Stripe's search lags by a minute, so the list is read instead.
         found = await self._every(self._v1.invoices.list_async({"customer": customer_id, "limit": _PAGE}))
         return next((one for one in map(invoice_view, found) if one.invoice_id == invoice_id), None)
 
@@ -84,7 +84,7 @@ class StripeDocuments:
         }
         if refunded:
             params["refund_amount"] = refunded
-        # Paid in between, the same note is another request.
+        # If the invoice was paid in between, the same note needs a refund: another request to Stripe.
         options = {"idempotency_key": f"credit-note:{note_id}:{refunded}"}
         return str((await self._ask(self._v1.credit_notes.create_async(params, options))).id)
 
@@ -108,7 +108,7 @@ def invoice_view(found: Any) -> InvoiceView:
 
 
 def id_of(reference: Any) -> str | None:
-    """Of an object, or of a reference to it."""
+    """Returns the id of an object, or of a reference to it."""
     return None if reference is None else str(getattr(reference, "id", reference))
 
 

@@ -1,7 +1,7 @@
-"""Stripe behind `billing.payments.gateway`: the only module that knows the SDK.
+"""Talks to Stripe behind `billing.payments.gateway`: the only module that knows the SDK.
 
-Owns Stripe's words for things, and which of its errors mean what. Retries nothing by itself: who asks knows
-whether it may be asked again, and by what it is then known to be the same.
+It translates the SDK's objects and errors into ours, and retries nothing: the caller knows whether a request
+may be repeated and which idempotency key makes it the same.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from billing.stripe_documents import StripeDocuments, id_of, invoice_view, plain
 T = TypeVar("T")
 
 SHOWN_AT = Decimal(0)
-"""What the meter's price asks for a micro-USD: nothing. It shows usage; what is paid is our invoices."""
+"""The price per micro-USD on the meter: zero. The meter only displays usage; invoices collect the money."""
 _KNOWN = "An event already exists with identifier"
 _PAGE = 100
 
 
 class StripeGateway:
-    """One account at Stripe. `close` it at the end."""
+    """The client of one Stripe account. `close` it at the end."""
 
     def __init__(self, settings: StripeSettings) -> None:
         assert settings.api_key is not None
@@ -129,11 +129,11 @@ class StripeGateway:
         line2 = ", ".join(rest.splitlines())
         params: dict[str, Any] = {
             "name": details.name,
-            "email": details.email,  # empty: Stripe forgets it
+            "email": details.email,  # empty clears it at Stripe
             "address": {"line1": first, "line2": line2, "country": details.country}
             if first or details.country
             else "",
-            # Shown on every invoice as it is; Stripe's own tax ids want to know which law's they are.
+            # Printed on every invoice as it is; Stripe's own tax ids require the kind of the tax id.
             "invoice_settings": {
                 "custom_fields": [{"name": "Tax ID", "value": details.tax_id}] if details.tax_id else ""
             },
@@ -192,7 +192,7 @@ class StripeGateway:
                 )
             )
         except ProviderRefused as refused:
-            # Its code is one thing or none, by version; its words have stayed.
+            # The error code differs between API versions; the message has not changed.
             if refused.code == "duplicate_meter_event" or _KNOWN in str(refused):
                 return "known"
             raise
@@ -218,7 +218,7 @@ class StripeGateway:
         summaries = self._stripe.v1.billing.meters.event_summaries
         meter = (await self.catalogue()).meter_id
         found = await _every(summaries.list_async(meter, params))  # type: ignore[arg-type]
-        # A float: exact up to 2**53 micro-USD, nine billion dollars in one hour.
+        # The value is a float: exact up to 2**53 micro-USD, nine billion dollars in one hour.
         return {datetime.fromtimestamp(one.start_time, UTC): int(one.aggregated_value) for one in found}
 
     # Invoices -----------------------------------------------------------------------------------------------
@@ -300,13 +300,13 @@ class StripeGateway:
 
 
 async def _ask(asked: Awaitable[T]) -> T:
-    """The answer, or one of our errors."""
+    """Returns the response. Raises ProviderUnavailable or ProviderRefused for the SDK's errors."""
     with _translated():
         return await asked
 
 
 async def _every(asked: Awaitable[Any]) -> list[Any]:
-    """All of a list, page by page."""
+    """Returns all items of a list, page by page."""
     with _translated():
         return [one async for one in (await asked).auto_paging_iter()]
 
@@ -318,16 +318,16 @@ def _translated() -> Iterator[None]:
     except (stripe.APIConnectionError, stripe.APIError) as error:
         raise ProviderUnavailable(_said(error)) from error
     except (stripe.RateLimitError, stripe.AuthenticationError, stripe.PermissionError) as error:
-        # A wrong key is ours to mend: nothing that was to be sent is at fault.
+        # A wrong key is the operator's to correct, so the request itself is not at fault.
         raise ProviderUnavailable(_said(error), maybe_done=False) from error
     except stripe.StripeError as error:
-        if error.http_status == 409:  # the same is being done for another request
+        if error.http_status == 409:  # another request with the same idempotency key is in progress
             raise ProviderUnavailable(_said(error)) from error
         raise ProviderRefused(_said(error), error.code) from error
 
 
 def _said(error: stripe.StripeError) -> str:
-    # The SDK's words for a lost connection fill a screen.
+    # The SDK's message for a lost connection fills a screen.
     return " ".join((error.user_message or str(error)).split())[:300]
 
 

@@ -1,4 +1,4 @@
-"""Queries on reversals; what one takes back comes off the rollups with it."""
+"""Queries reversals, and takes what a reversal takes back off the rollups."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TAKE_BACK = [
 
 
 class ReversalRepository(TenantRepository):
-    """One tenant's reversals."""
+    """Queries one tenant's reversals."""
 
     async def of_request(self, submitted_at: datetime, request_id: str) -> Reversal | None:
         query = self.select_own(Reversal).where(
@@ -37,7 +37,7 @@ class ReversalRepository(TenantRepository):
         return (await self.session.execute(query)).scalar_one_or_none()
 
     async def add(self, reversal: Reversal) -> None:
-        """Write it down, and take what it takes back off the rollups of its minute. Hold the ledger."""
+        """Adds the reversal and subtracts it from the rollups of its minute. The ledger must be held."""
         self.add_own(reversal)
         await self.session.flush()
         if reversal.request_id is not None:

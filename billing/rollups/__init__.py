@@ -1,6 +1,4 @@
-"""The ledger's sums by minute, hour and day: how a stretch of time is read from them, and what they are by
-the ledger's rows. Refuses to know who reads them.
-"""
+"""Keeps the ledger's sums by minute, hour and day, and compares them with the ledger's rows."""
 
 from billing.rollups.derivation import rederive
 from billing.rollups.repository import WRITER_LOCK, RollupBooks, RollupDifference, hold_ledger

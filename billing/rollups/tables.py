@@ -16,7 +16,7 @@ TABLES: dict[Unit, str] = {
     "day": UsageRollupDay.__tablename__,
 }
 KEYS = ("key_id", "model", "service_tier", "project_id", "user_id", "adapter_id")
-"""What usage can be grouped by, beside its tenant and time."""
+"""The keys that usage can be grouped by, besides its tenant and time."""
 SUMS = (
     "num_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
     "cost", "cached_cost", "output_cost",
@@ -24,7 +24,7 @@ SUMS = (
 
 
 def add_sql(unit: Unit, source: str) -> str:
-    """An INSERT that adds `source`, rows of (tenant_id, at, *KEYS, *SUMS), to the sums by `unit`."""
+    """Returns an INSERT that adds `source`, rows of (tenant_id, at, *KEYS, *SUMS), to the sums by `unit`."""
     keys, sums = ", ".join(KEYS), ", ".join(f"sum({name})" for name in SUMS)
     return f"""
         INSERT INTO {TABLES[unit]} AS sums (tenant_id, {unit}, {keys}, {", ".join(SUMS)})
