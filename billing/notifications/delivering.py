@@ -1,8 +1,7 @@
-"""Delivering what tenants are to be told: what is due is taken, tried, and put off or ended.
+"""Delivers notifications by webhook and mail: claims due deliveries, sends them, and retries or ends them.
 
-Owns when something is tried again and when it is given up. Whoever takes a delivery holds it for a while and
-no transaction meanwhile: a process that is killed leaves it to the next, so it may arrive twice, under the
-same id.
+A claimed delivery is leased, and no transaction is open while it is sent. A process that is killed leaves the
+delivery to the next, so it may arrive twice, with the same id.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from tenants.repository import TenantDirectory
 logger = logging.getLogger(__name__)
 
 BACKOFF = (5, 30, 120, 600, 1800, 3600, 2 * 3600, 4 * 3600, 8 * 3600)
-"""Seconds after each failed attempt; the last again and again."""
+"""Seconds to wait after each failed attempt; the last repeats."""
 LEASE = 60.0
-"""Seconds for which whoever takes deliveries has them: more than one batch takes."""
+"""Seconds for which claimed deliveries are leased: longer than one batch takes."""
 AT_ONCE = 32
 GONE = 410
 KEEP = timedelta(days=30)
@@ -46,17 +45,17 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What came of one."""
+    """The result of one attempt."""
 
     delivered: bool
     status_code: int | None = None
     error: str | None = None
     for_good: bool = False
-    """It would fail again."""
+    """Whether a retry would fail as well."""
 
 
 class Deliveries:
-    """`mailer` None: nothing is mailed, and what should be has failed."""
+    """Delivers the notifications of all tenants. Without a `mailer`, all mail fails."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class Deliveries:
             return await DueDeliveries(session).any(self._clock())
 
     async def deliver(self, limit: int = AT_ONCE) -> int:
-        """Try what is due, at most `limit` of it at once; how many were tried. Raises DatabaseUnavailable."""
+        """Sends at most `limit` due deliveries at once; returns how many. Raises DatabaseUnavailable."""
         async with self._database.write(EVERY_TENANT) as session:
             taken = await DueDeliveries(session).take(self._clock(), lease=LEASE, limit=limit)
             directory = TenantDirectory(session)
@@ -88,7 +87,7 @@ class Deliveries:
         return len(taken)
 
     async def forget_old(self) -> int:
-        """Remove what was told long ago; how many notifications."""
+        """Deletes old notifications without pending deliveries; returns how many."""
         async with self._database.write(EVERY_TENANT) as session:
             return await DueDeliveries(session).forget(self._clock() - KEEP)
 
@@ -140,7 +139,7 @@ class Deliveries:
 
 
 def signing_keys(endpoint: WebhookEndpoint, now: datetime) -> list[bytes]:
-    """What a delivery is signed with now: the new secret first."""
+    """Returns the keys that sign a delivery now, the new secret first."""
     keys = [bytes(endpoint.secret)]
     until = endpoint.previous_until
     if endpoint.previous_secret is not None and until is not None and until > now:

@@ -1,7 +1,4 @@
-"""Mail through an SMTP server: one message to one person at a time.
-
-Owns the form of messages and what the server's answers mean. Refuses to know what they say.
-"""
+"""Sends mail through an SMTP server, one message to one recipient at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ Security = Literal["starttls", "tls", "none"]
 
 
 class Mailer:
-    """`trusted`: by whose certificates the server is known; the system's when None."""
+    """A client of one SMTP server. `trusted` verifies its certificate; None: the system's authorities."""
 
     def __init__(
         self,
@@ -43,7 +40,7 @@ class Mailer:
         self._trusted = trusted
 
     async def send(self, recipient: str, message: Message, reference: str) -> None:
-        """`reference` is the same whenever this is sent, so that two of it are known to be one.
+        """Sends a message. The same `reference` gives a repeated message the same Message-ID.
 
         Raises MailNotSent.
         """

@@ -1,8 +1,7 @@
-"""Whether an account pays: active, in grace, suspended; and what follows for its keys.
+"""Moves accounts between active, grace and suspended as their invoices are paid or not, and tells their keys.
 
-The standing is worked out from the invoices that the provider has open and the time, never from the order in
-which anything was heard: failed since a moment, in grace for some days from then, then suspended; paid,
-active.
+The state is computed from the provider's open invoices and the time, never from the order of webhooks: since
+a payment failed, the account is in grace for some days, then suspended; once it is paid, active.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class DunningState:
 
 
 def dunning_state(failing_since: datetime | None, grace: timedelta, now: datetime) -> DunningState:
-    """Of an account whose oldest unpaid payment failed then; None: nothing is owed."""
+    """Returns the state of an account whose oldest unpaid payment failed then; None means nothing is owed."""
     if failing_since is None:
         return DunningState("active")
     until = failing_since + grace
@@ -51,7 +50,7 @@ def dunning_state(failing_since: datetime | None, grace: timedelta, now: datetim
 
 
 class Dunning:
-    """Everybody's."""
+    """Keeps the dunning state of all accounts."""
 
     def __init__(
         self,
@@ -67,17 +66,19 @@ class Dunning:
         self._grace = grace
 
     async def heard(self, seen: InvoiceView, now: datetime) -> State | None:
-        """Take in what was seen of an invoice; the account's state after it. None: nobody's of ours."""
+        """Records the invoice as the provider has it, and returns the account's new state; None if the
+        invoice belongs to no tenant.
+        """
         async with self._database.write(EVERY_TENANT) as session:
             return await self.take_in(session, seen, now)
 
     async def take_in(self, session: WriteSession, seen: InvoiceView, now: datetime) -> State | None:
-        """The same in a transaction of somebody's."""
+        """Does the same within the caller's transaction."""
         records = PaymentRecords(session)
         tenant_id = await records.tenant_of(seen.customer_id)
         if tenant_id is None:
             return None
-        await records.account(tenant_id)  # held: two invoices of a tenant are taken in one after the other
+        await records.account(tenant_id)  # locked, so that two invoices of a tenant are recorded in turn
         await records.keep_invoice(tenant_id, seen, now)
         if seen.failed:
             facts = {"invoice_id": seen.id, "amount_micro_usd": seen.amount_remaining * MICRO_USD_PER_CENT}
@@ -86,10 +87,9 @@ class Dunning:
         return await self._settle(session, tenant_id, now)
 
     async def look_again(self, now: datetime) -> int:
-        """Ask for the invoices of all accounts that owe something, and move their standing with the time; how
-        many accounts. Nobody is suspended before the provider was asked once more: a webhook may be late.
-
-        Raises DatabaseUnavailable, ProviderUnavailable.
+        """Reads the invoices of all accounts in arrears from the provider and updates their state; returns
+        how many accounts. An account is suspended only after the provider was asked again, since a webhook
+        may be late. Raises DatabaseUnavailable, ProviderUnavailable.
         """
         async with self._database.read(EVERY_TENANT) as session:
             owing = await PaymentRecords(session).owing()
@@ -106,7 +106,7 @@ class Dunning:
         return len(owing)
 
     async def look_at_customers(self, now: datetime) -> int:
-        """Ask for every customer's open invoices: what a lost webhook would have told; how many failed."""
+        """Reads every customer's open invoices, in case a webhook was lost; returns how many failed."""
         async with self._database.read(EVERY_TENANT) as session:
             customers = await PaymentRecords(session).customers()
         failed = 0
@@ -134,7 +134,7 @@ class Dunning:
         await AuditLog.record(
             session, tenant_id, SYSTEM, "billing_account.updated", ("billing_account", tenant_id), details
         )
-        logger.info("the account of %s was %s and is %s", tenant_id, before, standing.state)
+        logger.info("billing account of %s changed from %s to %s", tenant_id, before, standing.state)
         return standing.state
 
     async def _tell(

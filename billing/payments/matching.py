@@ -1,7 +1,7 @@
-"""What the provider collected, noted on our own invoices: of each month the payment that came for it.
+"""Records what the provider collected as payments on our own invoices.
 
-The provider's invoice may be paid before ours is there: so this is asked again and again, and notes each
-payment once.
+The provider's invoice may be paid before ours is final, so this runs repeatedly and records each payment
+once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from db.session import EVERY_TENANT, Database
 
 
 async def match_payments(database: Database, now: datetime, *, limit: int = 1000) -> int:
-    """Note payments that no invoice has yet; how many. Raises DatabaseUnavailable."""
+    """Records payments that no invoice has yet; returns how many. Raises DatabaseUnavailable."""
     async with database.read(EVERY_TENANT) as session:
         unmatched = await PaymentRecords(session).unmatched(limit)
     for paid, invoice_id in unmatched:
