@@ -1,4 +1,4 @@
-"""Tells a tenant that an invoice is final, in the transaction that makes it so."""
+"""Notifies a tenant that an invoice is final, in the transaction that makes it final."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from db.session import WriteSession
 
 
 async def announce(session: WriteSession, invoice: Invoice) -> None:
-    """What a `billing.invoices.service.OnFinal` does."""
+    """Publishes the event. Used as `billing.invoices.service.OnFinal`."""
     facts = {
         "invoice_id": invoice.id,
         "number": invoice.number,

@@ -1,6 +1,6 @@
-"""Puts a tenant's bill of a month together from the books: what previews show and what invoices are made of.
+"""Drafts a tenant's bill of a month from the ledger and earlier invoices.
 
-One function for both, so that the preview of a month that is over is the invoice.
+Previews and invoices use the same function, so the preview of a past month equals its invoice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from billing.months import begin, between, following, span
 
 @dataclass(frozen=True, slots=True)
 class InvoiceDraft:
-    """A bill and who it goes to."""
+    """A bill, and the customer it is for."""
 
     bill: Bill
     customer: dict[str, str]
@@ -38,12 +38,12 @@ class InvoiceDraft:
 async def draft(
     books: Books, standing: InvoicingContext, month: date, *, in_thought: bool, minimum_cents: int
 ) -> InvoiceDraft:
-    """The bill of a month there is no invoice of yet, by the books as they are now.
+    """Drafts the bill of a month without an invoice, from the books as they are now.
 
-    Months before it that wait for their own invoices are billed first, `in_thought`: what they leave to be
-    carried, and take from the balance, is not there any more.
+    Earlier months that wait for their own invoices are billed first, `in_thought`, so that what they carry
+    over and take from the balance is accounted for.
 
-    Raises MonthSettled; unless `in_thought`, InvalidBillingMonth when an earlier month waits for its own.
+    Raises MonthSettled; unless `in_thought`, InvalidBillingMonth if an earlier month has no invoice yet.
     """
     tenant, latest = standing.tenant, standing.latest
     settled = _settled(standing)
@@ -56,7 +56,7 @@ async def draft(
     next_one = month if settled is None else following(settled)
     plans = await books.plans(standing, [*between(min(*waiting, next_one), following(month))])
     if settled is not None and plans[next_one].monthly_fee:
-        waiting.append(next_one)  # asked for whether or not anything was used
+        waiting.append(next_one)  # the fee is due even without usage
     open_since = min(waiting)
     if open_since < month and not in_thought:
         raise InvalidBillingMonth(f"month {open_since:%Y-%m} is to be invoiced before {month:%Y-%m}")
@@ -82,18 +82,16 @@ async def draft(
 
 
 def _settled(standing: InvoicingContext) -> date | None:
-    """The last month up to which the tenant gets no invoice any more: it has, or there was nothing."""
+    """Returns the last month that gets no invoice any more: it has one, or it was closed without one."""
     months = (standing.last_closed, standing.latest.month if standing.latest is not None else None)
     return max((month for month in months if month is not None), default=None)
 
 
 class Books:
-    """What a tenant's months come to, and what was invoiced of them, as one transaction sees it."""
+    """A tenant's ledger by month and its invoiced lines, as one transaction sees them."""
 
     def __init__(self, session: AsyncSession, tenant_id: str, *, was_prepaid: bool = True) -> None:
-        """`was_prepaid`: False where the tenant is known to have no prepaid periods, which are not asked for
-        then.
-        """
+        """`was_prepaid` False says that the tenant has no prepaid periods, so they are not read."""
         self.invoices = InvoiceRepository(session, tenant_id)
         self._ledger = MonthLedger(session, tenant_id)
         self._accounts = AccountRepository(session, tenant_id)
@@ -106,7 +104,7 @@ class Books:
         return self._known_periods
 
     async def drawn(self) -> int:
-        """Micro-USD that the balance paid in all prepaid periods."""
+        """Returns micro-USD that the balance paid in all prepaid periods."""
         if self._known_drawn is None:
             self._known_drawn = await drawn_in(self._ledger, await self._periods())
         return self._known_drawn
@@ -122,7 +120,7 @@ class Books:
         )
 
     async def covered(self, month: date) -> int:
-        """Micro-USD of a month that the balance paid, as it was used."""
+        """Returns micro-USD of a month that the balance paid."""
         start, end = span(month)
         covered = 0
         for period in await self._periods():
@@ -132,7 +130,7 @@ class Books:
         return covered
 
     async def plans(self, standing: InvoicingContext, months: Sequence[date]) -> dict[date, PlanThen]:
-        """What each month is billed by: the plan and its fees when it ended, or now while it lasts."""
+        """Returns each month's plan and fees when it ended, or now while it lasts."""
         plan, now = standing.plan, datetime.now(UTC)
         today = PlanThen("", 0, 0)
         if plan is not None:
@@ -141,7 +139,7 @@ class Books:
         return dict.fromkeys(months, today) | (await self._accounts.plans_then(over) if over else {})
 
     async def unsettled(self, before: date) -> list[date]:
-        """Months before that whose ledger is not what was invoiced of it."""
+        """Returns months before then whose ledger differs from what was invoiced."""
         return await self.invoices.unsettled(before)
 
 
@@ -150,7 +148,7 @@ def _of_ledger(line: InvoiceLine) -> bool:
 
 
 def customer_of(standing: InvoicingContext) -> dict[str, str]:
-    """Who a bill made now names."""
+    """Returns the customer that a bill made now names."""
     tenant, row = standing.tenant, standing.account
     if row is None:
         return {"tenant_id": tenant.id, "name": tenant.name}

@@ -1,7 +1,7 @@
-"""A comparison of the books that an operator asks for: sent to a worker, and watched as it goes on.
+"""Starts a reconciliation that an operator asked for in a worker, and reports its progress.
 
-Owns the one place in Redis where it is told how far it is; what it found is kept where every comparison is.
-One at a time: whoever asks meanwhile watches that one. Refuses to know what is compared.
+The progress is one key in Redis; the result is stored like that of every reconciliation. Only one runs at a
+time: an operator who asks meanwhile watches that one.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from tenants.audit.service import OPERATOR_CHAIN, AuditLog
 _PLACE = "rootstock:billing:comparing"
 KEPT_S = 24 * 3600
 SILENT_S = 600.0
-"""Seconds without a word after which it is taken for lost."""
+"""Seconds without progress after which a comparison counts as lost."""
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """How far it is."""
+    """The progress of a comparison."""
 
     ticket: str
     start: datetime
     end: datetime
     asked_by: str
     told_at: float
-    """Unix seconds of this word."""
+    """Unix seconds of the last progress."""
     state: str = "waiting"
-    """Or `running`, `done`, `failed`."""
+    """`waiting`, `running`, `done` or `failed`."""
     check: str = ""
-    """That is being made."""
+    """The check that is running."""
     num_done: int = 0
     reconciliation_id: str = ""
     why: str = ""
-    """It failed."""
+    """Why it failed."""
 
     @property
     def num_checks(self) -> int:
@@ -62,7 +62,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 class Comparing:
-    """From the side of whoever asks."""
+    """Starts comparisons and reads their progress, in the processes that serve operators."""
 
     def __init__(self, database: Database, client: redis.asyncio.Redis, outbox: Outbox) -> None:
         self._database = database
@@ -70,7 +70,10 @@ class Comparing:
         self._outbox = outbox
 
     async def start(self, start: datetime, end: datetime, actor: Actor) -> Comparison:
-        """Have [start, end), whole UTC days, compared. Raises BooksBusy, ValueError naming the field."""
+        """Queues a comparison of [start, end), whole UTC days.
+
+        Raises BooksBusy, ValueError naming the field.
+        """
         if start >= end:
             raise ValueError("end must be after start")
         known = await self.latest()
@@ -80,7 +83,7 @@ class Comparing:
         async with self._database.write(EVERY_TENANT) as session:
             span = {"start": start.isoformat(), "end": end.isoformat()}
             self._outbox.add(session, RECONCILE_NOW, {"ticket": asked.ticket, **span})
-            # Before the worker can say anything of it.
+            # Written before the commit, so that the worker's progress cannot be overwritten.
             await self._redis.set(_PLACE, msgspec.json.encode(asked), ex=KEPT_S)
             target = ("reconciliation", asked.ticket)
             await AuditLog.record(session, OPERATOR_CHAIN, actor, "reconciliation.started", target, span)
@@ -99,7 +102,7 @@ async def compare(
     end: datetime,
     engines: Sequence[str] = (),
 ) -> Report | None:
-    """From the worker's side; None when somebody asked for another one meanwhile, or it was made."""
+    """Runs a comparison in the worker. Returns None if another was started meanwhile, or it already ran."""
     asked = await _read(client)
     if asked is None or asked.ticket != ticket or not asked.is_open:
         return None

@@ -1,8 +1,7 @@
-"""Slices of a tenant's usage for those who look into it: what was used, with what it costs, in buckets and
-groups; which values there are to choose from; and the requests behind it, newest first.
+"""Reads slices of a tenant's usage: costs in buckets and groups, the values to filter by, and the requests.
 
-The sums are those of the usage and cost reports over the same time, from the same rows:
-what is asked with the same groups and filters comes to the same.
+The sums come from the same rows as the usage and cost reports, so the same groups and filters give the same
+numbers.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ REQUEST = "request"
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Of one bucket and group: the requests, or the charges of one kind."""
+    """The usage of one bucket and group: its requests, or its charges of one kind."""
 
     bucket: datetime
     group: str
-    """Empty where nothing was grouped by, or what was used has none of it."""
+    """Empty if nothing was grouped by, or the usage has no such value."""
     kind: str
     requests: int
     input_tokens: int
-    """Cached ones among them."""
+    """Includes cached tokens."""
     cached_tokens: int
     output_tokens: int
     cost: int
@@ -43,20 +42,20 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """At a stretch of time."""
+    """The usage in a time range, and the values to filter it by."""
 
     used: list[Used]
     values: Mapping[str, list[tuple[str, int]]]
-    """By OpenAI's name of each dimension, the values that its requests have, whatever is filtered, with how
-    many do, the most frequent first.
+    """By OpenAI's name of each dimension, each value with its number of requests, whatever the filters, the
+    most frequent first.
     """
     was_ever: bool
-    """Whether the tenant asked for anything, in this time or in another."""
+    """Whether the tenant has any usage, at any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of a request in the list: what is older stands below it."""
+    """A request's position in the list; older requests come after it."""
 
     submitted_at: datetime
     request_id: str
@@ -66,13 +65,13 @@ class Place:
 class Requests:
     rows: Sequence[UsageRecord]
     reversed_ids: frozenset[str]
-    """Of them, those that were taken back."""
+    """The ids of those rows that were reversed."""
     next: Place | None
     """Where the next page begins."""
 
 
 class UsageSlices:
-    """Of one tenant at a time."""
+    """Reads the slices of one tenant per call."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -87,9 +86,9 @@ class UsageSlices:
         group_by: str | None = None,
         slice: Slice = WHOLE,
     ) -> Look:
-        """What was used in [start, end), whole minutes, by bucket and by the values of `group_by`, one of
-        `COLUMNS`. Charges are among it where nothing is filtered: they are no project's, no key's and no
-        model's; storage is its adapter's.
+        """Returns the usage in [start, end), whole minutes, by bucket and by the values of `group_by`, one of
+        `COLUMNS`. Without filters it includes charges, which belong to no project, key or model; storage
+        belongs to its adapter.
 
         Raises InvalidReportQuery, DatabaseUnavailable.
         """
@@ -104,7 +103,7 @@ class UsageSlices:
     async def by_day(
         self, tenant_id: str, start: datetime, end: datetime, adapter_ids: Sequence[str], since: datetime
     ) -> tuple[list[Used], list[Used]]:
-        """What was used in [start, end), by day; and what of these adapters, since `since`, by day and
+        """Returns the usage in [start, end) by day, and that of these adapters since `since` by day and
         adapter. Raises DatabaseUnavailable.
         """
         adapters = Slice(adapter_ids=tuple(adapter_ids))
@@ -115,7 +114,7 @@ class UsageSlices:
             return whole, await _used(session, tenant_id, since, end, "day", "adapter_id", adapters)
 
     async def is_used(self, tenant_id: str) -> bool:
-        """Whether the tenant ever asked for anything."""
+        """Returns whether the tenant has any usage, at any time."""
         async with self._database.read(tenant_id) as session:
             return await SliceRepository(session, tenant_id).is_used()
 
@@ -129,10 +128,10 @@ class UsageSlices:
         after: Place | None = None,
         limit: int = 50,
     ) -> Requests:
-        """Requests submitted in [start, end), the newest first, those beyond `after`.
+        """Returns requests submitted in [start, end) and after the position `after`, the newest first.
 
-        Of a slice, only hours are read in which its sums say that there is something of it.
-        Raises InvalidReportQuery, DatabaseUnavailable.
+        For a slice, only hours whose sums have anything of it are read. Raises InvalidReportQuery,
+        DatabaseUnavailable.
         """
         check_filters(**slice.filters)
         wanted = slice.columns
