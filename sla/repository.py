@@ -1,4 +1,4 @@
-"""Queries on what tenants were served like."""
+"""Queries the counts of service levels and the tenants' terms."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ HISTOGRAMS = {
     "first_token_histogram": len(FIRST_TOKEN_EDGES) + 1,
     "output_rate_histogram": len(OUTPUT_RATE_EDGES) + 1,
 }
-"""And how many buckets they have."""
+"""The number of buckets of each histogram."""
 
 _WRITTEN = ", ".join((*SUMS, *HISTOGRAMS))
 _ADDED = ", ".join(
@@ -74,23 +74,23 @@ SUMMED = {
     name: f"ARRAY[{', '.join(f'sum({name}[{place}])' for place in range(1, length + 1))}]::bigint[]"
     for name, length in HISTOGRAMS.items()
 }
-"""What adds histograms up, of each: a sum for every bucket."""
-# Text, made once: as expressions they would cost more than the database takes.
+"""SQL that adds up each histogram, with a sum for every bucket."""
+# Text built once: as expressions, building them would take longer than the query.
 _SUMMED: list[ColumnElement[Any]] = [
     literal_column(expression, ARRAY(BigInteger)).label(name) for name, expression in SUMMED.items()
 ]
 
 
 def _by_class(rows: Subquery) -> Select[*tuple[Any, ...]]:
-    """Each bucket is a sum of its own: taking the arrays apart into rows and putting them together again
-    takes twelve times as long.
+    """Each bucket is a sum of its own, because unnesting the arrays and aggregating them again takes twelve
+    times as long.
     """
     columns = [func.sum(rows.c[name]) for name in SUMS]
     return select(rows.c.service_tier, *columns, *_SUMMED).group_by(rows.c.service_tier)
 
 
 def _counts(rows: Iterable[Any]) -> dict[str, Counts]:
-    """By class."""
+    """Returns the counts by service tier."""
     found: dict[str, Counts] = {}
     for tier, *sums in rows:
         counts = found[tier] = Counts()
@@ -116,17 +116,17 @@ _LATEST = _by_class(
 )
 
 Place = tuple[str, str, datetime]
-"""Tenant, class, minute."""
+"""(tenant, service tier, minute)."""
 
 
 class SlaWriter:
-    """Every tenant's minutes, hours and days, and the batches they are made of."""
+    """Writes every tenant's minutes, hours and days, and the batches counted in them."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def claim(self, batches: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Those of the batches that were not counted yet: they are, with this transaction."""
+        """Marks the batches as counted in this transaction; returns those that were not counted before."""
         if not batches:
             return set()
         rows = [{"source": source, "number": number} for source, number in sorted(set(batches))]
@@ -135,8 +135,8 @@ class SlaWriter:
         return {(row.source, row.number) for row in claimed}
 
     async def add(self, counts: dict[Place, Counts]) -> None:
-        """Add to the minutes, and as much to their hours and days. All in their order, and the finer before
-        the coarser, so that two writers never wait for each other in a ring.
+        """Adds counts to the minutes, hours and days. Rows are in a fixed order, the finer units before the
+        coarser, so that two writers never deadlock.
         """
         for granularity in GRANULARITIES:
             if not counts:
@@ -155,12 +155,12 @@ class SlaWriter:
             )
 
     async def forget_batches(self, age: timedelta) -> int:
-        """Forget batches that nobody will send again; how many."""
+        """Deletes batches that are no longer sent again; returns how many."""
         gone = delete(SlaBatch).where(SlaBatch.counted_at < func.now() - age).returning(SlaBatch.number)
         return len((await self.session.execute(gone)).all())
 
     async def ensure_partitions(self, first_month: date, num_months: int) -> int:
-        """Make the monthly partitions from `first_month` on; how many were missing."""
+        """Creates the monthly partitions from `first_month` on; returns how many were missing."""
         statement = text("SELECT ensure_sla_partitions(CAST(:first AS date), :months)")
         return (
             await self.session.execute(statement, {"first": first_month, "months": num_months})
@@ -169,21 +169,21 @@ class SlaWriter:
 
 @dataclass(frozen=True, slots=True)
 class InForce:
-    """Terms, and when they were in force."""
+    """Terms, and the time in which they were in force."""
 
     plan: str
     terms: dict[str, Any]
-    """As a plan has them."""
+    """The terms as stored with the plan."""
     start: datetime
     end: datetime
 
 
 class SlaRepository(TenantRepository):
-    """One tenant's minutes, and what it was promised."""
+    """Queries one tenant's counts and terms."""
 
     async def in_force(self, start: datetime, end: datetime) -> list[InForce]:
-        """The tenant's terms within [start, end), in order, without gaps; those known first stand for what
-        was before. None of a tenant that there is not.
+        """Returns the tenant's terms within [start, end), in order, without gaps. The first known terms also
+        stand for the time before. The list is empty if there is no such tenant.
         """
         after = func.lead(TenantPlan.since).over(order_by=TenantPlan.since).label("until")
         plans = self.select_own(TenantPlan).add_columns(after).subquery()
@@ -214,19 +214,17 @@ class SlaRepository(TenantRepository):
         return found
 
     async def totals(self, start: datetime, end: datetime) -> dict[str, Counts]:
-        """Sums over [start, end) by class, for classes with any: of days, and of hours and minutes at the
-        edges.
-        """
+        """Returns the sums over [start, end) by service tier with any requests."""
         return _counts(await self.execute_own(_TOTALS, **range_bounds(start, end)))
 
     async def latest(self, since: datetime, num_minutes: int) -> dict[str, Counts]:
-        """By class, for classes with any, sums over the last so many minutes that had any requests of it,
+        """Returns, by service tier, the sums over the last `num_minutes` minutes that had any requests of it,
         none before `since`.
         """
         return _counts(await self.execute_own(_LATEST, since=since, num_minutes=num_minutes))
 
     async def shares(self, since: Sequence[datetime], until: datetime) -> list[dict[str, tuple[int, int]]]:
-        """For each beginning, by class: (requests, failed) up to `until`."""
+        """Returns (requests, failed) by service tier from each start up to `until`."""
         if not since:
             return []
         statement = select_shares(select_owned, len(since))

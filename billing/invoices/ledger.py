@@ -1,6 +1,6 @@
 """Reads the ledger for bills: a tenant's month as lines, and a time range as one amount.
 
-Lines are told apart by kind: input, cached input and output tokens of each model and service tier; storage;
+There is a line for each kind: input, cached input and output tokens of each model and service tier; storage;
 calibration. Reversals are subtracted from the same lines, at their own time.
 """
 

@@ -1,4 +1,4 @@
-"""Previews, finalizes and reads invoices, and records their payments.
+"""Finalizes invoices, previews and reads them, and records their payments.
 
 An invoice is final the moment it exists. It is made in one transaction with its number, its lines, what it
 takes from the balance and its audit entry, so a process killed anywhere leaves all of it or nothing, and no

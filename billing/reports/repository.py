@@ -1,5 +1,5 @@
-"""Queries for reports: pages of ledger rows, rows of one request or slice, the values of a slice, and the
-operator's margin.
+"""Queries what reports need besides sums: pages of ledger rows, rows of one request or slice, the values of a
+slice, and the operator's margin.
 """
 
 from __future__ import annotations

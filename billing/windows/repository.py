@@ -1,4 +1,4 @@
-"""Queries for many tenants at once whether anything was used or charged since a moment."""
+"""Asks for many tenants at once whether anything was used or charged since a moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queries on the hours and days of service levels beside the minutes they are sums of, of all tenants."""
+"""Queries all tenants' hours and days beside the minutes that they are sums of."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ _MEASURES = (*SUMS, *HISTOGRAMS)
 
 @dataclass(frozen=True, slots=True)
 class RollupDifference:
-    """An hour or a day that is not what its minutes come to."""
+    """An hour or a day that differs from the sum of its minutes."""
 
     unit: str
     tenant_id: str
     service_tier: str
     start: datetime
-    """Of its hour or day."""
+    """The start of the hour or day."""
     differing: dict[str, tuple[Any, Any]]
-    """By the names of sums and histograms, (expected, found) of those that differ; None where there is no
-    row.
-    """
+    """(expected, found) of the sums and histograms that differ, by name; None where there is no row."""
 
 
 def _derived(granularity: Granularity) -> str:
@@ -71,21 +69,21 @@ _HOLDS = [text(f"LOCK TABLE {granularity.table} IN SHARE ROW EXCLUSIVE MODE") fo
 
 
 class RollupBooks:
-    """All tenants' hours and days beside their minutes. Its session's scope is every tenant."""
+    """Compares and corrects all tenants' hours and days. Its session's scope is every tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
     async def hold(self) -> None:
-        """Let nobody else write hours and days until the transaction ends. Whoever has begun to is waited
-        for; whoever has written their minutes alone is seen by nobody before all of it is there.
+        """Locks hours and days against other writers until the transaction ends. The lock waits for writers
+        that have begun; minutes of a writer that waits for it are not visible before its hours and days.
         """
         for statement in _HOLDS:
             await self.session.execute(statement)
 
     async def differences(self, start: datetime, end: datetime) -> list[RollupDifference]:
-        """Every hour and day in [start, end), whole UTC days, that is not what its minutes come to. One
-        statement for each: what is written meanwhile is in both or in neither.
+        """Returns every hour and day in [start, end), whole UTC days, that differs from its minutes. Each
+        unit takes one statement, so a concurrent write is on both sides or on neither.
         """
         span, found = {"start": start, "end": end}, []
         for unit, statement in _COMPARISONS:
@@ -94,8 +92,8 @@ class RollupBooks:
         return found
 
     async def derive(self, start: datetime, end: datetime) -> None:
-        """Make the hours and days in [start, end) what their minutes come to. Hold them since they were
-        compared.
+        """Rebuilds the hours and days in [start, end) from their minutes. They must be held since the
+        comparison.
         """
         for statement in _DERIVATIONS:
             await self.session.execute(statement, {"start": start, "end": end})
