@@ -58,7 +58,7 @@ class AlreadyReversed(ValueError):
         self.reversal_id = reversal_id
 
 
-class BooksBusy(ValueError):
+class ReconciliationRunning(ValueError):
     """Another comparison of the books is running."""
 
     def __init__(self, ticket: str) -> None:

@@ -199,10 +199,10 @@ class UsageRepository(TenantRepository):
         if not found:
             return dict.fromkeys(SUMS, 0)
         statement = _since(tuple(interval.unit for interval in found), limit.scope, limit.model)
-        whose = {} if limit.scope == "tenant" else {"scope_id": limit.scope_id}
+        scope_parameters = {} if limit.scope == "tenant" else {"scope_id": limit.scope_id}
         if limit.scope == "key":
-            whose["counted_id"] = limit.counted_id
-        row = (await self.execute_own(statement, begins=start, **bounds(found), **whose)).first()
+            scope_parameters["counted_id"] = limit.counted_id
+        row = (await self.execute_own(statement, begins=start, **bounds(found), **scope_parameters)).first()
         return dict.fromkeys(SUMS, 0) if row is None else {name: getattr(row, name) for name in SUMS}
 
 
@@ -228,20 +228,20 @@ def _since(interval_units: tuple[Unit, ...], scope: Scope, model: str) -> Select
 
     def covers(rollup: type[RollupSums]) -> list[ColumnElement[bool]]:
         conditions: list[ColumnElement[bool]] = []
-        whose, counted = bindparam("scope_id", type_=Text), bindparam("counted_id", type_=Text)
+        scope_id, counted = bindparam("scope_id", type_=Text), bindparam("counted_id", type_=Text)
         if scope == "key":
             # A rotated key shares its limit with the keys it replaced.
-            together = select_owned(LimitRow, LimitRow.scope_id).where(
+            replaced_keys = select_owned(LimitRow, LimitRow.scope_id).where(
                 LimitRow.scope == "key", LimitRow.counted_as == counted
             )
-            conditions.append(or_(rollup.key_id.in_([whose, counted]), rollup.key_id.in_(together)))
+            conditions.append(or_(rollup.key_id.in_([scope_id, counted]), rollup.key_id.in_(replaced_keys)))
         elif scope == "project":
             # Rows from before the ledger had projects belong to their keys' projects.
-            keys = select_owned(ApiKey, ApiKey.id).where(ApiKey.project_id == whose)
+            keys = select_owned(ApiKey, ApiKey.id).where(ApiKey.project_id == scope_id)
             unnamed = and_(rollup.project_id == "", rollup.key_id.in_(keys))
-            conditions.append(or_(rollup.project_id == whose, unnamed))
+            conditions.append(or_(rollup.project_id == scope_id, unnamed))
         if model:
-            conditions.append(_names(rollup.model, model))
+            conditions.append(_matches_model(rollup.model, model))
         return conditions
 
     return _summed(interval_units, None, (), covers)
@@ -281,7 +281,7 @@ def bounds(found: Sequence[Interval]) -> dict[str, datetime]:
     return starts | {f"end_{number}": interval.end for number, interval in enumerate(found)}
 
 
-def _names(column: Any, model: str) -> ColumnElement[bool]:
+def _matches_model(column: Any, model: str) -> ColumnElement[bool]:
     """Matches the full names of models that `model` means, as `Limit.covers` does."""
     base, _, adapter = model.partition(":")
     if adapter == "*":

@@ -90,14 +90,18 @@ class UsageReports:
             user_ids=user_ids,
             adapter_ids=adapter_ids,
         )
-        asked = page_of(width, start_time, end_time, limit, page)
+        report_page = page_of(width, start_time, end_time, limit, page)
         rows: Sequence[Any] = []
-        if asked.spans and batch is not True:  # no request belongs to a batch
+        if report_page.spans and batch is not True:  # no request belongs to a batch
             async with self._database.read(tenant_id) as session:
                 rows = await UsageRepository(session, tenant_id).sums(
-                    asked.start, asked.end, unit=width.unit, group_by=columns_of(group_by), **wanted
+                    report_page.start,
+                    report_page.end,
+                    unit=width.unit,
+                    group_by=columns_of(group_by),
+                    **wanted,
                 )
-        return asked.filled(_results(rows, group_by))
+        return report_page.filled(_results(rows, group_by))
 
     async def record(self, tenant_id: str, request_id: str, *, submitted_at: float) -> UsageRecord | None:
         """Returns the ledger row of a request submitted within a second of `submitted_at` (Unix seconds)."""

@@ -14,7 +14,7 @@ from billing.invoices.credits import Balance
 from billing.invoices.drafting import Books
 from billing.invoices.models import CreditEntry
 from billing.invoices.repository import AccountRepository
-from billing.invoices.service import InvoiceService, standing_of
+from billing.invoices.service import InvoiceService, invoicing_context
 from billing.invoices.views import InvoiceView
 from billing.months import month_of
 from billing.payments.models import ProviderInvoice
@@ -53,17 +53,17 @@ class Statements:
         DatabaseUnavailable.
         """
         async with self._database.read(tenant_id) as session:
-            standing = await standing_of(session, tenant_id)
-            books = Books(session, tenant_id, was_prepaid=standing.was_prepaid)
-            preview = await self._invoices.previewed(books, standing, month_of(now), now)
+            context = await invoicing_context(session, tenant_id)
+            books = Books(session, tenant_id, was_prepaid=context.was_prepaid)
+            preview = await self._invoices.previewed(books, context, month_of(now), now)
             until = now.replace(hour=0, minute=0, second=0, microsecond=0) + _DAY
             costs = await LedgerTotals(session, tenant_id).by_day(since, until)
             days = [(since + number * _DAY).date() for number in range((until - since).days)]
             return Statement(
-                account_of(tenant_id, standing.account),
+                account_of(tenant_id, context.account),
                 preview,
                 [(day, costs.get(day, 0)) for day in days],
-                Balance(standing.credits, await books.drawn()),
+                Balance(context.credits, await books.drawn()),
                 await AccountRepository(session, tenant_id).credits(limit=num_credits),
                 await PaymentRecords(session).owed_invoices(tenant_id),
             )

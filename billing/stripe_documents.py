@@ -12,7 +12,7 @@ from typing import Any
 
 from billing.payments.gateway import InvoiceView
 
-Ask = Callable[[Awaitable[Any]], Awaitable[Any]]
+Call = Callable[[Awaitable[Any]], Awaitable[Any]]
 OURS = "invoice_id"
 NOTE = "credit_note_id"
 _PAGE = 100
@@ -21,18 +21,20 @@ _PAGE = 100
 class StripeDocuments:
     """The documents of one account at Stripe."""
 
-    def __init__(self, v1: Any, ask: Ask, every: Callable[[Awaitable[Any]], Awaitable[list[Any]]]) -> None:
+    def __init__(
+        self, v1: Any, call: Call, all_pages: Callable[[Awaitable[Any]], Awaitable[list[Any]]]
+    ) -> None:
         self._v1 = v1
-        self._ask = ask
-        self._every = every
+        self._call = call
+        self._all_pages = all_pages
 
     async def find_invoice(self, customer_id: str, invoice_id: str) -> InvoiceView | None:
         # Stripe's search lags by a minute, so the list is read instead.
-        found = await self._every(self._v1.invoices.list_async({"customer": customer_id, "limit": _PAGE}))
+        found = await self._all_pages(self._v1.invoices.list_async({"customer": customer_id, "limit": _PAGE}))
         return next((one for one in map(invoice_view, found) if one.invoice_id == invoice_id), None)
 
     async def metered_invoices(self, customer_id: str, start: datetime, end: datetime) -> list[InvoiceView]:
-        found = await self._every(self._v1.invoices.list_async({"customer": customer_id, "limit": _PAGE}))
+        found = await self._all_pages(self._v1.invoices.list_async({"customer": customer_id, "limit": _PAGE}))
         return [
             one
             for one in map(invoice_view, found)
@@ -52,23 +54,23 @@ class StripeDocuments:
             "metadata": {"tenant_id": tenant_id, OURS: invoice_id},
         }
         options = {"idempotency_key": f"invoice:{invoice_id}"}
-        return invoice_view(await self._ask(self._v1.invoices.create_async(params, options)))
+        return invoice_view(await self._call(self._v1.invoices.create_async(params, options)))
 
     async def add_lines(
         self, provider_id: str, lines: Sequence[tuple[str, int]], invoice_id: str
     ) -> InvoiceView:
         params = {"lines": [{"description": what[:500], "amount": cents} for what, cents in lines]}
         options = {"idempotency_key": f"invoice-lines:{invoice_id}"}
-        return invoice_view(await self._ask(self._v1.invoices.add_lines_async(provider_id, params, options)))
+        return invoice_view(await self._call(self._v1.invoices.add_lines_async(provider_id, params, options)))
 
     async def finalize(self, provider_id: str, invoice_id: str) -> InvoiceView:
         options = {"idempotency_key": f"invoice-final:{invoice_id}"}
-        asked = self._v1.invoices.finalize_invoice_async(provider_id, {"auto_advance": True}, options)
-        return invoice_view(await self._ask(asked))
+        request = self._v1.invoices.finalize_invoice_async(provider_id, {"auto_advance": True}, options)
+        return invoice_view(await self._call(request))
 
     async def find_credit_note(self, provider_id: str, note_id: str) -> str | None:
-        asked = self._v1.credit_notes.list_async({"invoice": provider_id, "limit": _PAGE})
-        for one in await self._every(asked):
+        request = self._v1.credit_notes.list_async({"invoice": provider_id, "limit": _PAGE})
+        for one in await self._all_pages(request):
             if plain(one.metadata).get(NOTE) == note_id:
                 return str(one.id)
         return None
@@ -86,7 +88,7 @@ class StripeDocuments:
             params["refund_amount"] = refunded
         # If the invoice was paid in between, the same note needs a refund: another request to Stripe.
         options = {"idempotency_key": f"credit-note:{note_id}:{refunded}"}
-        return str((await self._ask(self._v1.credit_notes.create_async(params, options))).id)
+        return str((await self._call(self._v1.credit_notes.create_async(params, options))).id)
 
 
 def invoice_view(found: Any) -> InvoiceView:

@@ -49,7 +49,7 @@ async def _used(session: ReadSession, tenant_id: str, limit: Limit, start: datet
         # Storage and calibration belong to no project, key or model.
         used += await ChargeRepository(session, tenant_id).total(start, end)
         # Adjustments that are not yet reported to the budgets count from when they are.
-        used -= await AdjustmentRepository(session, tenant_id).untold(start, end)
+        used -= await AdjustmentRepository(session, tenant_id).unreported(start, end)
     return used
 
 

@@ -124,7 +124,7 @@ _DAY = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Lately:
+class RecentLevels:
     """The service levels of one tier within the last 24 hours."""
 
     tier: PriorityClass
@@ -161,9 +161,9 @@ class SlaReports:
             if not in_force:
                 raise TenantNotFound(tenant_id)
             judged = [
-                (read(stretch.terms), await repository.totals(stretch.start, stretch.end))
-                for stretch in in_force
-                if stretch.start <= now
+                (read(part.terms), await repository.totals(part.start, part.end))
+                for part in in_force
+                if part.start <= now
             ]
             is_current = now < end
             shares = (
@@ -188,7 +188,7 @@ class SlaReports:
             ],
         }
 
-    async def lately(self, tenant_id: str, *, now: datetime | None = None) -> list[Lately]:
+    async def recent(self, tenant_id: str, *, now: datetime | None = None) -> list[RecentLevels]:
         """Returns the tiers with requests within a day. Raises DatabaseUnavailable."""
         now = now or datetime.now(UTC)
         since = now - _DAY
@@ -197,7 +197,7 @@ class SlaReports:
             [shares] = await repository.shares([since], now)
             latest = await repository.latest(since, LATEST_MINUTES) if shares else {}
         return [
-            Lately(
+            RecentLevels(
                 tier,
                 *shares[tier.value],
                 (

@@ -51,7 +51,7 @@ class ChargeService:
             if price is not None and price.adapter_gb_day:
                 dues = storage_dues(await book.stored(start, start + _DAY), start, price)
             made = await book.add(dues)
-            self._tell(session, made)
+            self._notify(session, made)
         return len(made)
 
     async def charge_calibrations(self) -> int:
@@ -66,10 +66,10 @@ class ChargeService:
                 if price is not None and price.calibration_job:
                     dues.append(calibration_due(job, price))
             made = await book.add(dues)
-            self._tell(session, made)
+            self._notify(session, made)
         return len(made)
 
-    def _tell(self, session: WriteSession, made: Sequence[Due]) -> None:
+    def _notify(self, session: WriteSession, made: Sequence[Due]) -> None:
         on_charged = self._on_charged
         if on_charged is not None and made:
             session.after_commit(lambda: on_charged(made))

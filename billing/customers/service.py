@@ -10,7 +10,7 @@ from billing.customers.repository import CustomerSums
 from billing.invoices.accounts import BillingAccountView, account_of
 from billing.invoices.credits import Balance
 from billing.invoices.drafting import Books
-from billing.invoices.service import invoice_views, standing_of
+from billing.invoices.service import invoice_views, invoicing_context
 from billing.invoices.views import InvoiceView
 from billing.months import month_of, span
 from db.session import EVERY_TENANT, Database, ReadSession
@@ -56,13 +56,13 @@ class CustomerReports:
     async def one(self, tenant_id: str, now: datetime, *, num_invoices: int) -> Customer:
         """Returns one tenant with its latest invoices. Raises TenantNotFound, DatabaseUnavailable."""
         async with self._database.read(EVERY_TENANT) as session:
-            standing = await standing_of(session, tenant_id)
-            books = Books(session, tenant_id, was_prepaid=standing.was_prepaid)
+            context = await invoicing_context(session, tenant_id)
+            books = Books(session, tenant_id, was_prepaid=context.was_prepaid)
             invoices = await books.invoices.page(limit=num_invoices)
             return Customer(
                 (await _uses(session, [tenant_id], now))[tenant_id],
-                account_of(tenant_id, standing.account),
-                Balance(standing.credits, await books.drawn()),
+                account_of(tenant_id, context.account),
+                Balance(context.credits, await books.drawn()),
                 await invoice_views(books.invoices, invoices, with_lines=False),
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from billing.invoices.models import Invoice
 from billing.notifications.events import INVOICE_FINALIZED
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from db.session import WriteSession
 
 
@@ -16,7 +16,7 @@ async def announce(session: WriteSession, invoice: Invoice) -> None:
         "month": f"{invoice.month:%Y-%m}",
         "total_cents": invoice.total_cents,
     }
-    await tell(
+    await publish(
         session, invoice.tenant_id, INVOICE_FINALIZED, facts, key=f"invoice.finalized:{invoice.id}",
         now=invoice.issued_at,
     )  # fmt: skip

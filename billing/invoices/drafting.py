@@ -22,7 +22,7 @@ from billing.invoices.repository import (
     AccountRepository,
     InvoiceRepository,
     InvoicingContext,
-    PlanThen,
+    PastPlan,
 )
 from billing.months import begin, between, following, span
 
@@ -36,29 +36,29 @@ class InvoiceDraft:
 
 
 async def draft(
-    books: Books, standing: InvoicingContext, month: date, *, in_thought: bool, minimum_cents: int
+    books: Books, context: InvoicingContext, month: date, *, is_preview: bool, minimum_cents: int
 ) -> InvoiceDraft:
     """Drafts the bill of a month without an invoice, from the books as they are now.
 
-    Earlier months that wait for their own invoices are billed first, `in_thought`, so that what they carry
+    Earlier months that wait for their own invoices are billed first, `is_preview`, so that what they carry
     over and take from the balance is accounted for.
 
-    Raises MonthSettled; unless `in_thought`, InvalidBillingMonth if an earlier month has no invoice yet.
+    Raises MonthSettled; unless `is_preview`, InvalidBillingMonth if an earlier month has no invoice yet.
     """
-    tenant, latest = standing.tenant, standing.latest
-    settled = _settled(standing)
+    tenant, latest = context.tenant, context.latest
+    settled = _settled(context)
     if settled is not None and settled >= month:
         raise MonthSettled(month)
     carried = latest.carried_out if latest is not None else 0
-    balance = standing.credits - await books.drawn()
+    balance = context.credits - await books.drawn()
     unsettled = await books.unsettled(month)
     waiting = [one for one in (*unsettled, month) if settled is None or one > settled]
     next_one = month if settled is None else following(settled)
-    plans = await books.plans(standing, [*between(min(*waiting, next_one), following(month))])
+    plans = await books.plans(context, [*between(min(*waiting, next_one), following(month))])
     if settled is not None and plans[next_one].monthly_fee:
         waiting.append(next_one)  # the fee is due even without usage
     open_since = min(waiting)
-    if open_since < month and not in_thought:
+    if open_since < month and not is_preview:
         raise InvalidBillingMonth(f"month {open_since:%Y-%m} is to be invoiced before {month:%Y-%m}")
     late = [await books.of(one) for one in unsettled if one < open_since]
     for one in between(open_since, following(month)):
@@ -78,12 +78,12 @@ async def draft(
         if one < month and not made.owed_nothing:
             carried, late = made.carried_out, []
             balance += made.of("kept") + made.of("credit")
-    return InvoiceDraft(made, customer_of(standing))
+    return InvoiceDraft(made, customer_of(context))
 
 
-def _settled(standing: InvoicingContext) -> date | None:
+def _settled(context: InvoicingContext) -> date | None:
     """Returns the last month that gets no invoice any more: it has one, or it was closed without one."""
-    months = (standing.last_closed, standing.latest.month if standing.latest is not None else None)
+    months = (context.last_closed, context.latest.month if context.latest is not None else None)
     return max((month for month in months if month is not None), default=None)
 
 
@@ -129,14 +129,14 @@ class Books:
                 covered += await self._ledger.total(since, until)
         return covered
 
-    async def plans(self, standing: InvoicingContext, months: Sequence[date]) -> dict[date, PlanThen]:
+    async def plans(self, context: InvoicingContext, months: Sequence[date]) -> dict[date, PastPlan]:
         """Returns each month's plan and fees when it ended, or now while it lasts."""
-        plan, now = standing.plan, datetime.now(UTC)
-        today = PlanThen("", 0, 0)
+        plan, now = context.plan, datetime.now(UTC)
+        today = PastPlan("", 0, 0)
         if plan is not None:
-            today = PlanThen(plan.name, plan.monthly_fee, plan.included_usage)
+            today = PastPlan(plan.name, plan.monthly_fee, plan.included_usage)
         over = [month for month in months if begin(following(month)) <= now]
-        return dict.fromkeys(months, today) | (await self._accounts.plans_then(over) if over else {})
+        return dict.fromkeys(months, today) | (await self._accounts.past_plans(over) if over else {})
 
     async def unsettled(self, before: date) -> list[date]:
         """Returns months before then whose ledger differs from what was invoiced."""
@@ -147,9 +147,9 @@ def _of_ledger(line: InvoiceLine) -> bool:
     return line.kind in LEDGER_KINDS
 
 
-def customer_of(standing: InvoicingContext) -> dict[str, str]:
+def customer_of(context: InvoicingContext) -> dict[str, str]:
     """Returns the customer that a bill made now names."""
-    tenant, row = standing.tenant, standing.account
+    tenant, row = context.tenant, context.account
     if row is None:
         return {"tenant_id": tenant.id, "name": tenant.name}
     details = {name: getattr(row, name) for name in ("email", "address", "country", "tax_id")}

@@ -41,6 +41,6 @@ class ModeNotAllowed(Exception):
 class CreditNotAllowed(ValueError):
     """The amount is more than can be taken back or paid out. The message begins with the field."""
 
-    def __init__(self, field: str, asked: int, most: int, unit: str) -> None:
-        super().__init__(f"{field}: at most {most} {unit}, not {asked}")
-        self.field, self.asked, self.most = field, asked, most
+    def __init__(self, field: str, requested: int, most: int, unit: str) -> None:
+        super().__init__(f"{field}: at most {most} {unit}, not {requested}")
+        self.field, self.requested, self.most = field, requested, most

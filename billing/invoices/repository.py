@@ -50,7 +50,7 @@ _NEXT_NUMBER = text("UPDATE document_numbers SET last = last + 1 WHERE kind = :k
 
 _CREDITS = func.coalesce(func.sum(CreditEntry.amount), 0)
 _LATEST = select_owned(Invoice, Invoice.id).order_by(Invoice.month.desc()).limit(1).scalar_subquery()
-_STANDING = (
+_CONTEXT = (
     select(
         Tenant,
         Plan,
@@ -101,7 +101,7 @@ _PAYMENTS = (
     select_owned(InvoicePayment).where(InvoicePayment.invoice_id == _OF_INVOICES).order_by(InvoicePayment.id)
 )
 _PERIODS = select_owned(PrepaidPeriod).order_by(PrepaidPeriod.since)
-_PLANS_THEN = text(
+_PAST_PLANS = text(
     """
     SELECT spans.month,
         plans.name AS name_now, plans.monthly_fee AS fee_now, plans.included_usage AS usage_now,
@@ -138,7 +138,7 @@ class InvoicingContext:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanThen:
+class PastPlan:
     """The name and fees of a tenant's plan when a month ended. Money is micro-USD."""
 
     name: str
@@ -149,22 +149,22 @@ class PlanThen:
 class AccountRepository(TenantRepository):
     """Queries one tenant's account and balance. To decide by the balance, hold the account first."""
 
-    async def standing(self) -> InvoicingContext | None:
+    async def invoicing_context(self) -> InvoicingContext | None:
         """Returns the context of a bill; None if there is no such tenant."""
-        found: Any = (await self.execute_own(_STANDING)).one_or_none()
+        found: Any = (await self.execute_own(_CONTEXT)).one_or_none()
         if found is None:
             return None
         tenant, plan, account, latest, credits_sum, last_closed, was_prepaid = found
         return InvoicingContext(tenant, plan, account, latest, int(credits_sum), last_closed, was_prepaid)
 
-    async def plans_then(self, months: Sequence[date]) -> dict[date, PlanThen]:
+    async def past_plans(self, months: Sequence[date]) -> dict[date, PastPlan]:
         """Returns the plan of each month when it ended; the current one where no record exists."""
         values = {"months": months, "ends": [begin(following(month)) for month in months]}
-        rows = await self.session.execute(_PLANS_THEN, {"tenant": self.tenant_id, **values})
+        rows = await self.session.execute(_PAST_PLANS, {"tenant": self.tenant_id, **values})
         return {
-            row.month: PlanThen(row.name_now, row.fee_now, row.usage_now)
+            row.month: PastPlan(row.name_now, row.fee_now, row.usage_now)
             if row.name is None
-            else PlanThen(row.name, row.monthly_fee, row.included_usage)
+            else PastPlan(row.name, row.monthly_fee, row.included_usage)
             for row in rows
         }
 
@@ -255,7 +255,7 @@ class InvoiceRepository(TenantRepository):
         found = await self.execute_own(_UNSETTLED, end=begin(before), before=before)
         return list(found.scalars())
 
-    async def priced_anew(self, start: datetime, end: datetime) -> list[Row[*tuple[Any, ...]]]:
+    async def repriced(self, start: datetime, end: datetime) -> list[Row[*tuple[Any, ...]]]:
         """Returns rows (model, service_tier, prompt_tokens, cached_tokens, completion_tokens, cost,
         cached_cost, output_cost) of the ledger's requests in [start, end), less reversals. Each row's cost is
         computed again from its counts and the prices it carries.

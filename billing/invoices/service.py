@@ -98,20 +98,20 @@ class InvoiceService:
         if begin(month) > now:
             raise InvalidBillingMonth(f"month must have begun, {month:%Y-%m} has not")
         async with self._database.read(tenant_id) as session:
-            standing = await standing_of(session, tenant_id)
-            books = Books(session, tenant_id, was_prepaid=standing.was_prepaid)
-            return await self.previewed(books, standing, month, now)
+            context = await invoicing_context(session, tenant_id)
+            books = Books(session, tenant_id, was_prepaid=context.was_prepaid)
+            return await self.previewed(books, context, month, now)
 
     async def previewed(
-        self, books: Books, standing: InvoicingContext, month: date, now: datetime
+        self, books: Books, context: InvoicingContext, month: date, now: datetime
     ) -> InvoiceView:
         """Does the same within an open transaction, for a month that has begun."""
-        tenant_id, latest = standing.tenant.id, standing.latest
+        tenant_id, latest = context.tenant.id, context.latest
         if latest is not None and latest.month >= month:
             row = latest if latest.month == month else await books.invoices.of_month(month)
             if row is not None:
                 return (await invoice_views(books.invoices, [row]))[0]
-        made = await draft(books, standing, month, in_thought=True, minimum_cents=self._minimum_cents)
+        made = await draft(books, context, month, is_preview=True, minimum_cents=self._minimum_cents)
         bill = made.bill
         issued = max(now, begin(following(month)))
         return InvoiceView(
@@ -132,12 +132,10 @@ class InvoiceService:
             if known is not None:
                 return known
             await hold_ledger(session)  # so that all queries below see one state of it
-            standing = await standing_of(session, tenant_id)
+            context = await invoicing_context(session, tenant_id)
             try:
                 books = Books(session, tenant_id)
-                made = await draft(
-                    books, standing, month, in_thought=False, minimum_cents=self._minimum_cents
-                )
+                made = await draft(books, context, month, is_preview=False, minimum_cents=self._minimum_cents)
             except MonthSettled:
                 return None
             if made.bill.owed_nothing:
@@ -239,9 +237,9 @@ async def record_payment(
     return payment
 
 
-async def standing_of(session: ReadSession | WriteSession, tenant_id: str) -> InvoicingContext:
+async def invoicing_context(session: ReadSession | WriteSession, tenant_id: str) -> InvoicingContext:
     """Returns what a tenant's bill needs besides its usage. Raises TenantNotFound."""
-    found = await AccountRepository(session, tenant_id).standing()
+    found = await AccountRepository(session, tenant_id).invoicing_context()
     if found is None:
         raise TenantNotFound(tenant_id)
     return found

@@ -163,19 +163,19 @@ async def _month(
     findings = []
     for key in sorted(invoiced.keys() | ledger.keys() | rows.keys()):
         name = " ".join(part for part in key if part)
-        anew, summed, billed = (_amount(one, key) for one in (rows, ledger, invoiced))
-        if anew != summed:
-            findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"sums of {name}", anew, summed))
-        if anew < billed:
+        repriced, summed, billed = (_amount(one, key) for one in (rows, ledger, invoiced))
+        if repriced != summed:
+            findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"sums of {name}", repriced, summed))
+        if repriced < billed:
             # More can be recorded late, but never less: a reversal counts at its own time.
-            findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"invoiced of {name}", anew, billed))
+            findings.append(Finding(tenant_id, f"{month:%Y-%m}", f"invoiced of {name}", repriced, billed))
     return findings
 
 
 async def _rows(session: ReadSession, tenant_id: str, month: date) -> list[LedgerLine]:
     """Returns lines for the month's requests, from the ledger's rows."""
     repository = InvoiceRepository(session, tenant_id)
-    rows = await repository.priced_anew(*span(month))
+    rows = await repository.repriced(*span(month))
     return [
         LedgerLine("usage", item, row.model, row.service_tier, quantity, amount)
         for row in rows

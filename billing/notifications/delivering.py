@@ -19,7 +19,7 @@ from billing.notifications.events import ENDPOINT_DISABLED, payload
 from billing.notifications.mailing import Mailer
 from billing.notifications.messages import message
 from billing.notifications.models import WebhookEndpoint
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from billing.notifications.repository import Due, DueDeliveries
 from billing.notifications.sending import WebhookSender
 from billing.notifications.signing import headers
@@ -105,9 +105,11 @@ class Deliveries:
         return _Attempt(True)
 
     async def _post(self, due: Due, endpoint: WebhookEndpoint) -> _Attempt:
-        now, told = self._clock(), due.notification
-        body = msgspec.json.encode(payload(told.id, told.type, told.created_at, told.data))
-        signed = headers(told.id, int(now.timestamp()), body, signing_keys(endpoint, now))
+        now, notification = self._clock(), due.notification
+        body = msgspec.json.encode(
+            payload(notification.id, notification.type, notification.created_at, notification.data)
+        )
+        signed = headers(notification.id, int(now.timestamp()), body, signing_keys(endpoint, now))
         try:
             status = await self._webhooks.post(endpoint.url, signed, body)
         except EndpointUnreachable as error:
@@ -125,17 +127,17 @@ class Deliveries:
                 return
             again = now + timedelta(seconds=BACKOFF[min(due.attempts, len(BACKOFF)) - 1])
             if not attempt.for_good and again <= due.give_up_at:
-                await deliveries.put_off(due.id, again, attempt.status_code, attempt.error)
+                await deliveries.postpone(due.id, again, attempt.status_code, attempt.error)
                 return
             logger.warning("delivery %s is given up: %s", due.id, attempt.error)
             await deliveries.end([due.id], "failed", now, attempt.status_code, attempt.error)
             endpoint = due.endpoint
-            if endpoint is None or await deliveries.took_any(endpoint.id, due.notification.created_at):
+            if endpoint is None or await deliveries.delivered_any(endpoint.id, due.notification.created_at):
                 return
             if await deliveries.disable(endpoint.id, now):
                 facts = {"webhook_endpoint_id": endpoint.id, "url": endpoint.url}
                 key = f"{ENDPOINT_DISABLED}:{endpoint.id}:{now.isoformat()}"
-                await tell(session, due.tenant_id, ENDPOINT_DISABLED, facts, key=key, now=now)
+                await publish(session, due.tenant_id, ENDPOINT_DISABLED, facts, key=key, now=now)
 
 
 def signing_keys(endpoint: WebhookEndpoint, now: datetime) -> list[bytes]:

@@ -60,13 +60,13 @@ class Mailer:
         try:
             await asyncio.to_thread(self._send, mail)
         except smtplib.SMTPRecipientsRefused as error:
-            code, said = next(iter(error.recipients.values()))
-            raise MailNotSent(_said(code, said), for_good=code >= 500) from error
+            code, reply = next(iter(error.recipients.values()))
+            raise MailNotSent(_reply(code, reply), for_good=code >= 500) from error
         except smtplib.SMTPNotSupportedError as error:
             raise MailNotSent(str(error)[:200], for_good=False) from error
         except smtplib.SMTPResponseException as error:
             for_good = error.smtp_code >= 500 and not isinstance(error, smtplib.SMTPAuthenticationError)
-            raise MailNotSent(_said(error.smtp_code, error.smtp_error), for_good) from error
+            raise MailNotSent(_reply(error.smtp_code, error.smtp_error), for_good) from error
         except (smtplib.SMTPException, OSError) as error:
             raise MailNotSent("the mail server cannot be reached", for_good=False) from error
 
@@ -86,6 +86,6 @@ class Mailer:
             server.send_message(mail)
 
 
-def _said(code: int, said: bytes | str) -> str:
-    words = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+def _reply(code: int, reply: bytes | str) -> str:
+    words = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else reply
     return f"the mail server said {code} {words}"[:200]

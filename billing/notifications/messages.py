@@ -45,17 +45,17 @@ def dollars(micro_usd: int) -> str:
 
 
 def _spend_alert(data: Data) -> tuple[str, list[str]]:
-    whose = "the project " + str(data["project_id"]) if data.get("project_id") else "your organization"
+    spender = "the project " + str(data["project_id"]) if data.get("project_id") else "your organization"
     threshold = dollars(data["threshold_micro_usd"])
     if data.get("threshold_percent"):
         threshold += f" ({data['threshold_percent']} % of its limit)"
     if data.get("test"):
         return f"Test of a spend alert at {threshold}", [
-            f"This is a test. When {whose} has spent {threshold} in a month, the alert is sent here.",
+            f"This is a test. When {spender} has spent {threshold} in a month, the alert is sent here.",
             "Nothing was reached and you need to do nothing.",
         ]
     return f"Spend alert: {threshold} reached", [
-        f"In {data['month']} {whose} has spent {dollars(data['spent_micro_usd'])}, "
+        f"In {data['month']} {spender} has spent {dollars(data['spent_micro_usd'])}, "
         f"which reaches the alert's threshold of {threshold}.",
         "Requests are still served; only a hard limit refuses them.",
     ]

@@ -19,7 +19,7 @@ GIVE_UP_AFTER = timedelta(days=3)
 """How long a failed delivery is retried."""
 
 
-async def tell(
+async def publish(
     session: WriteSession,
     tenant_id: str,
     event_type: str,

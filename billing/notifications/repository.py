@@ -202,7 +202,7 @@ class DueDeliveries:
             for row, notification, endpoint in (await self.session.execute(query)).all()
         ]
 
-    async def put_off(
+    async def postpone(
         self, delivery_id: str, until: datetime, status_code: int | None, error: str | None
     ) -> None:
         values = {"next_at": until, "status_code": status_code, "error": error}
@@ -219,7 +219,7 @@ class DueDeliveries:
         values = {"state": state, "ended_at": now, "status_code": status_code, "error": error}
         await self._change(delivery_ids, values)
 
-    async def took_any(self, endpoint_id: str, since: datetime) -> bool:
+    async def delivered_any(self, endpoint_id: str, since: datetime) -> bool:
         """Returns whether a delivery to the endpoint succeeded since then."""
         taken = exists().where(
             Delivery.endpoint_id == endpoint_id,

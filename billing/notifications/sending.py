@@ -70,7 +70,7 @@ class WebhookSender:
             raise EndpointUnreachable("the connection cannot be made") from error
 
     async def _post(self, target: Target, address: str, headers: Mapping[str, str], body: bytes) -> int:
-        told = {
+        all_headers = {
             "host": target.authority,
             "content-type": "application/json",
             "content-length": str(len(body)),
@@ -83,7 +83,7 @@ class WebhookSender:
             httpcore2.URL(
                 scheme=target.scheme, host=target.host, port=target.port, target=target.path.encode()
             ),
-            headers=list(told.items()),
+            headers=list(all_headers.items()),
             content=body,
         )
         pool = httpcore2.AsyncConnectionPool(
@@ -95,8 +95,8 @@ class WebhookSender:
             response = await pool.handle_async_request(request)
             try:
                 read = 0
-                async for piece in response.aiter_stream():
-                    read += len(piece)
+                async for chunk in response.aiter_stream():
+                    read += len(chunk)
                     if read > READ_AT_MOST:
                         break
             finally:

@@ -58,14 +58,14 @@ class DocumentSending:
         self,
         database: Database,
         gateway: PaymentGateway,
-        standings: Dunning,
+        dunning: Dunning,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._database = database
         self._gateway = gateway
         self._customers = Customers(database, gateway)
-        self._standings = standings
+        self._dunning = dunning
         self._clock = clock
 
     async def send(self) -> Sent:
@@ -122,7 +122,7 @@ class DocumentSending:
 
     async def _send_invoice(self, document: Document) -> None:
         bill = await self._bill(document)
-        made = await self._there(document)
+        made = await self._existing(document)
         if made is None:
             if await self._note_metered(document, bill.month):
                 bill = await self._bill(document)
@@ -143,7 +143,7 @@ class DocumentSending:
             made = await self._gateway.documents.finalize(made.id, document.id)
         _assert_amount(made, document)
         # As a webhook would report it, but without its delay.
-        await self._standings.heard(made, self._clock())
+        await self._dunning.record(made, self._clock())
 
     async def _note_metered(self, document: Document, month: date) -> bool:
         """Records payments that an older release's subscription collected for the month's metered usage as
@@ -168,7 +168,7 @@ class DocumentSending:
                 noted = True
         return noted
 
-    async def _there(self, document: Document) -> InvoiceView | None:
+    async def _existing(self, document: Document) -> InvoiceView | None:
         """Returns the provider's invoice, if an earlier attempt may have created it."""
         if document.provider_id is not None:
             return await self._gateway.invoice(document.provider_id)
@@ -223,7 +223,7 @@ class DocumentSending:
                 max(0, document.cents - owed),
             )
         await self._note_provider_id(document, found)
-        await self._standings.heard(await self._gateway.invoice(invoice.provider_id), self._clock())
+        await self._dunning.record(await self._gateway.invoice(invoice.provider_id), self._clock())
 
 
 def provider_lines(bill: Bill, cents: int) -> Sequence[tuple[str, int]]:
@@ -232,18 +232,18 @@ def provider_lines(bill: Bill, cents: int) -> Sequence[tuple[str, int]]:
     Each line is the rounded sum of all lines up to it less the rounded sum of the lines before it. Payments
     made otherwise are the last line.
     """
-    lines, total, asked = [], 0, 0
+    lines, total, rounded_before = [], 0, 0
     for line in bill.lines:
         total += line.amount
         rounded = (total + MICRO_USD_PER_CENT // 2) // MICRO_USD_PER_CENT
-        lines.append((line.description, rounded - asked))
-        asked = rounded
-    assert asked == bill.total_cents
+        lines.append((line.description, rounded - rounded_before))
+        rounded_before = rounded
+    assert rounded_before == bill.total_cents
     lines = [line for line in lines if line[1]]
     if len(lines) > MOST_LINES:
         rest = sum(amount for _, amount in lines[MOST_LINES - 1 :])
         lines = [*lines[: MOST_LINES - 1], (f"All other lines of {bill.name}", rest)]
-    return [*lines, *([("Paid already", cents - asked)] if cents != asked else [])]
+    return [*lines, *([("Paid already", cents - rounded_before)] if cents != rounded_before else [])]
 
 
 def _assert_amount(made: InvoiceView, document: Document) -> None:

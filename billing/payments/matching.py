@@ -10,7 +10,7 @@ from datetime import datetime
 
 from billing.invoices.service import record_payment
 from billing.notifications.events import PAYMENT_SUCCEEDED
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from billing.payments.repository import PaymentRecords
 from billing.rates import MICRO_USD_PER_CENT
 from db.session import EVERY_TENANT, Database
@@ -25,6 +25,6 @@ async def match_payments(database: Database, now: datetime, *, limit: int = 1000
             await record_payment(
                 session, paid.tenant_id, invoice_id, "payment", paid.amount_paid, paid.id, at=now
             )
-            told = {"invoice_id": invoice_id, "amount_micro_usd": paid.amount_paid * MICRO_USD_PER_CENT}
-            await tell(session, paid.tenant_id, PAYMENT_SUCCEEDED, told, key=f"paid:{paid.id}", now=now)
+            facts = {"invoice_id": invoice_id, "amount_micro_usd": paid.amount_paid * MICRO_USD_PER_CENT}
+            await publish(session, paid.tenant_id, PAYMENT_SUCCEEDED, facts, key=f"paid:{paid.id}", now=now)
     return len(unmatched)

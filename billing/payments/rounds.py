@@ -45,9 +45,9 @@ class PaymentRounds:
         self.planning = MeterPlanning(database)
         self.sending = Sending(database, gateway, per_second=settings.events_per_second, clock=clock)
         grace = timedelta(days=settings.grace_days)
-        self.standings = Dunning(database, redis_client, gateway, grace=grace)
-        self.documents = DocumentSending(database, gateway, self.standings, clock=clock)
-        self.follow_ups = FollowUps(database, redis_client, gateway, self.standings, clock=clock)
+        self.dunning = Dunning(database, redis_client, gateway, grace=grace)
+        self.documents = DocumentSending(database, gateway, self.dunning, clock=clock)
+        self.follow_ups = FollowUps(database, redis_client, gateway, self.dunning, clock=clock)
 
     async def meter(self, now: datetime) -> None:
         """Subscribes tenants, updates customer details, plans metered hours and sends what is due. Raises
@@ -67,16 +67,16 @@ class PaymentRounds:
             if sent.arrived or sent.manual:
                 logger.info("%s sent: %d, for a person: %d", what, sent.arrived, sent.manual)
 
-    async def look(self, now: datetime) -> None:
+    async def check_payments(self, now: datetime) -> None:
         """Updates the dunning state of accounts in arrears and records payments on invoices; once an hour,
         reads the open invoices of every customer. Raises DatabaseUnavailable.
         """
         await match_payments(self._database, now)
         try:
-            await self.standings.look_again(now)
+            await self.dunning.refresh_overdue(now)
             if now.minute == LONG_LOOK_MINUTE:
                 await self.follow_ups.forget_old()
-                await self.standings.look_at_customers(now)
+                await self.dunning.refresh_all(now)
         except (ProviderUnavailable, ProviderRefused) as error:
             logger.warning("dunning states are not updated: %s", error)
 

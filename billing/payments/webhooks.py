@@ -133,14 +133,14 @@ class FollowUps:
         database: Database,
         redis_client: redis.asyncio.Redis,
         gateway: PaymentGateway,
-        standings: Dunning,
+        dunning: Dunning,
         *,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._database = database
         self._redis = redis_client
         self._gateway = gateway
-        self._standings = standings
+        self._dunning = dunning
         self._clock = clock
 
     async def sweep(self, *, limit: int = 100) -> int:
@@ -203,7 +203,7 @@ class FollowUps:
         seen = await self._gateway.invoice(invoice_id)
 
         async def effect(session: WriteSession) -> None:
-            await self._standings.take_in(session, seen, self._clock())
+            await self._dunning.record_within(session, seen, self._clock())
 
         return effect
 

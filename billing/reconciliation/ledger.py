@@ -151,13 +151,13 @@ async def _reports_of(
         rows = await BooksRepository(session).days(tenant_id, start, end)
         usage = await reports.completions(tenant_id, **span)
         costs = await reports.costs.page(tenant_id, **span)
-    told = {_day(bucket): bucket["results"] for bucket in usage["data"]}
+    reported = {_day(bucket): bucket["results"] for bucket in usage["data"]}
     charged = {_day(bucket): bucket["results"] for bucket in costs["data"]}
     found: list[Difference] = []
-    for day in sorted(rows.keys() | told.keys() | charged.keys()):
+    for day in sorted(rows.keys() | reported.keys() | charged.keys()):
         totals = rows.get(day) or DayTotals(day, dict.fromkeys([*_USAGE_FIELDS, "cost"], 0), 0)
         pairs = [
-            ("usage_api", name, totals.sums[name], _sum(told.get(day, ()), field))
+            ("usage_api", name, totals.sums[name], _sum(reported.get(day, ()), field))
             for name, field in _USAGE_FIELDS.items()
         ]
         cost = totals.sums["cost"] + totals.charged

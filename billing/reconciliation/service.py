@@ -47,7 +47,7 @@ MOST_KEPT = 10_000
 MOST_NAMED = 200
 """The oldest events on engines' disks that are named; all are counted."""
 Check = Callable[[], Awaitable[list[Difference]]]
-Heard = Callable[[str], Awaitable[None]]
+OnCheck = Callable[[str], Awaitable[None]]
 
 
 class ReconciliationService:
@@ -63,15 +63,15 @@ class ReconciliationService:
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         *,
         engines: Sequence[str] = (),
-        heard: Heard | None = None,
+        on_check: OnCheck | None = None,
     ) -> None:
-        """`heard` is called with the name of each check before it runs."""
+        """`on_check` is called with the name of each check before it runs."""
         self._database = database
         self._redis = client
         self._gateway = gateway
         self._clock = clock
         self._engines = tuple(engines)
-        self._heard = heard
+        self._on_check = on_check
 
     async def reconcile(self, start: datetime, end: datetime) -> Report:
         """Compares all books of [start, end), whole UTC days, and stores the result.
@@ -180,8 +180,8 @@ class ReconciliationService:
         }
         why_not = {name: NOT_THERE + what for name, what in absent.items() if name not in checks}
         for name, check in checks.items():
-            if self._heard is not None:
-                await self._heard(name)
+            if self._on_check is not None:
+                await self._on_check(name)
             try:
                 found += await check()
             except (DatabaseUnavailable, RedisError, ProviderUnavailable, ProviderRefused) as error:

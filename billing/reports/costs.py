@@ -84,18 +84,18 @@ class CostReports:
         check_groups(group_by, GROUP_BYS)
         check_filters(line_items=line_items)
         wanted = filters(api_key_ids=api_key_ids, project_ids=project_ids)
-        asked = page_of(width, start_time, end_time, limit, page)
+        report_page = page_of(width, start_time, end_time, limit, page)
         by_item = "line_item" in group_by or bool(line_items)
         groups = {*group_by, *(("model", "service_tier") if by_item else ())}
         found: Iterable[CostLine] = ()
-        if asked.spans:
+        if report_page.spans:
             async with self._database.read(tenant_id) as session:
                 found = await LedgerTotals(session, tenant_id).costs(
-                    asked.start, asked.end, unit=width.unit, group_by=columns_of(groups), **wanted
+                    report_page.start, report_page.end, unit=width.unit, group_by=columns_of(groups), **wanted
                 )
         if line_items:
             found = (line for line in found if item_of(line) in line_items)
-        return asked.filled(_results(found, group_by))
+        return report_page.filled(_results(found, group_by))
 
 
 def item_of(line: CostLine) -> str:

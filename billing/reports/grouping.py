@@ -32,12 +32,12 @@ def named(row: Any, group_by: Collection[str]) -> dict[str, str | None]:
     return {name: getattr(row, column) or None for name, column in COLUMNS.items() if name in group_by}
 
 
-def filters(**asked: Sequence[str] | None) -> dict[str, Sequence[str] | None]:
+def filters(**given: Sequence[str] | None) -> dict[str, Sequence[str] | None]:
     """Returns the filters of `UsageRepository.sums` for OpenAI's names. Raises InvalidReportQuery."""
-    check_filters(**asked)
-    return {("key_ids" if name == "api_key_ids" else name): values or None for name, values in asked.items()}
+    check_filters(**given)
+    return {("key_ids" if name == "api_key_ids" else name): values or None for name, values in given.items()}
 
 
-def slice_of(**asked: Sequence[str] | None) -> Slice:
+def slice_of(**given: Sequence[str] | None) -> Slice:
     """Returns the slice for these filters, by OpenAI's names. Raises InvalidReportQuery."""
-    return Slice(**{name: tuple(values or ()) for name, values in filters(**asked).items()})
+    return Slice(**{name: tuple(values or ()) for name, values in filters(**given).items()})

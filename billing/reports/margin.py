@@ -21,7 +21,7 @@ from db.session import EVERY_TENANT, Database
 
 HOUR = 3_600_000_000
 """Microseconds of an hour."""
-Heard = Callable[[int, int], Awaitable[None]]
+OnProgress = Callable[[int, int], Awaitable[None]]
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 _EARLIEST, _LATEST = 2000, 2099
 
@@ -112,7 +112,7 @@ class MarginReports:
         *,
         now: datetime,
         num_gpus: int | None = None,
-        heard: Heard | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Margin:
         """Returns the margin of the month `YYYY-MM`, in UTC, as far as it has passed.
 
@@ -132,8 +132,8 @@ class MarginReports:
         held: dict[tuple[str, str], int] = {}
         day = start
         while day < end:  # one day at a time, because the database sorts each on its own
-            if heard is not None:
-                await heard((day - start).days, -((start - end) // timedelta(days=1)))
+            if on_progress is not None:
+                await on_progress((day - start).days, -((start - end) // timedelta(days=1)))
             until = min(day + timedelta(days=1), end)
             async with self._database.read(EVERY_TENANT) as session:
                 ledger = OperatorLedger(session)
@@ -174,8 +174,8 @@ def _lines(
 ) -> list[MarginLine]:
     keys = sorted({*used, *held})
     weights = [held.get(key, 0) for key in keys]
-    times = shared_out(busy_us, weights)
-    costs = shared_out(busy_cost, weights)
+    times = apportion(busy_us, weights)
+    costs = apportion(busy_cost, weights)
     lines = []
     for key, gpu_us, cost in zip(keys, times, costs, strict=True):
         row = used.get(key)
@@ -192,7 +192,7 @@ def _lines(
     return sorted(lines, key=lambda line: (line.tenant_id, line.service_tier))
 
 
-def shared_out(amount: int, weights: Sequence[int]) -> list[int]:
+def apportion(amount: int, weights: Sequence[int]) -> list[int]:
     """Divides `amount` by `weights` into whole numbers that add up to it. The largest remainders are rounded
     up first. All shares are zero if all weights are.
     """

@@ -46,32 +46,32 @@ class MarginRuns:
 
     async def look(self, month: str, gpu_hour_price: int, num_gpus: int | None) -> MarginRun:
         """Returns the report or its progress; the first call starts it. Raises InvalidReportQuery."""
-        place = f"rootstock:billing:margin:{month[:7]}:{gpu_hour_price}:{num_gpus}"
-        raw = await self._redis.get(place)
+        key = f"rootstock:billing:margin:{month[:7]}:{gpu_hour_price}:{num_gpus}"
+        raw = await self._redis.get(key)
         if raw is not None:
             return msgspec.json.decode(raw, type=MarginRun)
-        begun = MarginRun()
-        if await self._redis.set(place, msgspec.json.encode(begun), ex=ALIVE_S, nx=True):
-            task = asyncio.create_task(self._work(place, month, gpu_hour_price, num_gpus))
+        started = MarginRun()
+        if await self._redis.set(key, msgspec.json.encode(started), ex=ALIVE_S, nx=True):
+            task = asyncio.create_task(self._work(key, month, gpu_hour_price, num_gpus))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return begun
+        return started
 
-    async def _work(self, place: str, month: str, gpu_hour_price: int, num_gpus: int | None) -> None:
-        async def tell(run: MarginRun, seconds: int = ALIVE_S) -> None:
-            await self._redis.set(place, msgspec.json.encode(run), ex=seconds)
+    async def _work(self, key: str, month: str, gpu_hour_price: int, num_gpus: int | None) -> None:
+        async def save(run: MarginRun, seconds: int = ALIVE_S) -> None:
+            await self._redis.set(key, msgspec.json.encode(run), ex=seconds)
 
-        async def heard(done: int, days: int) -> None:
-            await tell(MarginRun(done, days))
+        async def on_progress(done: int, days: int) -> None:
+            await save(MarginRun(done, days))
 
         now = datetime.now(UTC)
         try:
             report = await self._reports.report(
-                month, gpu_hour_price, now=now, num_gpus=num_gpus, heard=heard
+                month, gpu_hour_price, now=now, num_gpus=num_gpus, on_progress=on_progress
             )
         except (InvalidReportQuery, DatabaseUnavailable) as error:
             logger.warning("margin of %s cannot be computed: %s", month, error)
-            await tell(MarginRun(why_not=str(error)), 5)
+            await save(MarginRun(why_not=str(error)), 5)
         else:
             is_over = f"{now:%Y-%m}" != month
-            await tell(MarginRun(report=report.as_json()), FINAL_S if is_over else RUNNING_S)
+            await save(MarginRun(report=report.as_json()), FINAL_S if is_over else RUNNING_S)

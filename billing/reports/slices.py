@@ -24,7 +24,7 @@ REQUEST = "request"
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class UsageRow:
     """The usage of one bucket and group: its requests, or its charges of one kind."""
 
     bucket: datetime
@@ -41,20 +41,20 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class UsageView:
     """The usage in a time range, and the values to filter it by."""
 
-    used: list[Used]
+    used: list[UsageRow]
     values: Mapping[str, list[tuple[str, int]]]
     """By OpenAI's name of each dimension, each value with its number of requests, whatever the filters, the
     most frequent first.
     """
-    was_ever: bool
+    has_any_usage: bool
     """Whether the tenant has any usage, at any time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RequestPosition:
     """A request's position in the list; older requests come after it."""
 
     submitted_at: datetime
@@ -66,7 +66,7 @@ class Requests:
     rows: Sequence[UsageRecord]
     reversed_ids: frozenset[str]
     """The ids of those rows that were reversed."""
-    next: Place | None
+    next: RequestPosition | None
     """Where the next page begins."""
 
 
@@ -85,7 +85,7 @@ class UsageSlices:
         unit: Unit,
         group_by: str | None = None,
         slice: Slice = WHOLE,
-    ) -> Look:
+    ) -> UsageView:
         """Returns the usage in [start, end), whole minutes, by bucket and by the values of `group_by`, one of
         `COLUMNS`. Without filters it includes charges, which belong to no project, key or model; storage
         belongs to its adapter.
@@ -97,12 +97,12 @@ class UsageSlices:
             rows = SliceRepository(session, tenant_id)
             used = await _used(session, tenant_id, start, end, unit, group_by, slice)
             values = await rows.values(start, end)
-            was_ever = bool(used or values["model"]) or await rows.is_used()
-        return Look(used, {name: values[column] for name, column in COLUMNS.items()}, was_ever)
+            has_any_usage = bool(used or values["model"]) or await rows.is_used()
+        return UsageView(used, {name: values[column] for name, column in COLUMNS.items()}, has_any_usage)
 
     async def by_day(
         self, tenant_id: str, start: datetime, end: datetime, adapter_ids: Sequence[str], since: datetime
-    ) -> tuple[list[Used], list[Used]]:
+    ) -> tuple[list[UsageRow], list[UsageRow]]:
         """Returns the usage in [start, end) by day, and that of these adapters since `since` by day and
         adapter. Raises DatabaseUnavailable.
         """
@@ -125,7 +125,7 @@ class UsageSlices:
         end: datetime,
         *,
         slice: Slice = WHOLE,
-        after: Place | None = None,
+        after: RequestPosition | None = None,
         limit: int = 50,
     ) -> Requests:
         """Returns requests submitted in [start, end) and after the position `after`, the newest first.
@@ -152,7 +152,7 @@ class UsageSlices:
         return Requests(
             page,
             frozenset(reversal.request_id for reversal in reversals if reversal.request_id is not None),
-            None if last is None else Place(last.submitted_at, last.request_id),
+            None if last is None else RequestPosition(last.submitted_at, last.request_id),
         )
 
 
@@ -164,7 +164,7 @@ async def _used(
     unit: Unit,
     group_by: str | None,
     slice: Slice,
-) -> list[Used]:
+) -> list[UsageRow]:
     groups = [] if group_by is None else [COLUMNS[group_by]]
     rows = await UsageRepository(session, tenant_id).sums(
         start, end, unit=unit, group_by=groups, **slice.filters
@@ -174,9 +174,9 @@ async def _used(
     for row in rows:
         bucket, *group, requests, prompt, cached, completion, cost, _, _ = row
         name = str(group[0]) if group else ""
-        found.append(Used(bucket, name, REQUEST, requests, prompt, cached, completion, cost))  # type: ignore[arg-type]
+        found.append(UsageRow(bucket, name, REQUEST, requests, prompt, cached, completion, cost))  # type: ignore[arg-type]
     for row in charges:
         is_stored = group_by == "adapter_id" and row.kind == "adapter_storage"
         name = row.reference.partition("@")[0] if is_stored else ""
-        found.append(Used(row.bucket, name, row.kind, 0, 0, 0, 0, row.cost))
+        found.append(UsageRow(row.bucket, name, row.kind, 0, 0, 0, 0, row.cost))
     return found

@@ -16,7 +16,7 @@ from sqlalchemy import Row
 from billing.months import begin, month_of
 from billing.notifications.events import SPEND_ALERT
 from billing.notifications.models import Delivery, Notification
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from billing.notifications.repository import NotificationRepository
 from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 from billing.spend.models import SpendAlert
@@ -173,7 +173,7 @@ class SpendAlertService:
                 list(alert.recipients) or await NotificationRepository(session, tenant_id).mail_recipients()
             )
             key = f"{SPEND_ALERT}:{alert_id}:test:{now:%Y-%m-%dT%H:%M}"
-            if not await tell(
+            if not await publish(
                 session, tenant_id, SPEND_ALERT, facts, key=key, now=now, recipients=recipients,
                 only_mailed=True,
             ):  # fmt: skip
@@ -189,9 +189,9 @@ class SpendAlertService:
             if alert is None:
                 raise SpendAlertNotFound(alert_id)
             raised = await alerts.raised(month_of(now))
-            told = NotificationRepository(session, tenant_id)
-            mailed = await told.mailed(f"{SPEND_ALERT}:{alert_id}:", num_mailed)
-            return Watched(alert, raised.get(alert_id), mailed, await told.mail_recipients())
+            notifications = NotificationRepository(session, tenant_id)
+            mailed = await notifications.mailed(f"{SPEND_ALERT}:{alert_id}:", num_mailed)
+            return Watched(alert, raised.get(alert_id), mailed, await notifications.mail_recipients())
 
     async def recipients(self, tenant_id: str) -> Sequence[str]:
         """Returns the recipients of alerts without recipients of their own."""
@@ -206,7 +206,7 @@ class SpendWatch:
         self._database = database
         self._spent = spent
 
-    async def look(self, now: datetime) -> int:
+    async def raise_due(self, now: datetime) -> int:
         """Raises the alerts whose threshold is reached; returns how many. Raises DatabaseUnavailable."""
         start = begin(month_of(now))
         async with self._database.read(EVERY_TENANT) as session:
@@ -244,7 +244,7 @@ class SpendWatch:
                 return False
             key = f"{SPEND_ALERT}:{alert.id}:{start:%Y-%m}:{threshold}"
             recipients = list(alert.recipients) or None
-            return await tell(
+            return await publish(
                 session, alert.tenant_id, SPEND_ALERT, facts, key=key, now=now, recipients=recipients
             )
 

@@ -103,7 +103,7 @@ class AllSpendAlerts:
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
+class UnreportedCost:
     """A charge or a reversal that the budgets do not have yet."""
 
     id: str
@@ -129,24 +129,24 @@ def _adjustments(lately: timedelta | None = None) -> Any:
 class AdjustmentRepository(TenantRepository):
     """Queries one tenant's costs that no request reserved, and which of them its budgets have."""
 
-    async def untold(self, start: datetime, end: datetime | None) -> int:
+    async def unreported(self, start: datetime, end: datetime | None) -> int:
         """Returns micro-USD in [start, end) that the ledger has and the budgets do not."""
         found = _adjustments()
-        told = exists().where(SpendAdjustment.id == found.c.id)
+        reported = exists().where(SpendAdjustment.id == found.c.id)
         query = select(cast(func.coalesce(func.sum(found.c.amount), 0), BigInteger)).where(
-            found.c.tenant_id == self.tenant_id, found.c.at >= start, ~told
+            found.c.tenant_id == self.tenant_id, found.c.at >= start, ~reported
         )
         if end is not None:
             query = query.where(found.c.at < end)
         return int((await self.session.execute(query)).scalar_one())
 
-    async def note(self, untold: Untold, settled: bool, now: datetime) -> bool:
+    async def note(self, unreported: UnreportedCost, settled: bool, now: datetime) -> bool:
         """Records that a cost is reported to the budgets; returns whether it was not before."""
         values = {
-            "id": untold.id,
+            "id": unreported.id,
             "tenant_id": self.tenant_id,
-            "at": untold.at,
-            "amount": untold.amount,
+            "at": unreported.at,
+            "amount": unreported.amount,
             "told_at": now,
             "settled_at": now if settled else None,
         }
@@ -165,18 +165,19 @@ class AllAdjustments:
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
-    async def untold(self, limit: int, lately: timedelta | None = None) -> list[Untold]:
+    async def unreported(self, limit: int, lately: timedelta | None = None) -> list[UnreportedCost]:
         """Returns unreported costs, the earliest first; with `lately`, those made within it, since searching
         all takes longer with every year.
         """
         found = _adjustments(lately)
-        told = exists().where(SpendAdjustment.id == found.c.id)
-        query = select(found).where(~told).order_by(found.c.at, found.c.id).limit(limit)
+        reported = exists().where(SpendAdjustment.id == found.c.id)
+        query = select(found).where(~reported).order_by(found.c.at, found.c.id).limit(limit)
         return [
-            Untold(row.id, row.tenant_id, row.at, row.amount) for row in await self.session.execute(query)
+            UnreportedCost(row.id, row.tenant_id, row.at, row.amount)
+            for row in await self.session.execute(query)
         ]
 
-    async def unsettled(self, limit: int) -> list[Untold]:
+    async def unsettled(self, limit: int) -> list[UnreportedCost]:
         """Returns reported costs that Redis may not have settled."""
         query = (
             select(SpendAdjustment)
@@ -185,4 +186,4 @@ class AllAdjustments:
             .limit(limit)
         )
         rows = (await self.session.execute(query)).scalars()
-        return [Untold(row.id, row.tenant_id, row.at, row.amount) for row in rows]
+        return [UnreportedCost(row.id, row.tenant_id, row.at, row.amount) for row in rows]

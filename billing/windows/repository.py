@@ -9,7 +9,7 @@ from sqlalchemy import ARRAY, DateTime, Text, bindparam, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
 # Each EXISTS uses an index on the tenant and the time, so the number of rows does not matter.
-_BEGUN = text(
+_USED = text(
     """
     SELECT asked.tenant_id, asked.since FROM unnest(:tenants, :since) AS asked(tenant_id, since)
     WHERE EXISTS (SELECT FROM usage_rollups u WHERE u.tenant_id = asked.tenant_id AND u.minute >= asked.since)
@@ -27,10 +27,10 @@ class Windows:
     def __init__(self, session: AsyncSession) -> None:
         self.session = session
 
-    async def begun(self, windows: Sequence[tuple[str, datetime]]) -> set[tuple[str, datetime]]:
+    async def used(self, windows: Sequence[tuple[str, datetime]]) -> set[tuple[str, datetime]]:
         """Returns the (tenant_id, since) in which something was used or charged."""
-        asked = {
+        parameters = {
             "tenants": [tenant_id for tenant_id, _ in windows],
             "since": [since for _, since in windows],
         }
-        return {(row.tenant_id, row.since) for row in await self.session.execute(_BEGUN, asked)}
+        return {(row.tenant_id, row.since) for row in await self.session.execute(_USED, parameters)}

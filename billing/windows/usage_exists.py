@@ -24,17 +24,17 @@ class UsageExists:
     def __init__(self, database: Database, sums: Seed) -> None:
         self._database = database
         self._sums = sums
-        self._begun: BatchLoader[tuple[str, datetime], bool] = BatchLoader(self._look_up)
+        self._used: BatchLoader[tuple[str, datetime], bool] = BatchLoader(self._look_up)
 
     async def __call__(self, tenant_id: str, limit: Limit, start: datetime) -> int:
         """Returns what counts to `limit` since `start`. Raises DatabaseUnavailable."""
-        if limit.metric.kind != "ever" and not await self._begun.get((tenant_id, start)):
+        if limit.metric.kind != "ever" and not await self._used.get((tenant_id, start)):
             return 0
         return await self._sums(tenant_id, limit, start)
 
     async def close(self) -> None:
-        await self._begun.close()
+        await self._used.close()
 
     async def _look_up(self, windows: Sequence[tuple[str, datetime]]) -> dict[tuple[str, datetime], bool]:
         async with self._database.read(EVERY_TENANT) as session:
-            return dict.fromkeys(await Windows(session).begun(windows), True)
+            return dict.fromkeys(await Windows(session).used(windows), True)

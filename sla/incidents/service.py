@@ -28,7 +28,7 @@ KEPT_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PublicIncident:
     """An open incident as tenants see it."""
 
     title: str
@@ -43,7 +43,7 @@ class Incidents:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._kept: tuple[float, list[Told]] = (0.0, [])
+        self._kept: tuple[float, list[PublicIncident]] = (0.0, [])
 
     async def page(self, *, after: str | None = None, limit: int = 50) -> list[Incident]:
         """Returns incidents, the newest first."""
@@ -59,7 +59,7 @@ class Incidents:
                 raise IncidentNotFound(incident_id)
             return incident, await repository.notes([incident.id])
 
-    async def told(self) -> list[Told]:
+    async def public(self) -> list[PublicIncident]:
         """Returns the open public incidents."""
         until, kept = self._kept
         if time.monotonic() < until:
@@ -69,7 +69,9 @@ class Incidents:
             found = await repository.open(public_alone=True)
             notes = await repository.notes([one.id for one in found]) if found else []
         latest = {note.incident_id: note.body for note in notes if note.is_public}
-        kept = [Told(one.title, one.severity, one.began_at, latest.get(one.id, "")) for one in found]
+        kept = [
+            PublicIncident(one.title, one.severity, one.began_at, latest.get(one.id, "")) for one in found
+        ]
         self._kept = (time.monotonic() + KEPT_S, kept)
         return kept
 

@@ -30,15 +30,15 @@ Round = Callable[[PaymentRounds], Awaitable[None]]
 
 def register(app: Celery, runtime: Runtime) -> None:
     settings = StripeSettings()
-    metering, looking, following = (
+    metering, checking, handling = (
         BackgroundThread("metering to the provider"),
         BackgroundThread("looking at payments"),
         BackgroundThread("following webhooks up"),
     )
 
-    def begin(beside: BackgroundThread, one: Round) -> None:
+    def begin(thread: BackgroundThread, one: Round) -> None:
         if settings.enabled:
-            beside.start(lambda: _run(runtime, settings, one))
+            thread.start(lambda: _run(runtime, settings, one))
 
     @app.task(name=SEND_METER_EVENTS, time_limit=300)
     def send_meter_events() -> None:
@@ -47,17 +47,17 @@ def register(app: Celery, runtime: Runtime) -> None:
 
     @app.task(name=LOOK_AT_PAYMENTS, time_limit=300)
     def look_at_payments() -> None:
-        begin(looking, lambda rounds: rounds.look(datetime.now(UTC)))
+        begin(checking, lambda rounds: rounds.check_payments(datetime.now(UTC)))
 
     @app.task(name=FOLLOW_UP, time_limit=300)
     def follow_up_webhook(event_id: str) -> None:
         """Handles the event, and all others that are due."""
-        begin(following, lambda rounds: rounds.follow_up())
+        begin(handling, lambda rounds: rounds.follow_up())
 
     @app.task(name=SWEEP_WEBHOOKS, time_limit=300)
     def sweep_webhooks() -> None:
         """Handles events that were not handled yet, or failed."""
-        begin(following, lambda rounds: rounds.follow_up())
+        begin(handling, lambda rounds: rounds.follow_up())
 
 
 async def _run(runtime: Runtime, settings: StripeSettings, one: Round) -> None:

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from adapters.repository import AdapterDirectory
 from billing.notifications.delivering import Deliveries
 from billing.notifications.events import ADAPTER_READY
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from billing.notifications.repository import DueDeliveries
 from billing.notifications.sending import WebhookSender
 from billing.notifications.settings import NotificationSettings
@@ -97,16 +97,16 @@ async def _any_due(runtime: Runtime) -> bool:
 
 async def _watch(runtime: Runtime) -> None:
     now, usage = datetime.now(UTC), WindowUsage(runtime.database)
-    await _tell_of_adapters(runtime.database, now)
-    told = await SpendAdjusting(runtime.database, UnreservedSpend(runtime.redis, usage)).tell(
+    await _publish_ready_adapters(runtime.database, now)
+    num_reported = await SpendAdjusting(runtime.database, UnreservedSpend(runtime.redis, usage)).report(
         now, lately=None if now.minute == LONG_LOOK_MINUTE else MADE_LATELY
     )
-    raised = await SpendWatch(runtime.database, usage).look(now)
-    if told or raised:
-        logger.info("costs reported to budgets: %d, spend alerts raised: %d", told, raised)
+    raised = await SpendWatch(runtime.database, usage).raise_due(now)
+    if num_reported or raised:
+        logger.info("costs reported to budgets: %d, spend alerts raised: %d", num_reported, raised)
 
 
-async def _tell_of_adapters(database: Database, now: datetime) -> None:
+async def _publish_ready_adapters(database: Database, now: datetime) -> None:
     async with database.read(EVERY_TENANT) as session:
         ready = await AdapterDirectory(session).ready_since(now - READY_LATELY)
         keys = {f"{ADAPTER_READY}:{row.id}@{version.version}": (row, version) for row, version in ready}
@@ -121,7 +121,7 @@ async def _tell_of_adapters(database: Database, now: datetime) -> None:
             "model": f"{adapter.base}:{adapter.name}@{version.version}",
         }
         async with database.write(adapter.tenant_id) as session:
-            await tell(session, adapter.tenant_id, ADAPTER_READY, facts, key=key, now=now)
+            await publish(session, adapter.tenant_id, ADAPTER_READY, facts, key=key, now=now)
 
 
 async def _forget(runtime: Runtime) -> None:
