@@ -16,7 +16,8 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import create_engine, pool, text
 
 from billing.repository import LedgerWriter
-from billing.rollups import KEYS, SUMS, TABLES, Unit, add_sql
+from billing.rollups import KEYS, SUMS, TABLES, add_sql
+from db.rollup_intervals import Unit
 from db.session import EVERY_TENANT, Database
 
 BURST = 16

@@ -10,7 +10,7 @@ from admin.operator.engines.report import Engines
 from billing.customers.service import CustomerReports
 from billing.previews.service import PricePreviews
 from billing.pricing import PriceService
-from billing.reconciliation.comparing import Comparing
+from billing.reconciliation.comparing import Comparisons
 from billing.reconciliation.service import ReconciliationService
 from billing.reports.margin_runs import MarginRuns
 from sla.incidents.burning import ServiceBurn
@@ -35,6 +35,6 @@ class OperatorServices:
     margins: MarginRuns
     jobs: EveryJob
     books: ReconciliationService
-    comparing: Comparing
+    comparing: Comparisons
     incidents: Incidents
     burn: ServiceBurn

@@ -17,8 +17,8 @@ from admin.charts.layout import COUNT, Chart, Point, Series, Spark
 from admin.usage.labels import TIERS, May
 from admin.usage.query import day_words, midnight
 from billing.invoices.credits import CreditService
-from billing.reports.slices import REQUEST, UsageSlices, Used
-from sla.service import Lately, SlaReports
+from billing.reports.slices import REQUEST, UsageRow, UsageSlices
+from sla.service import RecentLevels, SlaReports
 from tenants.key_service import KeyService
 from tenants.limits.kinds import Metric
 from tenants.quotas.service import LimitService
@@ -156,7 +156,7 @@ class OverviewPage:
     async def _levels(self, tenant_id: str, may: May) -> Levels | None:
         if not may("limits.read"):
             return None
-        found = await self.levels.lately(tenant_id)
+        found = await self.levels.recent(tenant_id)
         return Levels(
             [_class_row(one) for one in found],
             sum(one.requests for one in found),
@@ -165,7 +165,7 @@ class OverviewPage:
 
     async def _used(
         self, tenant_id: str, may: May, first: date, today: date
-    ) -> tuple[list[Used], list[AdapterRow] | None]:
+    ) -> tuple[list[UsageRow], list[AdapterRow] | None]:
         """Since `first`; and the adapters, with what was used of each in the last `DAYS` days."""
         sees = may("adapters.read")
         shown = await self.catalogue.adapters(tenant_id, limit=MAX_ADAPTERS) if sees else []
@@ -200,23 +200,23 @@ def _end(today: date) -> datetime:
     return midnight(today + timedelta(days=1))
 
 
-def _spending(used: Sequence[Used], today: date, limit: int | None, balance: int | None) -> Spending:
+def _spending(used: Sequence[UsageRow], today: date, limit: int | None, balance: int | None) -> Spending:
     begins = midnight(today.replace(day=1))
     spent = sum(one.cost for one in used if one.bucket >= begins)
     return Spending(calendar.month_name[today.month], spent, limit, balance)
 
 
-def _today(by_day: dict[date, Used], days: Sequence[date]) -> Today:
+def _today(by_day: dict[date, UsageRow], days: Sequence[date]) -> Today:
     tokens = [_tokens(by_day.get(day)) for day in days]
     requests = [0 if (used := by_day.get(day)) is None else used.requests for day in days]
     return Today(tokens[-1], requests[-1], layout.spark(tokens, "input"), layout.spark(requests, "output"))
 
 
-def _tokens(used: Used | None) -> int:
+def _tokens(used: UsageRow | None) -> int:
     return 0 if used is None else used.input_tokens + used.output_tokens
 
 
-def _chart(by_day: dict[date, Used], days: Sequence[date], may: May) -> Chart:
+def _chart(by_day: dict[date, UsageRow], days: Sequence[date], may: May) -> Chart:
     def of(name: str) -> list[float]:
         return [0 if (used := by_day.get(day)) is None else getattr(used, name) for day in days]
 
@@ -238,7 +238,7 @@ def _chart(by_day: dict[date, Used], days: Sequence[date], may: May) -> Chart:
     return layout.bars(f"Tokens by day, last {DAYS} days", points, series, COUNT)
 
 
-def _class_row(lately: Lately) -> ClassRow:
+def _class_row(lately: RecentLevels) -> ClassRow:
     half, most = lately.first_token
     rate = lately.output_rate
     return ClassRow(
@@ -252,7 +252,7 @@ def _class_row(lately: Lately) -> ClassRow:
     )
 
 
-def _adapter_row(shown: Shown, used: Sequence[Used], today: date) -> AdapterRow:
+def _adapter_row(shown: Shown, used: Sequence[UsageRow], today: date) -> AdapterRow:
     by_day = {one.bucket.astimezone(UTC).date(): one for one in used if one.requests}
     tokens = [_tokens(by_day.get(today - timedelta(days=DAYS - 1 - number))) for number in range(DAYS)]
     return AdapterRow(

@@ -147,7 +147,7 @@ class UsagePage:
             rest=(len(left), added(sums.groups[group] for group in left)) if left else None,
             filters=[_filter(one, values[one.column], asked, labels) for one in DIMENSIONS],
             chips=chips_of(asked, labels),
-            is_used=looked.was_ever,
+            is_used=looked.has_any_usage,
         )
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote, quote_plus
 
 from admin.web.form_errors import FieldError
 from billing.reports.slices import Slice
-from billing.rollups import Unit
+from db.rollup_intervals import Unit
 
 Step = Literal["hour", "day", "month"]
 

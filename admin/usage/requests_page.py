@@ -16,7 +16,7 @@ from admin.usage.query import UsageQuery
 from admin.web.form_errors import FieldError
 from billing.models import UsageRecord
 from billing.reports.receipts import ReceiptObject, Receipts
-from billing.reports.slices import Place, UsageSlices
+from billing.reports.slices import RequestPosition, UsageSlices
 
 PAGE = 50
 _EPOCH = datetime.fromtimestamp(0, UTC)
@@ -273,14 +273,14 @@ def _rate(found: Mapping[str, Any], output: int) -> str | None:
     return f"{(output - 1) / (total - first):,.0f} tokens/s"
 
 
-def _place(written: str) -> Place | None:
+def _place(written: str) -> RequestPosition | None:
     if not written:
         return None
     found = _PLACE.fullmatch(written)
     if found is None:
         raise FieldError("after", "This page of the list doesn't exist. Start with the newest requests.")
-    return Place(_EPOCH + timedelta(microseconds=int(found[1])), found[2])
+    return RequestPosition(_EPOCH + timedelta(microseconds=int(found[1])), found[2])
 
 
-def _name(place: Place) -> str:
+def _name(place: RequestPosition) -> str:
     return f"{(place.submitted_at - _EPOCH) // timedelta(microseconds=1)}~{place.request_id}"

@@ -10,7 +10,7 @@ from admin.charts import layout
 from admin.charts.layout import COUNT, USD, Chart, Point, Series
 from admin.usage.labels import Label, Labels
 from admin.usage.query import BY_ID, UsageQuery, day_words
-from billing.reports.slices import REQUEST, Used
+from billing.reports.slices import REQUEST, UsageRow
 
 TOP = 7
 """Groups with a series of their own in a chart; the rest are one series."""
@@ -38,7 +38,7 @@ class Sums:
     def of(self, measure: str) -> int:
         return int(getattr(self, measure))
 
-    def count(self, used: Used) -> None:
+    def count(self, used: UsageRow) -> None:
         self.requests += used.requests
         self.input += used.input_tokens
         self.cached += used.cached_tokens
@@ -81,7 +81,7 @@ class Gathered:
         return self.both.get((group, bucket)) or Sums()
 
 
-def gathered(found: Iterable[Used], asked: UsageQuery) -> Gathered:
+def gathered(found: Iterable[UsageRow], asked: UsageQuery) -> Gathered:
     sums = Gathered()
     for used in found:
         bucket = used.bucket.astimezone(UTC)

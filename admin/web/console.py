@@ -189,7 +189,7 @@ class Console(Renderer):
                 request.state.guest = principal
             try:
                 if isinstance(principal, TenantUser):
-                    request.state.incidents = await self._incidents.told()
+                    request.state.incidents = await self._incidents.public()
                 response = await answer(request, principal)
             except ClientDisconnect:
                 response = Response(status_code=499)

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from billing.notifications.delivering import Deliveries
-from billing.notifications.publishing import tell
+from billing.notifications.publishing import publish
 from tenants.actors import OPERATOR
 from tests.admin.conftest import SENDER, Site, csrf_token, sign_in
 from tests.admin.test_keys import XSS, act, as_role, secret_of
@@ -37,7 +37,7 @@ async def made(site: Site, url: str) -> str:
 
 async def happen(site: Site, key: str) -> None:
     async with site.place.database.write(site.tenant_id) as session:
-        await tell(session, site.tenant_id, EVENT, FACTS, key=key, recipients=())
+        await publish(session, site.tenant_id, EVENT, FACTS, key=key, recipients=())
 
 
 async def test_an_endpoint_is_made_and_its_secret_verifies(

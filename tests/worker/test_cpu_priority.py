@@ -24,9 +24,9 @@ BASE = Path(tasks.__file__).parent / "weights" / "base"
 CHILD = """
 import json, os
 from pathlib import Path
-from worker.cpu_priority import stand_behind
+from worker.cpu_priority import lower_priority
 before = os.getsid(0)
-stand_behind({nice})
+lower_priority({nice})
 group = Path("/proc/self/autogroup")
 print(json.dumps({{
     "nice": os.getpriority(os.PRIO_PROCESS, 0),

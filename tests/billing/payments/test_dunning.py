@@ -50,7 +50,7 @@ async def unpaid(site: Site) -> str:
     site.double.card(site.customer, works=False)
     site.travel(FEBRUARY)
     invoice = await site.asked(500)
-    await site.standings.heard(await site.gateway.invoice(invoice), site.now)
+    await site.dunning.record(await site.gateway.invoice(invoice), site.now)
     return invoice
 
 
@@ -65,13 +65,13 @@ async def test_grace_suspension_payment_and_back(site: Site) -> None:
     invoice = await unpaid(site)
     assert await site.state() == ("grace", "grace")
     site.travel(FEBRUARY + WEEK - timedelta(minutes=1))
-    await site.standings.look_again(site.now)
+    await site.dunning.refresh_overdue(site.now)
     assert await site.state() == ("grace", "grace")
     site.travel(FEBRUARY + WEEK)
-    await site.standings.look_again(site.now)
+    await site.dunning.refresh_overdue(site.now)
     assert await site.state() == ("suspended", "suspended")
     await pay(site, invoice)
-    await site.standings.look_again(site.now)  # whether or not the webhook comes
+    await site.dunning.refresh_overdue(site.now)  # whether or not the webhook comes
     assert await site.state() == ("active", "active")
     async with site.database.read(EVERY_TENANT) as session:
         told = (
@@ -94,10 +94,10 @@ async def test_nobody_is_suspended_before_the_provider_was_asked(site: Site) -> 
     site.travel(FEBRUARY + WEEK + DAY)
     site.double.fail(Fault("unreachable", times=-1))
     with pytest.raises(ProviderUnavailable):
-        await site.standings.look_again(site.now)
+        await site.dunning.refresh_overdue(site.now)
     assert await site.state() == ("grace", "grace")
     site.double.heal()
-    await site.standings.look_again(site.now)
+    await site.dunning.refresh_overdue(site.now)
     assert await site.state() == ("active", "active")
 
 
@@ -105,24 +105,24 @@ async def test_a_failure_that_no_webhook_told_of_is_found(site: Site) -> None:
     site.double.card(site.customer, works=False)
     site.travel(FEBRUARY)
     await site.asked(500)
-    assert await site.standings.look_at_customers(site.now) == 1
+    assert await site.dunning.refresh_all(site.now) == 1
     assert await site.state() == ("grace", "grace")
 
 
 async def test_what_the_provider_writes_off_is_owed_and_what_it_voids_is_not(site: Site) -> None:
     invoice = await unpaid(site)
     seen = await site.gateway.invoice(invoice)
-    await site.standings.heard(replace(seen, status="uncollectible"), site.now)
+    await site.dunning.record(replace(seen, status="uncollectible"), site.now)
     assert await site.state() == ("grace", "grace")
     site.double.routes.invoicing.void(invoice)
-    await site.standings.heard(await site.gateway.invoice(invoice), site.now)
+    await site.dunning.record(await site.gateway.invoice(invoice), site.now)
     assert await site.state() == ("active", "active")
 
 
 async def test_a_second_failure_within_the_first_does_not_prolong_the_grace(site: Site) -> None:
     invoice = await unpaid(site)
     seen = await site.gateway.invoice(invoice)
-    await site.standings.heard(replace(seen, id="in_second"), site.now + 3 * DAY)
+    await site.dunning.record(replace(seen, id="in_second"), site.now + 3 * DAY)
     async with site.database.read(EVERY_TENANT) as session:
         until = (await session.execute(text("SELECT grace_until FROM billing_accounts"))).scalar_one()
     assert until == FEBRUARY + WEEK
@@ -190,7 +190,7 @@ async def test_keys_are_refused_within_a_second_and_the_console_side_goes_on(
     invoice = await unpaid(site)
     assert await answered(200)  # grace
     site.travel(FEBRUARY + WEEK)
-    await site.standings.look_again(site.now)
+    await site.dunning.refresh_overdue(site.now)
     assert await eventually(lambda: answered(429), 5) < 1
     refused = await front.apps[0].get("/v1/models", headers=bearer(front.inference))
     assert refused.json()["error"]["code"] == "insufficient_quota"
@@ -201,7 +201,7 @@ async def test_keys_are_refused_within_a_second_and_the_console_side_goes_on(
     portal = await front.apps[0].post("/v1/organization/billing/portal", headers=bearer(front.admin))
     assert portal.json()["url"].startswith("https://billing.")
     await pay(site, invoice)
-    await site.standings.look_again(site.now)
+    await site.dunning.refresh_overdue(site.now)
     assert await eventually(lambda: answered(200), 5) < 1
 
 
