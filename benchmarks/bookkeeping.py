@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.report import write_report
 from engine.batch import Batch, Launched
 from engine.core import EngineCore
-from engine.inspection import history_of
+from engine.inspection import create_history
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
 from engine.null_runner import NullRunner
@@ -122,7 +122,7 @@ def measure(load: Load, num_steps: int) -> dict[str, dict[str, float]]:
 
 def measure_looking(load: Load, num_views: int = 50) -> dict[str, float]:
     """What a step pays for being kept, and one view of the engine, by the thread's own time: the median."""
-    history, scheduler = history_of(load.scheduler), load.scheduler
+    history, scheduler = create_history(load.scheduler), load.scheduler
     load.fill()
     for number in range(load.num_rows):
         scheduler.submit(load.request(f"waiting-{number}", number, MAX_TOKENS))

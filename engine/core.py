@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.batch import Batch, Launched
-from engine.inspection import history_of, view_of
+from engine.inspection import build_view, create_history
 from engine.outputs import DeviceGauges, DeviceMemory, RunnerCounters, StepOutputs
 from engine.protocol import AdapterRef, EngineStats, EngineView, PriorityClass, Rejected, Submit
 from engine.scheduling.scheduler import Scheduler
@@ -42,7 +42,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _InFlightStep:
     """A step launched and not committed."""
 
     batch: Batch
@@ -64,26 +64,26 @@ class EngineCore:
         self.runner = runner
         self._gauges = gauges
         self._memory = DeviceMemory() if memory is None else memory
-        self._history = history_of(scheduler)
+        self._history = create_history(scheduler)
         self._started_at = time.time()
         # (slot, digest, error): filled by the loader's thread, emptied by the next step.
         self._load_reports: deque[tuple[int, str, str | None]] = deque()
-        self._in_flight: deque[_Flight] = deque()
-        self._stuck = False  # the last step found nothing to run, and nothing has happened since
+        self._in_flight: deque[_InFlightStep] = deque()
+        self._is_blocked = False  # the last step found nothing to run, and nothing has happened since
         self._num_steps = 0
         self._step_seconds = 0.0
         self._gap_seconds = 0.0
-        self._settled_at = 0.0  # when the last commit ended
+        self._last_commit_at = 0.0  # when the last commit ended
         self._was_running = False  # rows were left for another step then
 
     def submit(self, submit: Submit) -> Rejected | None:
         """Take on a request, or say why not. Never raises, whatever is in it."""
-        self._stuck = False
+        self._is_blocked = False
         return self.scheduler.submit(submit)
 
     def abort(self, request_id: str) -> None:
         """End a request; its last chunks and usage come with the next step. Unknown ids are ignored."""
-        self._stuck = False
+        self._is_blocked = False
         self.scheduler.abort(request_id)
 
     def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
@@ -93,7 +93,7 @@ class EngineCore:
         ignored.
         """
         if is_digest(ref.digest):
-            self._stuck = False
+            self._is_blocked = False
             self.scheduler.prefetch(ref, pinned)
 
     def adapter_loaded(self, slot: int, digest: str, error: str | None = None) -> None:
@@ -110,20 +110,20 @@ class EngineCore:
         """
         if self._in_flight or self._load_reports or self.scheduler.has_outputs:
             return True
-        return self.scheduler.has_requests and (not self._stuck or self.scheduler.is_overdue)
+        return self.scheduler.has_requests and (not self._is_blocked or self.scheduler.has_expired_waits)
 
     def step(self) -> StepOutputs:
         """Launch a step if there is one to run, and commit the oldest when `depth` are in flight behind it.
 
         What the runner raises is not caught: then the process is to die.
         """
-        self._settle_loads()
+        self._apply_load_reports()
         batch = self.scheduler.schedule()
         num_behind = 0
         if batch is not None:
             self._launch(batch)
             num_behind = self.runner.depth
-        self._stuck = batch is None and not self._in_flight
+        self._is_blocked = batch is None and not self._in_flight
         if len(self._in_flight) > num_behind:
             return self._commit(self._in_flight.popleft())
         return self.scheduler.collect()
@@ -183,7 +183,7 @@ class EngineCore:
         memory = dict(self._memory.shares)
         if stats.adapter_bytes_total or stats.adapter_bytes_used:
             memory["adapters"] = stats.adapter_bytes_total or stats.adapter_bytes_used
-        return view_of(
+        return build_view(
             self.scheduler,
             self._history,
             stats,
@@ -201,23 +201,23 @@ class EngineCore:
     def _launch(self, batch: Batch) -> None:
         began = time.perf_counter()
         if self._was_running and not self._in_flight:
-            self._gap_seconds += began - self._settled_at
+            self._gap_seconds += began - self._last_commit_at
         self._history.planned(*self.scheduler.composition)
-        self._in_flight.append(_Flight(batch, self.runner.launch(batch), began))
+        self._in_flight.append(_InFlightStep(batch, self.runner.launch(batch), began))
 
-    def _commit(self, flight: _Flight) -> StepOutputs:
-        result = flight.launched.result()
+    def _commit(self, in_flight: _InFlightStep) -> StepOutputs:
+        result = in_flight.launched.result()
         self._history.ending()
-        outputs = self.scheduler.commit(flight.batch, result)
+        outputs = self.scheduler.commit(in_flight.batch, result)
         now = time.perf_counter()
         self._num_steps += 1
-        seconds = now - max(flight.began, self._settled_at)
+        seconds = now - max(in_flight.began, self._last_commit_at)
         self._step_seconds += seconds
         self._history.ended(seconds)
-        self._settled_at = now
+        self._last_commit_at = now
         self._was_running = self.scheduler.num_running > 0
         return outputs
 
-    def _settle_loads(self) -> None:
+    def _apply_load_reports(self) -> None:
         while self._load_reports:
             self.scheduler.adapter_loaded(*self._load_reports.popleft())

@@ -25,7 +25,7 @@ _Key = tuple[str, str | None, int]
 _NO_ROWS = [0, 0, 0]
 
 
-def history_of(scheduler: Scheduler) -> StepHistory:
+def create_history(scheduler: Scheduler) -> StepHistory:
     """An empty history of what the scheduler's steps will be."""
     counters, slots, queue = scheduler.counters, scheduler.residency.slots, scheduler.queue
 
@@ -46,7 +46,7 @@ def history_of(scheduler: Scheduler) -> StepHistory:
     return StepHistory(totals, levels)
 
 
-def view_of(
+def build_view(
     scheduler: Scheduler,
     history: StepHistory,
     stats: EngineStats,
@@ -60,7 +60,7 @@ def view_of(
 
     `slot_bytes`: what adapters take, by slot, where the slot table does not bound it; may be empty.
     """
-    now = scheduler.look()
+    now = scheduler.read_clock()
     running, waiting = scheduler.running, list(scheduler.queue)
     shares, num_shares = _shares(running, waiting, now)
     p50, p99 = history.percentiles(0.5, 0.99)

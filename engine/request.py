@@ -129,7 +129,6 @@ class Request:
     """One choice: the one mutable life the scheduler works with."""
 
     __slots__ = (
-        "account",
         "adapter",
         "cached_len",
         "computed_len",
@@ -137,11 +136,11 @@ class Request:
         "entered_at",
         "group",
         "index",
-        "kept_until",
         "limit",
         "matcher",
         "min_len",
         "priority",
+        "protected_until",
         "rank",
         "request_id",
         "row",
@@ -151,6 +150,7 @@ class Request:
         "stop_ids",
         "table",
         "tenant",
+        "tenant_share",
         "times_preempted",
         "token_ids",
         "total_len",
@@ -198,13 +198,13 @@ class Request:
         self.slot = NO_SLOT
         self.decode_share = Scheduled(NO_ROW, 1, True)
         """Its share of a step in which it decodes: the same every time, so made once per stay."""
-        self.account: TenantShare | None = None
+        self.tenant_share: TenantShare | None = None
         """Where its tenant's service is counted; set by the queue."""
         self.waiting_since = 0.0
         self.entered_at = 0.0
         """When its stay in the batch began; like the time before, by the scheduler's monotonic clock."""
         self.times_preempted = 0
-        self.kept_until = 0
+        self.protected_until = 0
         """Total length below which it is not preempted for somebody else's sake."""
 
     @property

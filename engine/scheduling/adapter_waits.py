@@ -40,10 +40,10 @@ class AdapterWaits:
         self._waits.append(Wait(deadline, group.submit.request_id, group.arrival, adapter))
 
     @property
-    def any_over(self) -> bool:
+    def has_expired(self) -> bool:
         return bool(self._waits) and self._waits[0].deadline <= self._clock()
 
-    def take_over(self) -> Iterator[Wait]:
+    def pop_expired(self) -> Iterator[Wait]:
         """Those that have lasted as long as they may."""
         now = self._clock()
         while self._waits and self._waits[0].deadline <= now:

@@ -109,7 +109,7 @@ class _Lane:
 
     def enqueue(self, request: Request, first: bool) -> None:
         tenant = self.tenant(request.tenant)
-        request.account = tenant
+        request.tenant_share = tenant
         if not tenant.flows:
             top = self._settled_top()
             tenant.served = max(tenant.served, self._floor if top is None else top.served)
@@ -156,8 +156,8 @@ class _Lane:
     def take(self, request: Request) -> None:
         if request in self.returning:
             return  # it has paid when it was admitted first
-        assert request.account is not None
-        self._floor = max(self._floor, request.account.served)
+        assert request.tenant_share is not None
+        self._floor = max(self._floor, request.tenant_share.served)
 
     def discard(self, request: Request) -> None:
         self.num_waiting -= 1
@@ -298,7 +298,7 @@ class FairQueue:
             line.popleft()
         return now - line[0][0] if line else -1.0
 
-    def due_flex(self, admits: Admits) -> Request | None:
+    def flex_in_turn(self, admits: Admits) -> Request | None:
         """A FLEX request whose turn it is, although others wait."""
         priority, default, flex = self._lanes.values()
         if flex.after_others or any(
@@ -343,7 +343,7 @@ class FairQueue:
         """
         lane = self._lanes[request.priority]
         if request.priority is FLEX and not lane.after_others:
-            request.kept_until = request.limit
+            request.protected_until = request.limit
         self._floor = max(self._floor, lane.served)
         lane.take(request)
         lane.discard(request)
@@ -354,21 +354,21 @@ class FairQueue:
 
     def charge_prefill(self, request: Request, num_tokens: int) -> None:
         """Count prompt tokens that are to be computed for the request."""
-        assert request.account is not None
-        request.account.served += PREFILL_COST * num_tokens
+        assert request.tenant_share is not None
+        request.tenant_share.served += PREFILL_COST * num_tokens
         lane = self._lanes[request.priority]
         lane.served += PREFILL_COST * num_tokens / lane.weight
 
     def charge_load(self, request: Request, ref: AdapterRef) -> None:
         """Count an adapter that is brought into memory because the request, which waits, asked for it."""
-        assert request.account is not None
-        request.account.served += LOAD_COST_PER_RANK * ref.rank
+        assert request.tenant_share is not None
+        request.tenant_share.served += LOAD_COST_PER_RANK * ref.rank
 
     def charge_decode(self, requests: Iterable[Request]) -> None:
         """Count one generated token for each, to its tenant."""
         for request in requests:
-            assert request.account is not None
-            request.account.served += DECODE_COST
+            assert request.tenant_share is not None
+            request.tenant_share.served += DECODE_COST
 
     def charge_rows(self, num_rows: Sequence[int]) -> None:
         """Count a step of so many rows of each class, in the order of the classes, to the classes."""

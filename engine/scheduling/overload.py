@@ -32,7 +32,7 @@ MAX_RETRY_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Ahead:
+class _WorkAhead:
     """What goes before a request."""
 
     rows: float
@@ -44,7 +44,7 @@ class _Ahead:
     """The same of other classes, should it have to wait for all of them."""
 
 
-class Overload:
+class LoadShedder:
     def __init__(
         self,
         limits: EngineLimits,
@@ -67,8 +67,8 @@ class Overload:
         self, priority: PriorityClass, tenant: str = "", num_tokens: int = 1, num_choices: int = 1
     ) -> float:
         """Seconds until a request that came now would be computed, as far as can be told."""
-        ahead = self._ahead(priority, tenant, num_tokens, num_choices)
-        share = self._share(priority)
+        ahead = self._work_ahead(priority, tenant, num_tokens, num_choices)
+        share = self._throughput_share(priority)
         wait = 0.0
         row_seconds, prompt_rate = self._timing.row_seconds, self._timing.prompt_rate
         if row_seconds is not None and ahead.rows > 0:
@@ -82,7 +82,9 @@ class Overload:
             wait = max(wait, self._queue.oldest_flex_wait(self._timing.now))
         return wait
 
-    def _ahead(self, priority: PriorityClass, tenant: str, num_tokens: int, num_choices: int) -> _Ahead:
+    def _work_ahead(
+        self, priority: PriorityClass, tenant: str, num_tokens: int, num_choices: int
+    ) -> _WorkAhead:
         queue = self._queue
         num_waiting = queue.num_waiting(priority)
         own, own_running = queue.tenant_waits(priority, tenant)
@@ -95,19 +97,21 @@ class Overload:
         others = [other for other in CLASS_WEIGHTS if other is not priority and other is not FLEX]
         other_rows = sum(queue.num_waiting(other) for other in others)
         other_tokens = sum(queue.num_tokens_waiting(other) for other in others)
-        rows = num_ahead + num_choices - self._rows_for(priority, own + own_running)
+        rows = num_ahead + num_choices - self._available_rows(priority, own + own_running)
         if priority is FLEX:
-            return _Ahead(rows + other_rows, tokens + other_tokens, 0, 0)
-        return _Ahead(rows, tokens, other_rows, other_tokens)
+            return _WorkAhead(rows + other_rows, tokens + other_tokens, 0, 0)
+        return _WorkAhead(rows, tokens, other_rows, other_tokens)
 
-    def _rows_for(self, priority: PriorityClass, num_own: int) -> float:
+    def _available_rows(self, priority: PriorityClass, num_own: int) -> float:
         """Rows that are free for a request of a tenant with so many requests in its class, or that would be
         made free: those of lower classes, and what the tenant is short of its share of its own class's.
         """
         running, order = self._running, CLASS_ORDER[priority]
         num_rows = running.num_rows
-        num_open = running.max_rows - sum(num_rows) if priority is PRIORITY else self._bound.num_open
-        free = 0 if self.is_short_of_blocks else num_open
+        num_open_rows = (
+            running.max_rows - sum(num_rows) if priority is PRIORITY else self._bound.num_open_rows
+        )
+        free = 0 if self.is_short_of_blocks else num_open_rows
         if priority is FLEX:
             return free
         first_lower = order + 1 + (priority is PRIORITY and self._queue.priority_is_ahead)
@@ -115,7 +119,7 @@ class Overload:
         share = num_rows[order] / (running.num_tenants[order] + (not num_own)) if num_rows[order] else 0.0
         return free + lower + max(0.0, share - num_own)
 
-    def _share(self, priority: PriorityClass) -> float:
+    def _throughput_share(self, priority: PriorityClass) -> float:
         """Of the engine's pace, while every class that waits now goes on waiting."""
         if priority is FLEX:
             return 1.0  # it waits for all of the others
@@ -126,7 +130,7 @@ class Overload:
 
     # Shedding --------------------------------------------------------------------------------------------
 
-    def refusal(self, submit: Submit) -> Rejected | None:
+    def rejection(self, submit: Submit) -> Rejected | None:
         """Why the request would wait too long, or a higher class because of it; None when neither."""
         priority = submit.priority
         wait = self.predicted_wait(priority, submit.tenant, len(submit.prompt_ids), submit.n)
@@ -135,7 +139,7 @@ class Overload:
             message = (
                 f"it would wait for about {wait:.1f} s, and {priority} requests are to wait for {target:g} s"
             )
-            return _overloaded(submit.request_id, message, wait - target)
+            return _overload_rejection(submit.request_id, message, wait - target)
         for higher in list(CLASS_WEIGHTS)[: CLASS_ORDER[priority]]:
             target = self._limits.ttft_targets.get(higher)
             if target is None:
@@ -146,10 +150,10 @@ class Overload:
                     f"{higher} requests wait for about {wait:.1f} s, and {priority} requests are refused "
                     f"from {PRESSURE * target:g} s on"
                 )
-                return _overloaded(submit.request_id, message, wait - PRESSURE * target)
+                return _overload_rejection(submit.request_id, message, wait - PRESSURE * target)
         return None
 
-    def queue_refusal(self, submit: Submit) -> Rejected | None:
+    def rejection_if_full(self, submit: Submit) -> Rejected | None:
         """Why there is no place in the queue for the request; None when there is. Choices count."""
         num_waiting = len(self._queue)
         room = int(self._limits.max_waiting * QUEUE_SHARES[submit.priority])
@@ -157,9 +161,9 @@ class Overload:
             return None
         message = f"{num_waiting} requests wait, and the queue takes {submit.priority} requests up to {room}"
         wait = self.predicted_wait(submit.priority, submit.tenant, len(submit.prompt_ids), submit.n)
-        return _overloaded(submit.request_id, message, wait)
+        return _overload_rejection(submit.request_id, message, wait)
 
-    def displaced_by(self, submit: Submit) -> Request | None:
+    def request_to_displace(self, submit: Submit) -> Request | None:
         """Who is to leave a queue that is full, for the request to have its place: the last of a lower class,
         or of a tenant that has more waiting than the request's own would have.
         """
@@ -172,13 +176,13 @@ class Overload:
                 return last
         return None
 
-    def displacement(self, request: Request, submit: Submit) -> Rejected:
+    def displacement_rejection(self, request: Request, submit: Submit) -> Rejected:
         """What to tell of a request that is displaced by another."""
         message = f"the queue is full, and a {submit.priority} request of a tenant with fewer in it has come"
         wait = self.predicted_wait(request.priority, request.tenant, request.total_len)
-        return _overloaded(request.request_id, message, wait)
+        return _overload_rejection(request.request_id, message, wait)
 
 
-def _overloaded(request_id: str, message: str, wait: float) -> Rejected:
+def _overload_rejection(request_id: str, message: str, wait: float) -> Rejected:
     retry_after = min(max(wait, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS)
     return Rejected(request_id, "overloaded", message, round(retry_after, 1))

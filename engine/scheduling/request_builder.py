@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from engine.kv_cache import BlockPool, BlockTable, prefix_root
 from engine.protocol import Rejected, Submit
 from engine.request import Request, RequestGroup
-from engine.scheduling.validation import EngineLimits, length_limit, refusal
+from engine.scheduling.validation import EngineLimits, length_limit, validate_submit
 from engine.stops import StopMatcher
 
 
@@ -24,9 +24,9 @@ class RequestBuilder:
         self._draw_seed = draw_seed
         self._num_groups = 0
 
-    def refusal(self, submit: Submit, num_slots: int) -> Rejected | None:
+    def rejection(self, submit: Submit, num_slots: int) -> Rejected | None:
         """Why the request can never be taken on; None when it can."""
-        rejected = refusal(submit, self._limits, self._pool.num_blocks * self._pool.block_size)
+        rejected = validate_submit(submit, self._limits, self._pool.num_blocks * self._pool.block_size)
         if rejected is not None:
             return rejected
         if submit.adapter is not None and not num_slots:

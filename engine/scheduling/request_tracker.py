@@ -23,7 +23,7 @@ from engine.protocol import (
 from engine.request import Request, RequestGroup, RequestState
 from engine.scheduling.adapter_waits import AdapterWaits
 from engine.scheduling.fairness import FairQueue
-from engine.scheduling.overload import Overload
+from engine.scheduling.overload import LoadShedder
 from engine.scheduling.request_builder import RequestBuilder
 from engine.scheduling.running import RunningRequests
 from engine.scheduling.step_timing import StepTiming
@@ -46,7 +46,7 @@ class RequestTracker:
         incarnation: str,
         clock: Callable[[], float],
         waits: AdapterWaits,
-        overload: Overload,
+        load_shedder: LoadShedder,
         timing: StepTiming,
     ) -> None:
         """`token_bytes` is the vocabulary's, for stop strings. `clock` gives Unix seconds."""
@@ -60,7 +60,7 @@ class RequestTracker:
         self._incarnation = incarnation
         self._clock = clock
         self._waits = waits
-        self._overload = overload
+        self._load_shedder = load_shedder
         self._timing = timing
         self._groups: dict[str, RequestGroup] = {}
         self._outputs = StepOutputs()
@@ -78,7 +78,7 @@ class RequestTracker:
         self._outputs = StepOutputs()
         return outputs
 
-    def unfinished(self) -> list[Request]:
+    def unfinished_requests(self) -> list[Request]:
         """For checks: every choice that is not over."""
         choices = (choice for group in self._groups.values() for choice in group.choices)
         return [choice for choice in choices if choice.state is not RequestState.FINISHED]
@@ -88,14 +88,14 @@ class RequestTracker:
     def submit(self, submit: Submit) -> Rejected | None:
         """Queue a request, or say why not. Never raises, whatever is in it."""
         request_id = submit.request_id
-        self._timing.look()
+        self._timing.read_clock()
         if request_id in self._groups:
             rejected: Rejected | None = Rejected(
                 request_id, "duplicate", f"request_id {request_id} is in use by a request that goes on"
             )
         else:
             num_slots = len(self._residency.slots.slots)
-            rejected = self._builder.refusal(submit, num_slots) or self._shed(submit)
+            rejected = self._builder.rejection(submit, num_slots) or self._shed(submit)
         if rejected is not None:
             self.counters.rejected += 1
             return rejected
@@ -108,18 +108,18 @@ class RequestTracker:
 
     def _shed(self, submit: Submit) -> Rejected | None:
         """Why there is no place for a request that the engine could run; None when there is, or is made."""
-        overload = self._overload
-        rejected = overload.refusal(submit)
+        load_shedder = self._load_shedder
+        rejected = load_shedder.rejection(submit)
         while rejected is None:
-            full = overload.queue_refusal(submit)
+            full = load_shedder.rejection_if_full(submit)
             if full is None:
                 return None
-            last = overload.displaced_by(submit)
+            last = load_shedder.request_to_displace(submit)
             if last is None:
                 rejected = full
             else:
                 self.counters.refuse(last.priority.value)
-                self._reject_group(last.group, overload.displacement(last, submit))
+                self._reject_group(last.group, load_shedder.displacement_rejection(last, submit))
         self.counters.refuse(submit.priority.value)
         return rejected
 
@@ -153,7 +153,7 @@ class RequestTracker:
 
     # Tokens ----------------------------------------------------------------------------------------------
 
-    def emit(self, request: Request, token_id: int, logprob: TokenLogprob | None, now: float) -> bool:
+    def record_token(self, request: Request, token_id: int, logprob: TokenLogprob | None, now: float) -> bool:
         """Tell of the token just appended. True when it was the choice's last."""
         group = request.group
         group.completion_tokens += 1
@@ -180,11 +180,11 @@ class RequestTracker:
             self._outputs.checkpoints.append(group.event(self._engine_id, self._incarnation, now))
         return False
 
-    def tell_scores(self, request: Request, start: int, logprobs: list[TokenLogprob]) -> None:
+    def record_scores(self, request: Request, start: int, logprobs: list[TokenLogprob]) -> None:
         """Tell of prompt tokens just scored."""
         self._outputs.scores.append(PromptScores(request.request_id, start, logprobs))
 
-    def end_scored(self, request: Request) -> None:
+    def finish_scored(self, request: Request) -> None:
         """Its prompt is computed and scored, which was all: every choice is over before it began."""
         self._end_group(request.group, "length")
 
@@ -231,7 +231,7 @@ class RequestTracker:
             self.counters.aborted += 1
             self._end_group(group, "abort")
 
-    def turn_away(self, digest: str, error: str) -> None:
+    def reject_waiting_for(self, digest: str, error: str) -> None:
         """An adapter could not be loaded: requests that wait for it end, no one knows it will ever load."""
         message = f"adapter {digest} could not be loaded: {error}"
         waiting = {r.request_id: r.group for r in self._queue if r.adapter and r.adapter.digest == digest}
@@ -242,9 +242,9 @@ class RequestTracker:
                 self.counters.errors += 1
                 self._end_group(group, "error")
 
-    def turn_away_overdue(self) -> None:
+    def reject_overdue(self) -> None:
         """Requests that have never run and still lack their adapter when they have waited long enough end."""
-        for wait in self._waits.take_over():
+        for wait in self._waits.pop_expired():
             group = self._groups.get(wait.request_id)
             if group is None or group.arrival != wait.arrival or group.scheduled_at is not None:
                 continue
@@ -300,14 +300,14 @@ class RequestTracker:
 
     def _enqueue(self, request: Request, first: bool = False) -> None:
         ref = request.adapter
-        is_missed = ref is not None and self._is_missed_first(ref)
+        is_missed = ref is not None and self._is_first_demand(ref)
         if ref is not None:
             self._residency.expect(ref)
         self._queue.push(request, self._timing.now, first)
         if ref is not None and is_missed:
             self._queue.charge_load(request, ref)
 
-    def _is_missed_first(self, ref: AdapterRef) -> bool:
+    def _is_first_demand(self, ref: AdapterRef) -> bool:
         """Whether nobody waits for an adapter that is not there: who does now has it brought."""
         return ref.digest not in self._residency and self._residency.slots.find(ref.digest) is None
 

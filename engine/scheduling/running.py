@@ -17,10 +17,10 @@ from engine.scheduling.step_timing import StepTiming
 _BY_RANK = attrgetter("rank")
 
 
-def num_rows(request: Request) -> int:
+def tenant_rows(request: Request) -> int:
     """Of its tenant, in its class."""
-    assert request.account is not None
-    return request.account.num_running
+    assert request.tenant_share is not None
+    return request.tenant_share.num_running
 
 
 class RunningRequests:
@@ -69,7 +69,7 @@ class RunningRequests:
         if request.slot != NO_SLOT:
             self._residency.release(request.slot)
         self._count(request, -1)
-        self._timing.note_stay(request.entered_at, ended=state is not RequestState.WAITING)
+        self._timing.record_stay(request.entered_at, ended=state is not RequestState.WAITING)
         request.leave(state)
 
     def remove(self, request: Request) -> None:
@@ -90,10 +90,10 @@ class RunningRequests:
 
     def _count(self, request: Request, change: int) -> None:
         """Its tenant has one more row in its class, or one less."""
-        account, order = request.account, request.rank[0]
-        assert account is not None
-        tenants_with, before = self._tenants_with[order], account.num_running
-        after = account.num_running = before + change
+        tenant_share, order = request.tenant_share, request.rank[0]
+        assert tenant_share is not None
+        tenants_with, before = self._tenants_with[order], tenant_share.num_running
+        after = tenant_share.num_running = before + change
         self.num_rows[order] += change
         tenants_with[before] -= 1
         tenants_with[after] += 1
@@ -114,17 +114,18 @@ class RunningRequests:
         assert self.num_rows == [
             sum(request.rank[0] == order for request in self.requests) for order in CLASS_ORDER.values()
         ]
-        accounts = {id(request.account): request for request in self.requests}
-        for request in accounts.values():
-            assert request.account is not None
-            theirs = sum(other.account is request.account for other in self.requests)
-            assert request.account.num_running == theirs
+        tenant_shares = {id(request.tenant_share): request for request in self.requests}
+        for request in tenant_shares.values():
+            assert request.tenant_share is not None
+            theirs = sum(other.tenant_share is request.tenant_share for other in self.requests)
+            assert request.tenant_share.num_running == theirs
         assert self.most_rows == [
-            max((num_rows(request) for request in self.requests if request.rank[0] == order), default=0)
+            max((tenant_rows(request) for request in self.requests if request.rank[0] == order), default=0)
             for order in CLASS_ORDER.values()
         ]
         assert self.num_tenants == [
-            sum(request.rank[0] == order for request in accounts.values()) for order in CLASS_ORDER.values()
+            sum(request.rank[0] == order for request in tenant_shares.values())
+            for order in CLASS_ORDER.values()
         ]
         assert {block_id for request in self.requests for block_id in request.table.block_ids} == held_blocks
         for slot in self._residency.slots.slots:

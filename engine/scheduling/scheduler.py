@@ -45,7 +45,7 @@ from engine.request import CLASS_ORDER, Request, RequestState
 from engine.scheduling.adapter_waits import AdapterWaits
 from engine.scheduling.byte_floor import ByteFloor
 from engine.scheduling.fairness import FairQueue
-from engine.scheduling.overload import Overload
+from engine.scheduling.overload import LoadShedder
 from engine.scheduling.request_builder import RequestBuilder
 from engine.scheduling.request_tracker import RequestTracker
 from engine.scheduling.running import RunningRequests
@@ -97,7 +97,7 @@ class Scheduler:
         self._waits = AdapterWaits(monotonic, limits.adapter_wait_s)
         self._running = RunningRequests(limits.max_rows, self.residency, self._timing)
         bound = StepBound(limits.priority_step_s, self.queue, self._running, self._timing)
-        self.overload = Overload(limits, self.queue, self._running, self._timing, bound)
+        self.load_shedder = LoadShedder(limits, self.queue, self._running, self._timing, bound)
         self._tracker = RequestTracker(
             RequestBuilder(limits, pool, eos_ids, draw_seed),
             self.queue,
@@ -108,7 +108,7 @@ class Scheduler:
             incarnation,
             clock,
             self._waits,
-            self.overload,
+            self.load_shedder,
             self._timing,
         )
         self._planner = StepPlanner(
@@ -138,7 +138,7 @@ class Scheduler:
             self.residency.loaded(slot, digest)
         else:
             self.residency.failed(slot, digest)
-            self._tracker.turn_away(digest, error)
+            self._tracker.reject_waiting_for(digest, error)
 
     # A step ----------------------------------------------------------------------------------------------
 
@@ -146,12 +146,12 @@ class Scheduler:
         """Plan the next step, or None when nothing can run as long as nothing is committed."""
         assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
         self._timing.begin_step()
-        self._tracker.turn_away_overdue()
+        self._tracker.reject_overdue()
         self.residency.take_turns()
         plan = self._planner.next_step()
         if plan is None:
             return None
-        self.overload.is_short_of_blocks = self._planner.is_short_of_blocks
+        self.load_shedder.is_short_of_blocks = self._planner.is_short_of_blocks
         known, decoding = plan.known_by_class, self._running.num_rows.copy()
         for request, _ in plan.prefill:
             decoding[request.rank[0]] -= 1
@@ -161,7 +161,7 @@ class Scheduler:
         self.composition = known, decoding
         if self._floor is not None:
             self.counters.step_bytes += self._floor.of(plan.batch, plan.requests, self.residency.slots)
-        self._timing.end_step(num_known, len(plan.requests), self._planner.goes_on)
+        self._timing.end_step(num_known, len(plan.requests), self._planner.has_more_work)
         self._uncommitted.append(plan)
         return plan.batch
 
@@ -171,7 +171,11 @@ class Scheduler:
         assert plan.batch is batch, "another batch was to be committed first"
         now = self._clock()
         any_ended = bool(plan.scoring) and self._commit_scores(batch.scored, plan.scoring, result.scores)
-        block_size, emit, finished = self.pool.block_size, self._tracker.emit, RequestState.FINISHED
+        block_size, record_token, finished = (
+            self.pool.block_size,
+            self._tracker.record_token,
+            RequestState.FINISHED,
+        )
         token_ids, logprobs, failed = result.token_ids, result.logprobs, result.failed
         drawn: list[Request] = []
         position = -1
@@ -186,7 +190,7 @@ class Scheduler:
                 any_ended = True
                 continue
             if request.group.scores_only:
-                self._tracker.end_scored(request)
+                self._tracker.finish_scored(request)
                 continue
             # The step has computed what was known before it; the block of the token drawn is not full yet.
             known_len = len(request.token_ids)
@@ -195,7 +199,7 @@ class Scheduler:
             token_id = token_ids[position]
             request.token_ids.append(token_id)
             drawn.append(request)
-            if emit(request, token_id, logprobs.get(position), now):
+            if record_token(request, token_id, logprobs.get(position), now):
                 any_ended = True
         assert position + 1 == len(token_ids), "the runner drew for other rows than it was told to"
         self.queue.charge_decode(drawn)
@@ -216,7 +220,7 @@ class Scheduler:
                 self._tracker.fail_scores(request)
                 any_ended = True
             else:
-                self._tracker.tell_scores(request, share.first, logprobs)
+                self._tracker.record_scores(request, share.first, logprobs)
         return any_ended
 
     def collect(self) -> StepOutputs:
@@ -238,9 +242,9 @@ class Scheduler:
         """The requests in the batch, by rank; not to be changed."""
         return self._running.requests
 
-    def look(self) -> float:
+    def read_clock(self) -> float:
         """What time it is, by the clock that requests' waits are told by."""
-        return self._timing.look()
+        return self._timing.read_clock()
 
     @property
     def running_by_class(self) -> dict[str, int]:
@@ -249,16 +253,16 @@ class Scheduler:
     @property
     def predicted_waits(self) -> dict[str, float]:
         """By class, seconds that a request with a short prompt of a tenant that has none would wait now."""
-        return {str(priority): self.overload.predicted_wait(priority) for priority in PriorityClass}
+        return {str(priority): self.load_shedder.predicted_wait(priority) for priority in PriorityClass}
 
     @property
     def has_requests(self) -> bool:
         return bool(self._tracker)
 
     @property
-    def is_overdue(self) -> bool:
+    def has_expired_waits(self) -> bool:
         """Whether a request may have waited for its adapter long enough."""
-        return self._waits.any_over
+        return self._waits.has_expired
 
     @property
     def has_outputs(self) -> bool:
@@ -273,7 +277,7 @@ class Scheduler:
             request.check()
             assert request.state is RequestState.WAITING
             assert not request.table.block_ids
-        alive = self._tracker.unfinished()
+        alive = self._tracker.unfinished_requests()
         ending = [request for request in alive if request.state is RequestState.ENDING]
         assert len(alive) == self.num_running + len(self.queue) + len(ending)
         assert all(not request.table.block_ids and request.num_pending == 1 for request in ending)

@@ -14,9 +14,9 @@ from engine.scheduling.fairness import PRIORITY, FairQueue
 from engine.scheduling.running import RunningRequests
 from engine.scheduling.step_timing import StepTiming
 
-REMEMBERED_SECONDS = 10.0
+RECENT_SECONDS = 10.0
 """PRIORITY requests that came so lately are taken for a sign that more will."""
-LEAST_SHARE = 8
+MIN_OPEN_DIVISOR = 8
 """One in so many rows stays open to others, however long steps take."""
 
 _ORDER = CLASS_ORDER[PRIORITY]
@@ -33,17 +33,17 @@ class StepBound:
         self._timing = timing
         self._seen_at = float("-inf")
 
-    def look(self) -> None:
+    def observe(self) -> None:
         """A step is about to be planned."""
         if self._running.num_rows[_ORDER] or self._queue.num_waiting(PRIORITY):
             self._seen_at = self._timing.now
 
-    def closes(self, priority: PriorityClass) -> bool:
+    def is_closed_to(self, priority: PriorityClass) -> bool:
         """Whether no further request of a class is to have a row for now."""
-        return priority is not PRIORITY and self.num_open == 0
+        return priority is not PRIORITY and self.num_open_rows == 0
 
     @property
-    def num_open(self) -> int:
+    def num_open_rows(self) -> int:
         """Rows that other classes than PRIORITY may take beside those they have."""
         running = self._running
         num_all = len(running.requests)
@@ -52,9 +52,9 @@ class StepBound:
         if (
             self._step_seconds is None
             or row_rate is None
-            or self._timing.now - self._seen_at > REMEMBERED_SECONDS
+            or self._timing.now - self._seen_at > RECENT_SECONDS
         ):
             return num_free
         num_others = num_all - running.num_rows[_ORDER]
-        least = -(-running.max_rows // LEAST_SHARE) - num_others
+        least = -(-running.max_rows // MIN_OPEN_DIVISOR) - num_others
         return max(0, min(num_free, max(least, int(row_rate * self._step_seconds) - num_all)))

@@ -99,7 +99,7 @@ class StepPlanner:
         self._entered.clear()
         self._retire()
         queue.take_turns(self._timing.now)
-        self._bound.look()
+        self._bound.observe()
         self._flex_left = self._flex_tokens()
         if queue:
             self._admit_early(plan)
@@ -120,7 +120,7 @@ class StepPlanner:
         return plan
 
     @property
-    def goes_on(self) -> bool:
+    def has_more_work(self) -> bool:
         """Whether any row has more to do after the step that was planned last."""
         return len(self._running.requests) > len(self._at_limit)
 
@@ -130,7 +130,7 @@ class StepPlanner:
             return
         for request in self._at_limit:
             if request.state is RequestState.RUNNING:
-                self._take_back(request, RequestState.ENDING)
+                self._end_stay(request, RequestState.ENDING)
         self._at_limit.clear()
         self._running.sweep()
 
@@ -159,7 +159,7 @@ class StepPlanner:
             else:
                 computing.append(request)  # its blocks were all taken at admission
         if len(computing) > 1:
-            computing.sort(key=_first_computed)
+            computing.sort(key=_prefill_order)
         for place, request in enumerate(computing, start=1):
             # One token is kept for each that comes after it.
             budget -= self._compute(plan, request, budget - (len(computing) - place))
@@ -228,9 +228,9 @@ class StepPlanner:
         protect(request)
         self._tracker.note_preemption(request)
         self._running.remove(request)
-        self._take_back(request, RequestState.WAITING)
+        self._end_stay(request, RequestState.WAITING)
 
-    def _take_back(self, request: Request, state: RequestState) -> None:
+    def _end_stay(self, request: Request, state: RequestState) -> None:
         """End a request's stay for reasons of planning: all it has computed is known, and stays findable."""
         request.table.name_computed(request.token_ids, request.computed_len)
         self._running.vacate(request, state)
@@ -260,7 +260,7 @@ class StepPlanner:
     def _admit_early(self, plan: StepPlan) -> None:
         """Let in who need not wait for running requests to have their share, nor for others to end."""
         queue, admits = self._queue, self._residency.admits
-        flex = queue.due_flex(admits)
+        flex = queue.flex_in_turn(admits)
         if flex is not None and not self._running.is_full:
             if not self._has_blocks(flex):
                 return queue.unpark()  # blocks that become free are for it: it has waited long enough
@@ -283,7 +283,7 @@ class StepPlanner:
         for place, request in enumerate(self._queue.heads(priority, self._residency.admits)):
             if request in self._preempted:
                 continue
-            if self._preemption.may_claim(request):
+            if self._preemption.may_preempt(request):
                 return request
             if not place and self._partial and not self._running.is_full:
                 return request  # the prompt under way may be of somebody who was served more
@@ -291,12 +291,12 @@ class StepPlanner:
 
     def _num_ahead(self, request: Request) -> int:
         """Known tokens of running requests that are computed before those of a request that is let in now."""
-        key = _first_computed(request)
+        key = _prefill_order(request)
         return sum(
             [
                 other.total_len - other.computed_len
                 for other in self._partial
-                if other.state is RequestState.RUNNING and _first_computed(other) <= key
+                if other.state is RequestState.RUNNING and _prefill_order(other) <= key
             ]
         )
 
@@ -305,7 +305,7 @@ class StepPlanner:
         self.is_short_of_blocks = False
         while budget > 0 and not self._running.is_full:
             closed: tuple[PriorityClass, ...] = () if self._flex_left > 0 else (FLEX,)
-            if self._bound.closes(DEFAULT):
+            if self._bound.is_closed_to(DEFAULT):
                 closed = (DEFAULT, FLEX)
             request = self._queue.pick(self._residency.admits, closed)
             if request is None:
@@ -326,7 +326,7 @@ class StepPlanner:
         return self._has_row(request) and self._has_blocks(request)
 
     def _has_row(self, request: Request) -> bool:
-        return not self._running.is_full and not self._bound.closes(request.priority)
+        return not self._running.is_full and not self._bound.is_closed_to(request.priority)
 
     def _has_blocks(self, request: Request) -> bool:
         matched = self._match(request)
@@ -345,6 +345,6 @@ class StepPlanner:
             self._queue.charge_prefill(request, total_len - request.cached_len)
 
 
-def _first_computed(request: Request) -> tuple[int, int, int, int]:
+def _prefill_order(request: Request) -> tuple[int, int, int, int]:
     """In which order requests with more than one token to compute have their shares of a step."""
     return (request.rank[0], request.total_len - request.computed_len, *request.rank[1:])

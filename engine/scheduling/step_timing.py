@@ -15,7 +15,7 @@ _FORGOTTEN = 1e-9
 """Of what is left after five minutes nothing is to be concluded."""
 
 
-class _Recent:
+class _DecayingRatio:
     """Two sums whose ratio is wanted, of what has been seen lately."""
 
     __slots__ = ("_half_life", "above", "below", "seen_at")
@@ -39,9 +39,9 @@ class StepTiming:
         """`clock` gives monotonic seconds."""
         self._clock = clock
         self._full = max_batch_tokens / 2
-        self._stays = _Recent()
-        self._prompts = _Recent()
-        self._steps = _Recent(STEP_HALF_LIFE)
+        self._stays = _DecayingRatio()
+        self._prompts = _DecayingRatio()
+        self._steps = _DecayingRatio(STEP_HALF_LIFE)
         # When the step planned last began, if it was full of prompts and there was more to do after it.
         self._full_since: float | None = None
         self._full_tokens = 0
@@ -51,30 +51,30 @@ class StepTiming:
         self.now = clock()
         """As of the last look."""
 
-    def look(self) -> float:
+    def read_clock(self) -> float:
         """What time it is."""
         self.now = self._clock()
         return self.now
 
     def begin_step(self) -> None:
         """A step is about to be planned: what the last one took is known."""
-        self.look()
+        self.read_clock()
         if self._full_since is not None and self.now > self._full_since:
             self._prompts.add(self._full_tokens, self.now - self._full_since, self.now)
         if self._busy_since is not None and self.now > self._busy_since:
             self._steps.add(self._num_rows, self.now - self._busy_since, self.now)
         self._full_since = self._busy_since = None
 
-    def end_step(self, num_tokens: int, num_rows: int, goes_on: bool) -> None:
+    def end_step(self, num_tokens: int, num_rows: int, has_more_work: bool) -> None:
         """A step with so many known tokens and so many rows is planned. What a full one takes tells how fast
-        prompts are, and what any does after which a row `goes_on`, how long steps are.
+        prompts are, and what any does after which a row `has_more_work`, how long steps are.
         """
         if num_tokens >= self._full:
             self._full_since, self._full_tokens = self.now, num_tokens
-        if goes_on:
+        if has_more_work:
             self._busy_since, self._num_rows = self.now, num_rows
 
-    def note_stay(self, entered_at: float, ended: bool) -> None:
+    def record_stay(self, entered_at: float, ended: bool) -> None:
         """A request has left its row: for ever, or `ended` is False and it will need one again."""
         self._stays.add(self.now - entered_at, ended, self.now)
 

@@ -86,7 +86,7 @@ def is_digest(text: str) -> bool:
     return _DIGEST.fullmatch(text) is not None
 
 
-def refusal(submit: Submit, limits: EngineLimits, max_tokens_held: int) -> Rejected | None:
+def validate_submit(submit: Submit, limits: EngineLimits, max_tokens_held: int) -> Rejected | None:
     """Why the request cannot run here, ever; None when it can.
 
     `max_tokens_held`: tokens whose keys and values fit into all blocks together.
