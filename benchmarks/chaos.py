@@ -38,7 +38,7 @@ from benchmarks.chaos_process import Point
 from benchmarks.chaos_site import APIS, WORKERS, Process, Site, open_site, told
 from benchmarks.report import write_report
 from billing.metering import DEAD_LETTERS
-from engine.journal.inflight_rows import read_remains
+from engine.journal.inflight_rows import recover_table
 from engine.journal.meter import SPOOL, TABLE
 from engine.protocol import JOURNAL_STREAM
 
@@ -273,7 +273,7 @@ async def _limits(client: httpx.AsyncClient, admin_key: str) -> dict[str, tuple[
 
 
 def _num_in_flight(site: Site) -> int:
-    return len(read_remains(site.state_dir / TABLE).rows)
+    return len(recover_table(site.state_dir / TABLE).rows)
 
 
 # The run ----------------------------------------------------------------------------------------------------

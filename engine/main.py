@@ -55,7 +55,7 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
     if problem is not None:
         log.critical("engine cannot start", reason=problem)
         if settings.state_dir.exists():  # a first start leaves nothing behind
-            StopReason(settings.state_dir).tell(problem)
+            StopReason(settings.state_dir).write(problem)
         return 1
     reason = StopReason(settings.state_dir)
     try:
@@ -68,7 +68,7 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
         )
     except (OSError, zmq.ZMQError, JournalError) as error:
         log.critical("engine cannot start", reason=str(error))
-        reason.tell(error)
+        reason.write(error)
         return 1
 
     def build() -> tuple[EngineCore, EngineInfo]:
@@ -85,7 +85,7 @@ def run(settings: EngineSettings, device: DeviceSettings) -> int:
         )
         return core, msgspec.structs.replace(info, start_seconds=seconds)
 
-    return serve_until_stopped(server, build, reason.tell)
+    return serve_until_stopped(server, build, reason.write)
 
 
 def serve_until_stopped(

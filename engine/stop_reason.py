@@ -27,14 +27,14 @@ class StopReason:
             os.posix_fallocate(self._fd, 0, SIZE)
         except OSError:
             return
-        self._write("")
+        self._overwrite("")
 
-    def tell(self, why: BaseException | str) -> None:
+    def write(self, why: BaseException | str) -> None:
         """Keep why the engine stops."""
         cause = why if isinstance(why, str | OSError) else why.__cause__
         is_full = isinstance(cause, OSError) and cause.errno in _FULL
-        self._write(f"stopped: disk full at {self._folder}: {why}" if is_full else f"stopped: {why}")
+        self._overwrite(f"stopped: disk full at {self._folder}: {why}" if is_full else f"stopped: {why}")
 
-    def _write(self, text: str) -> None:
+    def _overwrite(self, text: str) -> None:
         if self._fd is not None:
             os.pwrite(self._fd, text.replace("\n", " ").encode()[:SIZE].ljust(SIZE), 0)

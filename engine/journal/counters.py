@@ -25,7 +25,7 @@ _NAME = struct.Struct("=32sI")
 _CHECK_BITS = 16
 
 
-class Totals(NamedTuple):
+class IncarnationTotals(NamedTuple):
     """What an incarnation left behind."""
 
     incarnation: str
@@ -39,7 +39,7 @@ class Totals(NamedTuple):
     """The last number that it gave an event, written or not."""
 
 
-class Counters:
+class DiskCounters:
     """The totals of the incarnation that runs. Each method belongs to one thread."""
 
     def __init__(self, path: Path) -> None:
@@ -90,13 +90,13 @@ class Counters:
         for place in _PLACES:
             self._words[place // 8 + word] = stored
 
-    def _read(self) -> Totals | None:
+    def _read(self) -> IncarnationTotals | None:
         names = (_NAME.unpack_from(self._mmap, place + _NAME_AT) for place in _PLACES)
         name = next((name.rstrip(b"\0") for name, crc in names if zlib.crc32(name.rstrip(b"\0")) == crc), b"")
         issued, tokens, counted, stamped = map(self._value, (_ISSUED, _TOKENS, _COUNTED, _STAMPED))
         if not name or issued is None or tokens is None or counted is None or stamped is None:
             return None
-        return Totals(name.decode(errors="replace"), issued, tokens, counted, stamped)
+        return IncarnationTotals(name.decode(errors="replace"), issued, tokens, counted, stamped)
 
     def _value(self, word: int) -> int | None:
         """The larger of the two places: a kill may have come between their stores."""

@@ -41,14 +41,14 @@ _OLD_LIVE = 1
 ROW_LEN_WORD, TOUCHED_AT_WORD = 1, 2
 """Of the header, behind the magic: the length of rows; when a counter last moved."""
 
-_MOST_TOKENS = 1 << 40
+_MAX_TOKENS = 1 << 40
 _LATEST = 4_102_444_800.0
 """The year 2100: a time beyond it is damage."""
 _ROW = struct.Struct(f"={ROW_WORDS}Q")
 _decoder = msgspec.msgpack.Decoder(UsageEvent)
 
 
-class LeftRow(NamedTuple):
+class LeftoverRow(NamedTuple):
     """A request that was open when its engine died."""
 
     event: UsageEvent
@@ -62,21 +62,21 @@ class LeftRow(NamedTuple):
         return max(0, self.event.usage.completion_tokens - self.journaled)
 
 
-class Remains(NamedTuple):
+class RecoveredTable(NamedTuple):
     """What a file of a dead engine still says."""
 
-    rows: list[LeftRow]
+    rows: list[LeftoverRow]
     damage: str = ""
     """What is wrong with it; empty: it is whole."""
     is_current: bool = True
     """It is of this release's layout: the next engine may go on with it."""
 
 
-def read_remains(path: Path) -> Remains:
+def recover_table(path: Path) -> RecoveredTable:
     """Everything that can be read of a table's file, which is not changed. Raises OSError."""
     data = path.read_bytes() if path.exists() else b""
     if not data:
-        return Remains([])
+        return RecoveredTable([])
     damages = []
     is_old = data[:8] == OLD_MAGIC
     if data[:8] not in (MAGIC, OLD_MAGIC) or data[8:16] != struct.pack("=Q", ROW_LEN):
@@ -86,13 +86,13 @@ def read_remains(path: Path) -> Remains:
     rows, num_unreadable = read_rows(data)
     if num_unreadable:
         damages.append(f"{num_unreadable} rows are unreadable")
-    return Remains(rows, "; ".join(damages), not damages and not is_old)
+    return RecoveredTable(rows, "; ".join(damages), not damages and not is_old)
 
 
-def read_rows(data: bytes | memoryview) -> tuple[list[LeftRow], int]:
+def read_rows(data: bytes | memoryview) -> tuple[list[LeftoverRow], int]:
     """The rows that are live, and how many more there are that cannot be read."""
     touched_at = _time_at(data, TOUCHED_AT_WORD)
-    found: list[LeftRow] = []
+    found: list[LeftoverRow] = []
     num_unreadable = 0
     for number, (words, row) in enumerate(_rows(data)):
         if not _is_live(words):
@@ -124,16 +124,16 @@ def _is_live(words: tuple[int, ...]) -> bool:
     return LIVE in (first, again) or first == _OLD_LIVE or FREE not in (first, again)
 
 
-def _left_row(words: tuple[int, ...], row: bytes, touched_at: float | None) -> LeftRow | None:
+def _left_row(words: tuple[int, ...], row: bytes, touched_at: float | None) -> LeftoverRow | None:
     event = _body(words[BODY], row) or _body(words[BODY_AGAIN], row)
-    counts = _counts(words, COMPLETION, COMPLETION_AGAIN, _MOST_TOKENS)
+    counts = _counts(words, COMPLETION, COMPLETION_AGAIN, _MAX_TOKENS)
     if event is None or not counts:
         return None
     completion_tokens = min(counts)
     prompt_tokens = event.usage.prompt_tokens
     cached_tokens = max(_counts(words, CACHED, CACHED_AGAIN, prompt_tokens), default=0)
     journaled = words[JOURNALED] if words[STATE] == LIVE else 0
-    return LeftRow(
+    return LeftoverRow(
         msgspec.structs.replace(
             event,
             usage=Usage(prompt_tokens, cached_tokens, completion_tokens),

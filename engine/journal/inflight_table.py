@@ -46,7 +46,7 @@ from engine.journal.inflight_rows import (
     STATE,
     STATE_AGAIN,
     TOUCHED_AT_WORD,
-    LeftRow,
+    LeftoverRow,
     bits,
     read_rows,
 )
@@ -155,7 +155,7 @@ class InflightTable:
             self._words[word + STATE] = self._words[word + STATE_AGAIN] = FREE
             self._free.append(row)
 
-    def read(self) -> list[LeftRow]:
+    def read(self) -> list[LeftoverRow]:
         """Rows that are live, as they would be found were the process to die now.
 
         One that cannot be read is logged with its counters and left out: nothing else can be done.

@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from engine.journal.counters import Counters
+from engine.journal.counters import DiskCounters
 from engine.journal.disk_sync import DiskSync
 from engine.journal.event_numbering import EventNumbering
-from engine.journal.inflight_rows import read_remains
+from engine.journal.inflight_rows import recover_table
 from engine.journal.inflight_table import InflightTable
-from engine.journal.recovery import bill_leftovers, clear_away, owed_at_death
+from engine.journal.recovery import bill_leftovers, remove_table, usage_at_crash
 from engine.journal.set_aside import files_set_aside
 from engine.journal.spool import Spool
 from engine.journal.usage_journal import JournalEntry, JournalError, UsageJournal
@@ -35,7 +35,7 @@ FLUSH_SECONDS = 5.0
 TABLE, SPOOL, TOTALS, HISTORY = "inflight.bin", "usage.spool", "counters.bin", "issued.spool"
 """Files of an engine's folder: the in-flight table, usage that waits for Redis, this incarnation's totals,
 and what those before it have issued."""
-MOST_REMEMBERED = 1000
+MAX_REMEMBERED = 1000
 """Incarnations in that history."""
 
 
@@ -63,7 +63,7 @@ class Meter:
         self._on_settled = on_settled
         self._state_dir = state_dir
         self._lock_fd = _lock(state_dir)
-        self._counters = Counters(state_dir / TOTALS)
+        self._counters = DiskCounters(state_dir / TOTALS)
         self._history = Spool(state_dir / HISTORY)
         self._issued = IssuedEvents(engine_id, incarnation, 0, 0, 0.0)
         """What this incarnation has written so far."""
@@ -73,25 +73,25 @@ class Meter:
         self._entries: list[JournalEntry] = []
         self._journaled: dict[int, int] = {}
         """By row, of requests that go on: completion tokens that their events have so far."""
-        self._take_over(state_dir / TABLE)
+        self._recover(state_dir / TABLE)
         self._set_aside = files_set_aside(state_dir)
-        self._sync = DiskSync([self._table.sync, self._counters.sync, self._look_for_set_aside])
+        self._sync = DiskSync([self._table.sync, self._counters.sync, self._refresh_set_aside])
         self._sync.start()
         self._journal.start()
 
-    def _take_over(self, path: Path) -> None:
+    def _recover(self, path: Path) -> None:
         """Bill what the last incarnation left, remember what it has issued, and only then forget it."""
-        remains = read_remains(path)
-        ended = bill_leftovers(remains, self._counters.last, self._journal, self._engine_id)
-        if len(self._history) > MOST_REMEMBERED:
+        recovered = recover_table(path)
+        ended = bill_leftovers(recovered, self._counters.last, self._journal, self._engine_id)
+        if len(self._history) > MAX_REMEMBERED:
             self._history.consume(len(self._history))
         if ended is not None:
             self._history.append([msgspec.msgpack.encode(ended)])
             self._journal.announce([ended])
-        payloads, _ = self._history.page(0, MOST_REMEMBERED)
+        payloads, _ = self._history.page(0, MAX_REMEMBERED)
         self._issued_before = [msgspec.msgpack.decode(one, type=IssuedEvents) for one in payloads]
         self._counters.begin(self._incarnation)
-        clear_away(path, remains)
+        remove_table(path, recovered)
         self._table = InflightTable(path)
         self._table.clear()
 
@@ -188,7 +188,7 @@ class Meter:
         leftovers = self._table.read()
         if leftovers:
             log.warning("billing requests cut off by the engine's failure", requests=len(leftovers))
-            events = [self._numbering.stamp(owed_at_death(left.event), left.owed) for left in leftovers]
+            events = [self._numbering.stamp(usage_at_crash(left.event), left.owed) for left in leftovers]
             self._journal.write_now(events)
             self._numbering.written()
             self._table.clear()
@@ -209,14 +209,14 @@ class Meter:
         self._counters.issue(events, tokens)
         self._issued = IssuedEvents(self._engine_id, self._incarnation, events, tokens, time.time())
 
-    def _look_for_set_aside(self) -> None:
+    def _refresh_set_aside(self) -> None:
         self._set_aside = files_set_aside(self._state_dir)
 
     def _on_written(self, entries: list[JournalEntry]) -> None:
         receipts: list[object] = []
         for entry in entries:
-            if entry.last_word is not None:
-                row, receipt = entry.last_word
+            if entry.completion is not None:
+                row, receipt = entry.completion
                 self._table.free(row)
                 receipts.append(receipt)
             elif entry.row is not None:

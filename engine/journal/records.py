@@ -31,13 +31,13 @@ class FilePart(NamedTuple):
     """None: no record begins anywhere in it."""
 
 
-def packed(payload: bytes) -> bytes:
+def encode_record(payload: bytes) -> bytes:
     """The record of a payload."""
     assert 0 < len(payload) <= MAX_RECORD_LEN  # zeros, as power cuts leave them, must not read as records
     return PREFIX.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def pieces(data: Buffer, at: int = 0) -> Iterator[FilePart]:
+def file_parts(data: Buffer, at: int = 0) -> Iterator[FilePart]:
     """The file from an offset on, in order and without gaps."""
     while at < len(data):
         payload = _payload_at(data, at)
@@ -49,16 +49,16 @@ def pieces(data: Buffer, at: int = 0) -> Iterator[FilePart]:
         at = end
 
 
-def is_unfinished(data: Buffer, piece: FilePart) -> bool:
+def is_unfinished(data: Buffer, part: FilePart) -> bool:
     """Whether the end of a file is what a crash leaves of the record that was being written: a beginning
     whose rest is missing, or space that was never filled. No append of it had returned.
     """
-    if piece.payload is not None or piece.end != len(data):
+    if part.payload is not None or part.end != len(data):
         return False
-    left = piece.end - piece.start
-    if left < PREFIX.size or not any(data[piece.start : piece.end]):
+    left = part.end - part.start
+    if left < PREFIX.size or not any(data[part.start : part.end]):
         return True
-    length, _ = PREFIX.unpack_from(data, piece.start)
+    length, _ = PREFIX.unpack_from(data, part.start)
     return bool(left - PREFIX.size < length <= MAX_RECORD_LEN)
 
 

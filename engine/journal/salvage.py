@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.journal.inflight_rows import HEADER_LEN, LIVE, MAGIC, OLD_MAGIC, ROW_LEN, WORD, read_remains
+from engine.journal.inflight_rows import HEADER_LEN, LIVE, MAGIC, OLD_MAGIC, ROW_LEN, WORD, recover_table
 from engine.journal.meter import SPOOL, TABLE
-from engine.journal.records import pieces
-from engine.journal.recovery import owed_at_death
+from engine.journal.records import file_parts
+from engine.journal.recovery import usage_at_crash
 from engine.protocol import UsageEvent
 
 
@@ -28,19 +28,19 @@ def salvage(path: Path) -> Salvaged:
     """Everything that can be read of the file, which is not changed. Raises OSError."""
     data = path.read_bytes()
     if _is_table(data):
-        remains = read_remains(path)
-        return Salvaged([owed_at_death(row.event) for row in remains.rows], 0, remains.damage)
+        recovered = recover_table(path)
+        return Salvaged([usage_at_crash(row.event) for row in recovered.rows], 0, recovered.damage)
     events: list[UsageEvent] = []
     num_unreadable_bytes = 0
-    for piece in pieces(data):
+    for part in file_parts(data):
         try:
-            events.append(msgspec.msgpack.decode(piece.payload or b"", type=UsageEvent))
+            events.append(msgspec.msgpack.decode(part.payload or b"", type=UsageEvent))
         except msgspec.DecodeError:
-            num_unreadable_bytes += piece.end - piece.start
+            num_unreadable_bytes += part.end - part.start
     return Salvaged(events, num_unreadable_bytes, "")
 
 
-class LeftOnDisk(NamedTuple):
+class PendingUsage(NamedTuple):
     """Usage that an engine that does not run has yet to tell."""
 
     requests: int
@@ -49,12 +49,12 @@ class LeftOnDisk(NamedTuple):
     """That Redis has not taken."""
 
 
-def left_on_disk(folder: Path) -> LeftOnDisk:
+def pending_usage(folder: Path) -> PendingUsage:
     """What waits in an engine's folder for its next start; nothing is changed. Raises OSError."""
     spool = folder / SPOOL
     data = spool.read_bytes() if spool.exists() else b""
-    events = sum(piece.payload is not None for piece in pieces(data))
-    return LeftOnDisk(len(read_remains(folder / TABLE).rows), events)
+    events = sum(part.payload is not None for part in file_parts(data))
+    return PendingUsage(len(recover_table(folder / TABLE).rows), events)
 
 
 def _is_table(data: bytes) -> bool:

@@ -16,14 +16,14 @@ _NAMES = re.compile(r".+\.(damaged|tail|corrupt)-\d+")
 """Those of earlier releases too."""
 
 
-def name_of(path: Path) -> Path:
+def set_aside_path(path: Path) -> Path:
     """Where damage of `path` is kept."""
     return path.with_name(f"{path.name}.damaged-{time.time_ns()}")
 
 
 def set_aside(path: Path, content: bytes) -> Path:
     """Keep damaged bytes of `path`, readable by their owner alone, and return where. Raises OSError."""
-    aside = name_of(path)
+    aside = set_aside_path(path)
     write_private(aside, [content])
     return aside
 

@@ -20,9 +20,9 @@ import structlog
 from engine.journal.records import (
     MAX_RECORD_LEN,
     PREFIX,
+    encode_record,
+    file_parts,
     is_unfinished,
-    packed,
-    pieces,
     sync_folder,
     write_private,
 )
@@ -72,7 +72,7 @@ class Spool:
         data = bytearray()
         count = 0
         for payload in payloads:
-            data += packed(payload)
+            data += encode_record(payload)
             count += 1
         view, at = memoryview(data), self._end
         try:
@@ -104,7 +104,7 @@ class Spool:
 
     def peek(self, limit: int) -> list[bytes]:
         """The first records not yet consumed, at most `limit`."""
-        return [payload for payload, _ in self._some(limit)]
+        return [payload for payload, _ in self._first_records(limit)]
 
     def consume(self, count: int) -> None:
         """Forget the first `count` records; the file is emptied once all are gone.
@@ -113,7 +113,7 @@ class Spool:
         """
         assert count <= self._num_records
         front = self._front
-        for _, end in self._some(count):
+        for _, end in self._first_records(count):
             front = end
         is_empty = next(self._records(front, self._end), None) is None
         if is_empty and self._is_damaged:
@@ -132,7 +132,7 @@ class Spool:
     def close(self) -> None:
         os.close(self._fd)
 
-    def _some(self, limit: int) -> Iterator[tuple[bytes, int]]:
+    def _first_records(self, limit: int) -> Iterator[tuple[bytes, int]]:
         records = self._records(self._front, self._end)
         for _, record in zip(range(min(limit, self._num_records)), records, strict=False):
             yield record
@@ -161,9 +161,9 @@ class Spool:
     def _records_behind_damage(self, at: int, until: int) -> Iterator[tuple[bytes, int]]:
         """The file was damaged since it was opened."""
         self._is_damaged = True
-        for piece in pieces(os.pread(self._fd, until, 0), at):
-            if piece.payload is not None:
-                yield piece.payload, piece.end
+        for part in file_parts(os.pread(self._fd, until, 0), at):
+            if part.payload is not None:
+                yield part.payload, part.end
 
 
 def _open(path: Path) -> int:
@@ -178,7 +178,7 @@ def _repair(path: Path, fd: int) -> None:
     if os.fstat(fd).st_size == 0:
         return
     with mmap(fd, 0, access=ACCESS_READ) as data:
-        bad = [piece for piece in pieces(data) if piece.payload is None]
+        bad = [part for part in file_parts(data) if part.payload is None]
         torn = bad.pop() if bad and is_unfinished(data, bad[-1]) else None
         if bad:
             kept = set_aside(path, b"".join(data[one.start : one.end] for one in bad))
@@ -189,8 +189,8 @@ def _repair(path: Path, fd: int) -> None:
                 kept=str(kept),
             )
             anew = path.with_name(f"{path.name}.new")
-            whole = (piece for piece in pieces(data) if piece.payload is not None)
-            write_private(anew, (data[piece.start : piece.end] for piece in whole))
+            whole = (part for part in file_parts(data) if part.payload is not None)
+            write_private(anew, (data[part.start : part.end] for part in whole))
             anew.rename(path)
     if torn is not None and not bad:
         log.warning("spool ends in an unfinished record; cut off", bytes=torn.end - torn.start)

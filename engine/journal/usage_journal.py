@@ -10,7 +10,7 @@ Redis answers before it has written: killed, it may come back without what it ac
 seconds. So what it has just taken is kept here until it has shown to be alive after that time; when the
 connection is another by then, it is written again.
 
-Refuses to know clients, requests and sockets: it carries an entry's `last_word` without looking inside.
+Refuses to know clients, requests and sockets: it carries an entry's `completion` without looking inside.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ log = structlog.get_logger(__name__)
 CONNECT_TIMEOUT = 0.5
 """Seconds. Short: while Redis hangs, the last words of requests wait for it, though no token does."""
 REPLY_TIMEOUT = 1.0
-RETRY_FIRST, RETRY_MOST = 0.25, 4.0
-DOUBTED_SECONDS = 3.0
+RETRY_MIN, RETRY_MAX = 0.25, 4.0
+UNCONFIRMED_SECONDS = 3.0
 """For which Redis may forget what it took, if killed: it syncs its file every second, and while a sync is
 slow it puts off writing to it for two.
 """
@@ -47,7 +47,7 @@ SPOOLED_PAGE = 250
 """Events in one answer to who asks what waits on the disk: some half a millisecond of the step loop's."""
 MAX_QUEUED = 10_000
 """Batches (one per step at most). Past it the step loop waits: memory is bounded and nothing is skipped."""
-FULL_WAIT, FULL_WARNING = 0.005, 0.5
+QUEUE_FULL_WAIT, QUEUE_FULL_WARNING = 0.005, 0.5
 """Seconds between two looks then, and between two lines of the log."""
 
 _encoder = msgspec.msgpack.Encoder()
@@ -62,7 +62,7 @@ class JournalEntry:
     """An event; with a request's last, what is given back once it is written: its row and a receipt."""
 
     event: UsageEvent
-    last_word: tuple[int, object] | None = None
+    completion: tuple[int, object] | None = None
     row: int | None = None
     """Of a request that goes on."""
     tokens: int = 0
@@ -95,7 +95,7 @@ class UsageJournal:
         ).make_connection()
         self._num_connections = 0
         self._last_connection = 0
-        self._doubted: deque[tuple[float, bytes]] = deque()
+        self._unconfirmed: deque[tuple[float, bytes]] = deque()
         """When Redis took it over the last connection, and what."""
         self._spool = spool
         self._on_written = on_written
@@ -103,8 +103,8 @@ class UsageJournal:
         self._numbering = numbering
         self._queue: queue.SimpleQueue[Sequence[JournalEntry] | None] = queue.SimpleQueue()
         self._failure: JournalError | None = None
-        self._away = False
-        self._retry_after = RETRY_FIRST
+        self._is_redis_down = False
+        self._retry_after = RETRY_MIN
         self._retry_at = 0.0
         self._thread = threading.Thread(target=self._run, name="usage-journal", daemon=True)
 
@@ -165,21 +165,21 @@ class UsageJournal:
     def _wait_for_room(self) -> None:
         warned_at = time.monotonic()
         while self._queue.qsize() >= MAX_QUEUED and self._failure is None:
-            time.sleep(FULL_WAIT)
-            if time.monotonic() - warned_at > FULL_WARNING:
+            time.sleep(QUEUE_FULL_WAIT)
+            if time.monotonic() - warned_at > QUEUE_FULL_WARNING:
                 warned_at = time.monotonic()
                 log.warning("the usage journal is behind; steps wait for it", queued=self._queue.qsize())
 
     def _run(self) -> None:
         try:
-            while self._turn():
+            while self._process_next():
                 pass
         except JournalError as error:
             self._failure = error
             log.critical("the usage journal failed; the engine stops", reason=str(error))
             self._on_failed(error)
 
-    def _turn(self) -> bool:
+    def _process_next(self) -> bool:
         """Write what is queued, or replay some of the spool when nothing is. False at the end."""
         try:
             entries = list(self._next_batch() or ())
@@ -187,7 +187,7 @@ class UsageJournal:
             if len(self._spool):
                 self._replay()
             else:
-                self._ask_redis()
+                self._ping_redis()
             return True
         if not entries:
             return False
@@ -214,8 +214,8 @@ class UsageJournal:
     def _next_batch(self) -> Sequence[JournalEntry] | None:
         if len(self._spool):
             wait = self._retry_at - time.monotonic()
-        elif self._doubted:
-            wait = self._doubted[-1][0] + DOUBTED_SECONDS - time.monotonic()
+        elif self._unconfirmed:
+            wait = self._unconfirmed[-1][0] + UNCONFIRMED_SECONDS - time.monotonic()
         else:
             return self._queue.get()
         return self._queue.get(timeout=wait) if wait > 0 else self._queue.get_nowait()
@@ -223,9 +223,9 @@ class UsageJournal:
     def _write(self, payloads: list[bytes]) -> None:
         # While older events wait on disk newer ones queue behind them, so that the stream keeps its order.
         if len(self._spool) or not self._send(payloads):
-            self._spool_up(payloads)
+            self._spool_payloads(payloads)
 
-    def _spool_up(self, payloads: list[bytes]) -> None:
+    def _spool_payloads(self, payloads: list[bytes]) -> None:
         try:
             self._spool.append(payloads)
         except OSError as error:
@@ -249,24 +249,24 @@ class UsageJournal:
         """
         try:
             self._append(payloads, stream)
-            self._heard()
+            self._on_reply()
             if stream == JOURNAL_STREAM:
                 now = time.monotonic()
-                self._doubted.extend((now, payload) for payload in payloads)
+                self._unconfirmed.extend((now, payload) for payload in payloads)
         except (redis.RedisError, OSError) as error:
             # Whatever Redis has against it (gone, loading, read-only, out of memory), the disk takes over.
-            if not self._away:
+            if not self._is_redis_down:
                 log.error("Redis does not take the usage journal; spooling to disk", reason=str(error))
-            self._lost(error)
+            self._on_failure(error)
             return False
-        self._away = False
-        self._retry_after = RETRY_FIRST
+        self._is_redis_down = False
+        self._retry_after = RETRY_MIN
         return True
 
     def _append(self, payloads: list[bytes], stream: str) -> None:
         """Raises redis.RedisError: some of them may be there all the same."""
         connection = self._redis
-        if connection.is_connected and self._has_ended():
+        if connection.is_connected and self._is_closed_by_redis():
             connection.disconnect()
         commands = [("XADD", stream, "*", b"e", payload) for payload in payloads]
         connection.send_packed_command(connection.pack_commands(commands))
@@ -279,7 +279,7 @@ class UsageJournal:
         if refusal is not None:
             raise refusal
 
-    def _has_ended(self) -> bool:
+    def _is_closed_by_redis(self) -> bool:
         """Whether the other end has closed the connection: nothing else is to be read before asking."""
         try:
             return self._redis.can_read()
@@ -292,36 +292,36 @@ class UsageJournal:
         connection.on_connect()
         self._num_connections += 1
 
-    def _ask_redis(self) -> None:
+    def _ping_redis(self) -> None:
         """Nothing is to be written, and what was is in doubt no longer if Redis lives."""
         try:
             self._redis.send_command("PING")
             self._redis.read_response()
-            self._heard()
+            self._on_reply()
         except (redis.RedisError, OSError) as error:
-            self._lost(error)
+            self._on_failure(error)
 
-    def _heard(self) -> None:
+    def _on_reply(self) -> None:
         """Redis has answered: what it took long enough before that, it has on disk. Over a new connection the
         answer may be that of another life.
         """
         if self._num_connections != self._last_connection:
             self._last_connection = self._num_connections
-            self._write_again()
-        long_ago = time.monotonic() - DOUBTED_SECONDS
-        while self._doubted and self._doubted[0][0] <= long_ago:
-            self._doubted.popleft()
+            self._rewrite_unconfirmed()
+        long_ago = time.monotonic() - UNCONFIRMED_SECONDS
+        while self._unconfirmed and self._unconfirmed[0][0] <= long_ago:
+            self._unconfirmed.popleft()
 
-    def _lost(self, error: Exception) -> None:
-        self._away = True
+    def _on_failure(self, error: Exception) -> None:
+        self._is_redis_down = True
         self._retry_at = time.monotonic() + self._retry_after
-        self._retry_after = min(2 * self._retry_after, RETRY_MOST)
+        self._retry_after = min(2 * self._retry_after, RETRY_MAX)
         if not isinstance(error, redis.ResponseError):  # who refuses lives
-            self._write_again()
+            self._rewrite_unconfirmed()
 
-    def _write_again(self) -> None:
+    def _rewrite_unconfirmed(self) -> None:
         """By way of the disk: an event that is there twice counts once."""
-        if self._doubted:
-            payloads = [payload for _, payload in self._doubted]
-            self._doubted.clear()
-            self._spool_up(payloads)
+        if self._unconfirmed:
+            payloads = [payload for _, payload in self._unconfirmed]
+            self._unconfirmed.clear()
+            self._spool_payloads(payloads)
