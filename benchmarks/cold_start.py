@@ -136,7 +136,7 @@ def _other_rows(
     during: list[float] = []
     otherwise: list[float] = []
     seconds: list[float] = []
-    slots = engine.core.scheduler.residency.slots
+    slots = engine.core.scheduler.slot_allocator.slots
     for number in range(count):
         background.fill()
         away = next(adapter for adapter in others[number:] + others if not engine.is_resident(adapter))

@@ -201,7 +201,7 @@ class InProcessEngine:
         return time.perf_counter() - began
 
     def is_resident(self, adapter: Registered) -> bool:
-        slot = self.core.scheduler.residency.slots.find(adapter.ref.digest)
+        slot = self.core.scheduler.slot_allocator.slots.find(adapter.ref.digest)
         return slot is not None and slot.state.value == "ready"
 
     def _loaded(self, slot: int, digest: str, error: str | None) -> None:

@@ -20,7 +20,7 @@ from benchmarks.random_adapters import STRIDE, AdapterLibrary, Registered
 from engine.lora.artifact import PackedAdapter
 from engine.lora.device_pool import DevicePool
 from engine.lora.host_cache import HostImage
-from engine.lora.image import device_manifest, image_bytes, place
+from engine.lora.image import device_manifest, image_bytes, lay_out_image
 from engine.lora.loader import AdapterLoader
 from engine.lora.pool import AdapterPool
 from engine.lora.ranges import rounded
@@ -95,7 +95,7 @@ class LibraryDevicePool(DevicePool):
         start = adapter.number * STRIDE * self._library.numbers(adapter.dtype).itemsize
         image = HostImage(adapter.ref.digest, 0, block[start : start + image_bytes(manifest)])
         image.manifest = manifest
-        image.places = place(manifest)
+        image.layout = lay_out_image(manifest)
         return image
 
     def _block(self, dtype: str) -> PageLocked:

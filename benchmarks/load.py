@@ -42,7 +42,7 @@ def run(engine: InProcessEngine, arrivals: Sequence[Arrival], adapters: Sequence
     prompts = random_prompts(rng, vocab_size, [arrival.prompt_len for arrival in arrivals])
     notes = Notes()
     before = engine.core.stats
-    scheduler, slots = engine.core.scheduler, engine.core.scheduler.residency.slots
+    scheduler, slots = engine.core.scheduler, engine.core.scheduler.slot_allocator.slots
     gc.collect()
     sent = 0
     began = time.perf_counter()

@@ -132,7 +132,7 @@ class EngineCore:
     def stats(self) -> EngineStats:
         """Gauges and counters as of now. The journal's gauge is the server's to fill in."""
         scheduler = self.scheduler
-        counters, pool, slots = scheduler.counters, scheduler.pool, scheduler.residency.slots
+        counters, pool, slots = scheduler.counters, scheduler.pool, scheduler.slot_allocator.slots
         run, gauges = self.runner.counters, self._gauges()
         return EngineStats(
             started_at=self._started_at,

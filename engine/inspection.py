@@ -27,7 +27,7 @@ _NO_ROWS = [0, 0, 0]
 
 def create_history(scheduler: Scheduler) -> StepHistory:
     """An empty history of what the scheduler's steps will be."""
-    counters, slots, queue = scheduler.counters, scheduler.residency.slots, scheduler.queue
+    counters, slots, queue = scheduler.counters, scheduler.slot_allocator.slots, scheduler.queue
 
     def totals() -> Totals:
         return Totals(
@@ -133,8 +133,8 @@ def _shares(running: list[Request], waiting: list[Request], now: float) -> tuple
 
 
 def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
-    residency = scheduler.residency
-    table = residency.slots
+    slot_allocator = scheduler.slot_allocator
+    table = slot_allocator.slots
     found = [
         SlotView(
             slot=slot.index,
@@ -143,9 +143,9 @@ def _slots(scheduler: Scheduler, slot_bytes: Sequence[int]) -> list[SlotView]:
             num_bytes=slot.num_bytes or (slot_bytes[slot.index] if slot_bytes else 0),
             loading=slot.state is SlotState.LOADING,
             pinned=table.is_pinned(slot.ref.digest),
-            closing=residency.is_closed(slot.index),
+            closing=slot_allocator.is_closed(slot.index),
             rows=slot.references,
-            waiting=residency.num_waiting(slot.ref.digest),
+            waiting=slot_allocator.num_waiting(slot.ref.digest),
         )
         for slot in table.slots
         if slot.ref is not None

@@ -32,11 +32,11 @@ import torch
 
 from engine.lora.artifact import GROUPS, ArtifactError, Manifest, PackedAdapter
 from engine.lora.host_cache import HostCache, HostImage
-from engine.lora.image import device_manifest, image_bytes, place, write_rank_scales
+from engine.lora.image import device_manifest, image_bytes, lay_out_image, write_rank_scales
 from engine.lora.pool import check_fits
 from engine.lora.ranges import Ranges, rounded
-from engine.lora.transfers import CHUNK_BYTES, PASSED, Mark, PageLocked, Transfers
-from engine.lora.values import check_finite, narrowed
+from engine.lora.transfers import CHUNK_BYTES, PASSED, PageLocked, StreamMark, Transfers
+from engine.lora.values import check_finite, to_bf16
 from engine.model.config import ModelConfig
 from kernels.lora.table import DEFAULT_MAX_RANK, MAX_MODULES, AdapterTable
 
@@ -49,7 +49,7 @@ class _Resident:
     """What lies in a slot, or is on its way there."""
 
     start: int
-    last_use: Mark | None = None
+    last_use: StreamMark | None = None
     """No step launched later reads the adapter, while it is idle. None: nobody has said that it is."""
 
 
@@ -58,7 +58,7 @@ class _Freed(NamedTuple):
 
     start: int
     end: int
-    last_use: Mark
+    last_use: StreamMark
 
 
 class DevicePool:
@@ -99,7 +99,7 @@ class DevicePool:
         self.host_cache = HostCache(self._locked.bytes)
         self._residents: dict[int, _Resident] = {}
         self._freed: list[_Freed] = []
-        self._last_launch: Mark = PASSED
+        self._last_launch: StreamMark = PASSED
         self._lock = threading.RLock()
         """Of everything above. Held while a step is launched."""
         self._loading = threading.Lock()
@@ -114,7 +114,7 @@ class DevicePool:
         self._ranks_SLG4 = torch.zeros(num_slots, *self._ranks_LG4.shape, dtype=torch.int32, device=device)
         self._unwritten: dict[int, bool] = {}
         """By slot, whether it is loaded, of slots whose entries in the table are out of date."""
-        self._vacated: dict[int, Mark] = {}
+        self._vacated: dict[int, StreamMark] = {}
         """By slot that was emptied, when the device has read its entries for the last time."""
         self.num_moves = 0
 
@@ -187,7 +187,7 @@ class DevicePool:
             self._finish(made[0], packed)
         except BaseException:
             for image in made:
-                self.host_cache.give_back(image)
+                self.host_cache.return_image(image)
             raise
         self.host_cache.keep(made[0])
         return made[0]
@@ -201,14 +201,14 @@ class DevicePool:
                 image.bytes.numpy()[: packed.manifest.num_bytes] = packed.slab.view(np.uint8)
             self._finish(image, packed)
         except BaseException:
-            self.host_cache.give_back(image)
+            self.host_cache.return_image(image)
             raise
         self.host_cache.keep(image)
         return image
 
     def drop(self, image: HostImage) -> None:
         """The image is not to be loaded, by whom it was given to."""
-        self.host_cache.give_back(image)
+        self.host_cache.return_image(image)
 
     def load(self, slot: int, image: HostImage) -> None:
         """Fill an empty slot, and wait until it is usable. Drops the image.
@@ -218,7 +218,7 @@ class DevicePool:
         try:
             with self._loading:
                 self.unload(slot)
-                start, after = self._settle_down(slot, image)
+                start, after = self._allocate_range(slot, image)
                 try:
                     self._upload(slot, image, start, after)
                 except BaseException:
@@ -226,7 +226,7 @@ class DevicePool:
                     self.unload(slot)
                     raise
         finally:
-            self.host_cache.give_back(image)
+            self.host_cache.return_image(image)
 
     def close(self) -> None:
         """End loads that wait for room. No other call may follow, nor run meanwhile but those."""
@@ -254,13 +254,13 @@ class DevicePool:
         check_finite(packed)
         memory = image.bytes.numpy()
         image.manifest = device_manifest(packed.manifest)
-        image.places = place(image.manifest)
+        image.layout = lay_out_image(image.manifest)
         if packed.manifest.dtype == "float32":
-            packed = narrowed(packed)
+            packed = to_bf16(packed)
             memory[: packed.manifest.num_bytes] = packed.slab.view(np.uint8)
-        write_rank_scales(packed, image.places, memory)
+        write_rank_scales(packed, image.layout, memory)
 
-    def _settle_down(self, slot: int, image: HostImage) -> tuple[int, list[Mark]]:
+    def _allocate_range(self, slot: int, image: HostImage) -> tuple[int, list[StreamMark]]:
         """A range for the slot, and what must have happened before it is written."""
         size = len(image.bytes)
         while True:
@@ -277,7 +277,7 @@ class DevicePool:
                 moved = self._compact(size)
             moved.synchronize()
 
-    def _compact(self, size: int) -> Mark:
+    def _compact(self, size: int) -> StreamMark:
         """Some of the moves towards a free range of `size` bytes, between two launches."""
         self._write_entries()
         slots = {resident.start: slot for slot, resident in self._residents.items()}
@@ -289,8 +289,8 @@ class DevicePool:
                 break
             num_bytes += move.size
             slot = slots[move.source]
-            self._transfers.slide(self.table.arena, *move)
-            with self._transfers.between():
+            self._transfers.move_down(self.table.arena, *move)
+            with self._transfers.on_step_stream():
                 self.table.offsets[:, :, slot] += move.target - move.source
             self._ranges.move(move)
             self._residents[slot].start = move.target
@@ -304,12 +304,12 @@ class DevicePool:
         self._note_freed(moves[0].target, last.source + last.size, mark)
         return mark
 
-    def _upload(self, slot: int, image: HostImage, start: int, after: list[Mark]) -> None:
+    def _upload(self, slot: int, image: HostImage, start: int, after: list[StreamMark]) -> None:
         target = self.table.arena[start : start + len(image.bytes)]
-        with self._transfers.beside(*after):
+        with self._transfers.on_side_stream(*after):
             self._transfers.upload(image.bytes, target)
-            torch.add(image.places.offsets_LG5, start, out=self._offsets_LG5)
-            self._ranks_LG4.copy_(image.places.ranks_LG4)
+            torch.add(image.layout.offsets_LG5, start, out=self._offsets_LG5)
+            self._ranks_LG4.copy_(image.layout.ranks_LG4)
             self.table.check(self._offsets_LG5, self._ranks_LG4)
             self._offsets_SLG5[slot].copy_(self._offsets_LG5, non_blocking=True)
             self._ranks_SLG4[slot].copy_(self._ranks_LG4, non_blocking=True)
@@ -320,7 +320,7 @@ class DevicePool:
     def _write_entries(self) -> None:
         """Bring the table up to date, between steps."""
         if self._unwritten:
-            with self._transfers.between():
+            with self._transfers.on_step_stream():
                 for slot, loaded in self._unwritten.items():
                     if loaded:
                         self.table.offsets[:, :, slot].copy_(self._offsets_SLG5[slot])
@@ -329,7 +329,7 @@ class DevicePool:
                         self.table.clear(slot)
             self._unwritten.clear()
 
-    def _note_freed(self, start: int, end: int, last_use: Mark) -> None:
+    def _note_freed(self, start: int, end: int, last_use: StreamMark) -> None:
         self._freed = [freed for freed in self._freed if not freed.last_use.query()]
         if not last_use.query():
             self._freed.append(_Freed(start, end, last_use))

@@ -15,14 +15,14 @@ from collections import OrderedDict
 import torch
 
 from engine.lora.artifact import Manifest
-from engine.lora.image import Places
+from engine.lora.image import ImageLayout
 from engine.lora.ranges import Ranges, rounded
 
 
 class HostImage:
     """One adapter's image in host memory. Only `HostCache` makes them."""
 
-    __slots__ = ("borrowers", "bytes", "digest", "manifest", "places", "start")
+    __slots__ = ("borrowers", "bytes", "digest", "layout", "manifest", "start")
 
     def __init__(self, digest: str, start: int, memory: torch.Tensor) -> None:
         self.digest = digest
@@ -32,7 +32,7 @@ class HostImage:
         self.borrowers = 1
         self.manifest: Manifest
         """Of the slab in the image."""
-        self.places: Places
+        self.layout: ImageLayout
 
 
 class HostCache:
@@ -85,7 +85,7 @@ class HostCache:
             if former is not None and not former.borrowers:
                 self._drop(former)
 
-    def give_back(self, image: HostImage) -> None:
+    def return_image(self, image: HostImage) -> None:
         """End a loan; of an image never kept, its memory."""
         with self._freed:
             image.borrowers -= 1

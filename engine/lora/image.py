@@ -31,7 +31,7 @@ _CODES = {"bfloat16": BF16, "float8_e4m3": E4M3}
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class ImageLayout:
     """A slot's entries of the table, with offsets from the image's start."""
 
     offsets_LG5: torch.Tensor
@@ -61,7 +61,7 @@ def image_bytes(manifest: Manifest) -> int:
     return aligned(manifest.num_bytes, ALIGNMENT) + factors
 
 
-def place(manifest: Manifest) -> Places:
+def lay_out_image(manifest: Manifest) -> ImageLayout:
     """Where what lies in an image. `manifest` is the slab's in it: bf16 or FP8."""
     itemsize = STORAGE[manifest.dtype].itemsize
     offsets = np.zeros((len(manifest.layers), len(GROUPS), MAX_MODULES + 2), np.int64)
@@ -75,14 +75,14 @@ def place(manifest: Manifest) -> Places:
                 _place_group(offsets[layer, index], ranks[layer, index], names, entry, itemsize)
                 offsets[layer, index, RANK_SCALES] = end
                 end += aligned(4 * entry.rank, ALIGNMENT)
-    return Places(torch.from_numpy(offsets), torch.from_numpy(ranks))
+    return ImageLayout(torch.from_numpy(offsets), torch.from_numpy(ranks))
 
 
-def write_rank_scales(packed: PackedAdapter, places: Places, image: np.ndarray) -> None:
+def write_rank_scales(packed: PackedAdapter, layout: ImageLayout, image: np.ndarray) -> None:
     """Fill the second part of an image (uint8) whose first part is the adapter's slab."""
     order = list(GROUPS)
     for layer, group, entry in packed.groups():
-        start = int(places.offsets_LG5[layer, order.index(group), RANK_SCALES])
+        start = int(layout.offsets_LG5[layer, order.index(group), RANK_SCALES])
         vector = image[start : start + 4 * entry.rank].view(np.float32)
         vector[:] = rank_scales(packed, layer, group)
 

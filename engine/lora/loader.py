@@ -31,11 +31,11 @@ class HasManifest(Protocol):
     manifest: Manifest
 
 
-Held = TypeVar("Held", bound=HasManifest)
+HostAdapter = TypeVar("HostAdapter", bound=HasManifest)
 _T = TypeVar("_T")
 
 
-class Pool(Protocol[Held]):
+class Pool(Protocol[HostAdapter]):
     """Where adapters are loaded to: the CPU's or a device's."""
 
     @property
@@ -45,13 +45,13 @@ class Pool(Protocol[Held]):
 
     def size_of(self, manifest: Manifest) -> int: ...
 
-    def cached(self, digest: str) -> Held | None: ...
+    def cached(self, digest: str) -> HostAdapter | None: ...
 
-    def read(self, path: Path, digest: str) -> Held: ...
+    def read(self, path: Path, digest: str) -> HostAdapter: ...
 
-    def drop(self, held: Held, /) -> None: ...
+    def drop(self, held: HostAdapter, /) -> None: ...
 
-    def load(self, slot: int, held: Held, /) -> None: ...
+    def load(self, slot: int, held: HostAdapter, /) -> None: ...
 
     def unload(self, slot: int) -> None: ...
 
@@ -69,13 +69,13 @@ class _Load:
         self.began = time.perf_counter()
 
 
-class AdapterLoader(Generic[Held]):
+class AdapterLoader(Generic[HostAdapter]):
     """Also the slot table's `SlotMemory`. `start_load` may be called from any thread, the rest from one."""
 
     def __init__(
         self,
         artifact_dir: Path,
-        pool: Pool[Held],
+        pool: Pool[HostAdapter],
         on_done: OnDone,
         base_digest: str | None = None,
         num_readers: int = 1,
@@ -90,7 +90,7 @@ class AdapterLoader(Generic[Held]):
         self._base_digest = base_digest
         self._sizes: dict[str, int] = {}
         self._to_read: SimpleQueue[_Load | None] = SimpleQueue()
-        self._to_load: SimpleQueue[tuple[_Load, Held] | None] = SimpleQueue()
+        self._to_load: SimpleQueue[tuple[_Load, HostAdapter] | None] = SimpleQueue()
         self._closing = threading.Event()
         self.load_seconds = 0.0
         """From the start of a load to its end, summed over loads that succeeded."""
@@ -194,7 +194,7 @@ class AdapterLoader(Generic[Held]):
         held = self._pool.read(path, load.ref.digest)
         self._to_load.put((load, held))
 
-    def _load(self, load: _Load, held: Held) -> None:
+    def _load(self, load: _Load, held: HostAdapter) -> None:
         try:
             self._check(load, held.manifest)
         except ArtifactError:

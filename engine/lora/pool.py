@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from engine.lora.artifact import GROUPS, ArtifactError, GroupEntry, Manifest, PackedAdapter
-from engine.lora.values import check_finite, widened
+from engine.lora.values import check_finite, to_fp32
 from engine.model.config import ModelConfig
 from kernels.lora_work import SlotGroup
 
@@ -62,7 +62,7 @@ class AdapterPool:
         check_fits(packed.manifest, self._config)
         if packed.manifest.dtype == "float8_e4m3":
             check_finite(packed)
-            packed = widened(packed)
+            packed = to_fp32(packed)
         slab = torch.from_numpy(packed.slab)
         if packed.manifest.dtype == "bfloat16":
             slab = slab.view(torch.bfloat16)

@@ -35,7 +35,7 @@ class Room(NamedTuple):
     slots: int
     num_bytes: int
 
-    def holds(self, need: Room) -> bool:
+    def covers(self, need: Room) -> bool:
         return self.slots >= need.slots and self.num_bytes >= need.num_bytes
 
     def plus(self, other: Room) -> Room:
@@ -45,7 +45,7 @@ class Room(NamedTuple):
         return Room(self.slots - other.slots, self.num_bytes - other.num_bytes)
 
 
-NOTHING = Room(0, 0)
+NO_ROOM = Room(0, 0)
 
 
 class AdapterSlot:
@@ -157,18 +157,20 @@ class SlotTable:
         size = 0 if self.capacity is None else self._memory.size_of(ref)
         return Room(1, size or 0)
 
-    def want(self, ref: AdapterRef, spare: Container[str] = (), set_aside: Room = NOTHING) -> SlotState:
+    def ensure_loaded(
+        self, ref: AdapterRef, kept: Container[str] = (), reserved: Room = NO_ROOM
+    ) -> SlotState:
         """See to it that the adapter is in a slot, if there is room to give: free, or of evictable adapters.
 
-        Never evicts a referenced slot, nor one that is pinned or whose digest is in `spare`; leaves as much
-        as `set_aside` free. Returns the state the adapter is in now: EMPTY when there was no room for it, and
+        Never evicts a referenced slot, nor one that is pinned or whose digest is in `kept`; leaves as much
+        as `reserved` free. Returns the state the adapter is in now: EMPTY when there was no room for it, and
         then nothing was evicted.
         """
         slot = self._by_digest.get(ref.digest)
         if slot is not None:
             return slot.state
-        need = self.need(ref).plus(set_aside)
-        evicted = self._enough(need.minus(self.free), spare)
+        need = self.need(ref).plus(reserved)
+        evicted = self._evictable(need.minus(self.free), kept)
         if evicted is None:
             return SlotState.EMPTY
         return self.replace(evicted, ref).state
@@ -179,7 +181,7 @@ class SlotTable:
         for slot in evicted:
             self._evict(slot)
         need = self.need(ref)
-        assert self.free.holds(need), f"{need} is not within {self.free}"
+        assert self.free.covers(need), f"{need} is not within {self.free}"
         slot = self._empty.pop()
         slot.ref = ref
         slot.state = SlotState.LOADING
@@ -217,7 +219,7 @@ class SlotTable:
         return slot
 
     def failed(self, index: int, digest: str) -> AdapterSlot:
-        """A load has failed: the slot is empty again. The next `want` tries anew."""
+        """A load has failed: the slot is empty again. The next `ensure_loaded` tries anew."""
         slot = self._settle(index, digest)
         self._vacate(slot)
         return slot
@@ -247,7 +249,7 @@ class SlotTable:
     def is_pinned(self, digest: str) -> bool:
         return digest in self._pinned
 
-    def refusal(self, ref: AdapterRef) -> str | None:
+    def rejection_reason(self, ref: AdapterRef) -> str | None:
         """Why there can never be room for the adapter; None when there can."""
         if self.capacity is None:
             return None
@@ -292,20 +294,20 @@ class SlotTable:
 
     # ------------------------------------------------------------------------------------------------------
 
-    def _enough(self, missing: Room, spare: Container[str]) -> list[AdapterSlot] | None:
+    def _evictable(self, missing: Room, kept: Container[str]) -> list[AdapterSlot] | None:
         """Evictable slots that give what is missing, the longest idle first; None when all do not."""
         found: list[AdapterSlot] = []
-        if NOTHING.holds(missing):
+        if NO_ROOM.covers(missing):
             return found
-        room = NOTHING
+        room = NO_ROOM
         for slot in self._idle.values():
             assert slot.ref is not None
             digest = slot.ref.digest
-            if digest not in spare and digest not in self._pinned:
+            if digest not in kept and digest not in self._pinned:
                 found.append(slot)
                 room = room.plus(slot.room)
-                if room.holds(missing):
-                    return fewest(found, missing)
+                if room.covers(missing):
+                    return fewest_covering(found, missing)
         return None
 
     def _evict(self, slot: AdapterSlot) -> None:
@@ -337,15 +339,15 @@ class SlotTable:
         return slot
 
 
-def fewest(slots: Iterable[AdapterSlot], missing: Room) -> list[AdapterSlot]:
+def fewest_covering(slots: Iterable[AdapterSlot], missing: Room) -> list[AdapterSlot]:
     """Of slots that together give what is missing, those needed for it; the later ones are let go first."""
     kept = list(slots)
-    room = NOTHING
+    room = NO_ROOM
     for slot in kept:
         room = room.plus(slot.room)
     for slot in reversed(kept.copy()):
         rest = room.minus(slot.room)
-        if rest.holds(missing):
+        if rest.covers(missing):
             kept.remove(slot)
             room = rest
     return kept

@@ -30,7 +30,7 @@ SCRATCH_BYTES = 32 << 20
 """For moving bytes onto themselves."""
 
 
-class Mark(Protocol):
+class StreamMark(Protocol):
     """A point in the order of a device's work."""
 
     def query(self) -> bool:
@@ -42,7 +42,7 @@ class Mark(Protocol):
         ...
 
 
-class _Passed:
+class _AlwaysPassed:
     """Of a device that does everything at once."""
 
     def query(self) -> bool:
@@ -52,7 +52,7 @@ class _Passed:
         pass
 
 
-PASSED: Mark = _Passed()
+PASSED: StreamMark = _AlwaysPassed()
 
 
 class Transfers:
@@ -71,15 +71,15 @@ class Transfers:
             self._compute = stream if stream is not None else torch.cuda.current_stream(device)
             self._side = torch.cuda.Stream(device)
 
-    def mark(self) -> Mark:
+    def mark(self) -> StreamMark:
         """The end of what is queued behind steps so far."""
         return PASSED if self._compute is None else _record(self._compute)
 
-    def between(self) -> AbstractContextManager[None]:
+    def on_step_stream(self) -> AbstractContextManager[None]:
         """What is queued within runs behind all steps launched so far, and before the next."""
         return nullcontext() if self._compute is None else torch.cuda.stream(self._compute)
 
-    def beside(self, *after: Mark) -> AbstractContextManager[None]:
+    def on_side_stream(self, *after: StreamMark) -> AbstractContextManager[None]:
         """What is queued within runs beside steps, once the device has passed `after`."""
         if self._side is None:
             return nullcontext()
@@ -93,7 +93,7 @@ class Transfers:
         if self._side is None:
             target.copy_(source)
             return
-        with self.beside():
+        with self.on_side_stream():
             for start in range(0, len(source), self._chunk_bytes):
                 end = start + self._chunk_bytes
                 target[start:end].copy_(source[start:end], non_blocking=True)
@@ -104,10 +104,10 @@ class Transfers:
         if self._side is not None:
             _record(self._side).synchronize()
 
-    def slide(self, memory: Tensor, source: int, target: int, size: int) -> None:
+    def move_down(self, memory: Tensor, source: int, target: int, size: int) -> None:
         """Move bytes of `memory` to a lower place, between steps, though source and target may overlap."""
         assert target < source
-        with self.between():
+        with self.on_step_stream():
             if target + size <= source:
                 memory[target : target + size].copy_(memory[source : source + size])
                 return

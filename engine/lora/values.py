@@ -69,12 +69,12 @@ def rank_scales(packed: PackedAdapter, layer: int, group: str) -> np.ndarray:
     return scales
 
 
-def widened(packed: PackedAdapter) -> PackedAdapter:
+def to_fp32(packed: PackedAdapter) -> PackedAdapter:
     """The same adapter in fp32: exact from bf16; from FP8, each word times its row's scale."""
     return _converted(packed, "float32", _wide_matrix)
 
 
-def narrowed(packed: PackedAdapter) -> PackedAdapter:
+def to_bf16(packed: PackedAdapter) -> PackedAdapter:
     """An fp32 adapter in bf16, rounded to the nearest even. Raises ArtifactError beyond bf16's range."""
     assert packed.manifest.dtype == "float32", f"{packed.manifest.dtype} is not to be rounded"
     converted = _converted(packed, "bfloat16", lambda words, _: _round_to_bf16(words))

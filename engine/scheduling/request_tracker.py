@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.lora.residency import Residency
+from engine.lora.slot_allocator import SlotAllocator
 from engine.outputs import Counters, StepOutputs
 from engine.protocol import (
     AdapterRef,
@@ -40,7 +40,7 @@ class RequestTracker:
         builder: RequestBuilder,
         queue: FairQueue,
         running: RunningRequests,
-        residency: Residency,
+        slot_allocator: SlotAllocator,
         token_bytes: list[bytes],
         engine_id: str,
         incarnation: str,
@@ -54,7 +54,7 @@ class RequestTracker:
         self._builder = builder
         self._queue = queue
         self._running = running
-        self._residency = residency
+        self._slot_allocator = slot_allocator
         self._token_bytes = token_bytes
         self._engine_id = engine_id
         self._incarnation = incarnation
@@ -94,7 +94,7 @@ class RequestTracker:
                 request_id, "duplicate", f"request_id {request_id} is in use by a request that goes on"
             )
         else:
-            num_slots = len(self._residency.slots.slots)
+            num_slots = len(self._slot_allocator.slots.slots)
             rejected = self._builder.rejection(submit, num_slots) or self._shed(submit)
         if rejected is not None:
             self.counters.rejected += 1
@@ -137,7 +137,7 @@ class RequestTracker:
         self.counters.preemptions += 1
         self.counters.preempt(request.priority.value)
         if request.adapter is not None:
-            self._residency.expect(request.adapter)
+            self._slot_allocator.add_demand(request.adapter)
 
     def note_admission(self, request: Request) -> None:
         """A request has entered the batch, for the first time or again."""
@@ -248,7 +248,7 @@ class RequestTracker:
             group = self._groups.get(wait.request_id)
             if group is None or group.arrival != wait.arrival or group.scheduled_at is not None:
                 continue
-            if self._residency.admits(wait.adapter):
+            if self._slot_allocator.admits(wait.adapter):
                 self._waits.begin(group)  # it waits for something else; the adapter may leave meanwhile
                 continue
             message = f"this model's adapter was not loaded within {self._waits.limit_s:g} s: try again"
@@ -302,17 +302,17 @@ class RequestTracker:
         ref = request.adapter
         is_missed = ref is not None and self._is_first_demand(ref)
         if ref is not None:
-            self._residency.expect(ref)
+            self._slot_allocator.add_demand(ref)
         self._queue.push(request, self._timing.now, first)
         if ref is not None and is_missed:
             self._queue.charge_load(request, ref)
 
     def _is_first_demand(self, ref: AdapterRef) -> bool:
         """Whether nobody waits for an adapter that is not there: who does now has it brought."""
-        return ref.digest not in self._residency and self._residency.slots.find(ref.digest) is None
+        return ref.digest not in self._slot_allocator and self._slot_allocator.slots.find(ref.digest) is None
 
     def _unqueue(self, request: Request) -> None:
         self._queue.discard(request)
         if request.adapter is not None:
-            self._residency.dismiss(request.adapter)
+            self._slot_allocator.remove_demand(request.adapter)
         request.leave(RequestState.FINISHED)

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from operator import attrgetter
 
 from engine.batch import NO_SLOT, NewRow
-from engine.lora.residency import Residency
+from engine.lora.slot_allocator import SlotAllocator
 from engine.request import CLASS_ORDER, Request, RequestState
 from engine.scheduling.step_timing import StepTiming
 
@@ -24,7 +24,7 @@ def tenant_rows(request: Request) -> int:
 
 
 class RunningRequests:
-    def __init__(self, max_rows: int, residency: Residency, timing: StepTiming) -> None:
+    def __init__(self, max_rows: int, slot_allocator: SlotAllocator, timing: StepTiming) -> None:
         """`timing` is told how long requests stay."""
         self.requests: list[Request] = []
         """By rank: class, then arrival."""
@@ -38,7 +38,7 @@ class RunningRequests:
         self._tenants_with = [[0] * (max_rows + 1) for _ in CLASS_ORDER]
         self.max_rows = max_rows
         self._timing = timing
-        self._residency = residency
+        self._slot_allocator = slot_allocator
         self._free_rows = list(range(max_rows))  # a heap: low rows first keep the batch state dense
         self._freed_rows: list[int] = []
 
@@ -54,8 +54,8 @@ class RunningRequests:
         request.table.open(matched, request.total_len)
         slot = NO_SLOT
         if request.adapter is not None:
-            self._residency.dismiss(request.adapter)
-            slot = self._residency.acquire(request.adapter)
+            self._slot_allocator.remove_demand(request.adapter)
+            slot = self._slot_allocator.acquire(request.adapter)
         insort(self.requests, request, key=_BY_RANK)
         self._count(request, 1)
         request.entered_at = self._timing.now
@@ -67,7 +67,7 @@ class RunningRequests:
         heappush(self._free_rows, request.row)
         request.table.close()
         if request.slot != NO_SLOT:
-            self._residency.release(request.slot)
+            self._slot_allocator.release(request.slot)
         self._count(request, -1)
         self._timing.record_stay(request.entered_at, ended=state is not RequestState.WAITING)
         request.leave(state)
@@ -128,5 +128,5 @@ class RunningRequests:
             for order in CLASS_ORDER.values()
         ]
         assert {block_id for request in self.requests for block_id in request.table.block_ids} == held_blocks
-        for slot in self._residency.slots.slots:
+        for slot in self._slot_allocator.slots.slots:
             assert slot.references == sum(request.slot == slot.index for request in self.requests)

@@ -37,7 +37,7 @@ from secrets import randbits
 
 from engine.batch import Batch, Scored, StepResult
 from engine.kv_cache import BlockPool
-from engine.lora.residency import Residency
+from engine.lora.slot_allocator import SlotAllocator
 from engine.lora.slots import SlotTable
 from engine.outputs import Counters, StepOutputs
 from engine.protocol import AdapterRef, PriorityClass, Rejected, Submit, TokenLogprob
@@ -86,7 +86,7 @@ class Scheduler:
         """
         self.limits = limits
         self.pool = pool
-        self.residency = Residency(slots, monotonic, limits.slot_patience_s)
+        self.slot_allocator = SlotAllocator(slots, monotonic, limits.slot_patience_s)
         # Two tokens' cost of a row in a step, by PRIORITY's weight of 16.
         self.queue = FairQueue(limits.flex_wait_s, HEAD_START_STEPS * limits.max_rows / 8)
         self.engine_id = engine_id
@@ -95,14 +95,14 @@ class Scheduler:
         self._floor = floor
         self._timing = StepTiming(monotonic, limits.max_batch_tokens)
         self._waits = AdapterWaits(monotonic, limits.adapter_wait_s)
-        self._running = RunningRequests(limits.max_rows, self.residency, self._timing)
+        self._running = RunningRequests(limits.max_rows, self.slot_allocator, self._timing)
         bound = StepBound(limits.priority_step_s, self.queue, self._running, self._timing)
         self.load_shedder = LoadShedder(limits, self.queue, self._running, self._timing, bound)
         self._tracker = RequestTracker(
             RequestBuilder(limits, pool, eos_ids, draw_seed),
             self.queue,
             self._running,
-            self.residency,
+            self.slot_allocator,
             token_bytes,
             engine_id,
             incarnation,
@@ -112,7 +112,7 @@ class Scheduler:
             self._timing,
         )
         self._planner = StepPlanner(
-            limits, pool, self.residency, self.queue, self._running, self._tracker, self._timing, bound
+            limits, pool, self.slot_allocator, self.queue, self._running, self._tracker, self._timing, bound
         )
         self._uncommitted: deque[StepPlan] = deque()
         self.composition: tuple[list[int], list[int]] = ([], [])
@@ -130,14 +130,14 @@ class Scheduler:
 
     def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
         """Load an adapter nobody waits for yet, if a slot can be spared; keep it, or no longer."""
-        self.residency.prefetch(ref, pinned)
+        self.slot_allocator.prefetch(ref, pinned)
 
     def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
         """A load has ended. On an error, requests waiting for the adapter end too."""
         if error is None:
-            self.residency.loaded(slot, digest)
+            self.slot_allocator.loaded(slot, digest)
         else:
-            self.residency.failed(slot, digest)
+            self.slot_allocator.failed(slot, digest)
             self._tracker.reject_waiting_for(digest, error)
 
     # A step ----------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class Scheduler:
         assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
         self._timing.begin_step()
         self._tracker.reject_overdue()
-        self.residency.take_turns()
+        self.slot_allocator.take_turns()
         plan = self._planner.next_step()
         if plan is None:
             return None
@@ -160,7 +160,7 @@ class Scheduler:
         self.counters.decode_tokens += sum(decoding)
         self.composition = known, decoding
         if self._floor is not None:
-            self.counters.step_bytes += self._floor.of(plan.batch, plan.requests, self.residency.slots)
+            self.counters.step_bytes += self._floor.of(plan.batch, plan.requests, self.slot_allocator.slots)
         self._timing.end_step(num_known, len(plan.requests), self._planner.has_more_work)
         self._uncommitted.append(plan)
         return plan.batch
@@ -271,7 +271,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that nothing is lost or held twice. Linear in everything: for idle moments and tests."""
         self.pool.check_integrity()
-        self.residency.check_integrity()
+        self.slot_allocator.check_integrity()
         self._running.check_integrity(self.pool.held_ids())
         for request in self.queue:
             request.check()

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from engine.batch import Batch, Scheduled
 from engine.kv_cache import BlockPool
-from engine.lora.residency import Residency
+from engine.lora.slot_allocator import SlotAllocator
 from engine.protocol import PriorityClass
 from engine.request import CLASS_ORDER, Request, RequestState
 from engine.scheduling.fairness import DEFAULT, FLEX, PRIORITY, FairQueue
@@ -65,7 +65,7 @@ class StepPlanner:
         self,
         limits: EngineLimits,
         pool: BlockPool,
-        residency: Residency,
+        slot_allocator: SlotAllocator,
         queue: FairQueue,
         running: RunningRequests,
         tracker: RequestTracker,
@@ -76,7 +76,7 @@ class StepPlanner:
         """Whether the request that was next when a step was planned last lacked blocks."""
         self._limits = limits
         self._pool = pool
-        self._residency = residency
+        self._slot_allocator = slot_allocator
         self._queue = queue
         self._running = running
         self._tracker = tracker
@@ -259,7 +259,7 @@ class StepPlanner:
 
     def _admit_early(self, plan: StepPlan) -> None:
         """Let in who need not wait for running requests to have their share, nor for others to end."""
-        queue, admits = self._queue, self._residency.admits
+        queue, admits = self._queue, self._slot_allocator.admits
         flex = queue.flex_in_turn(admits)
         if flex is not None and not self._running.is_full:
             if not self._has_blocks(flex):
@@ -280,7 +280,7 @@ class StepPlanner:
 
     def _next_early(self, priority: PriorityClass) -> Request | None:
         """Who of a class is to be let in before running requests have their share."""
-        for place, request in enumerate(self._queue.heads(priority, self._residency.admits)):
+        for place, request in enumerate(self._queue.heads(priority, self._slot_allocator.admits)):
             if request in self._preempted:
                 continue
             if self._preemption.may_preempt(request):
@@ -307,7 +307,7 @@ class StepPlanner:
             closed: tuple[PriorityClass, ...] = () if self._flex_left > 0 else (FLEX,)
             if self._bound.is_closed_to(DEFAULT):
                 closed = (DEFAULT, FLEX)
-            request = self._queue.pick(self._residency.admits, closed)
+            request = self._queue.pick(self._slot_allocator.admits, closed)
             if request is None:
                 break
             if not self._has_room(request):

@@ -246,7 +246,7 @@ def test_a_slot_table_over_a_device_pool_swaps_adapters_by_bytes(tmp_path):
     for turn in range(4):
         for index in (0, 3, 1, 2, 4, 5, 1, 0):
             ref = refs[(index + turn) % 6]
-            if slots.want(ref) is SlotState.LOADING:
+            if slots.ensure_loaded(ref) is SlotState.LOADING:
                 slot, digest, error = rig.reports.get(timeout=10)
                 assert error is None
                 slots.loaded(slot, digest)

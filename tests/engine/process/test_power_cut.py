@@ -11,8 +11,8 @@ import pytest
 from engine.journal.inflight_rows import recover_table
 from engine.journal.meter import SPOOL, TABLE, TOTALS
 from tests.engine.process.engines import billed, journal_events
-from tests.engine.process.test_journal import NOWHERE, wait_until
 from tests.engine.process.test_recovery import counted, issued, meter, settled
+from tests.engine.process.test_usage_journal import NOWHERE, wait_until
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from engine.journal.inflight_rows import HEADER_LEN, ROW_LEN
 from engine.journal.meter import HISTORY, SPOOL, TABLE, TOTALS, Meter
 from engine.protocol import ISSUED_STREAM, EventNumber, IssuedEvents, Usage, UsageEvent
 from tests.engine.process.engines import billed, journal_events, submission
-from tests.engine.process.test_journal import NOWHERE, wait_until
+from tests.engine.process.test_usage_journal import NOWHERE, wait_until
 from tests.support.journal import numbered_event
 
 

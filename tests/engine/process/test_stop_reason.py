@@ -21,7 +21,7 @@ from engine.protocol import TokenChunk
 from engine.stop_reason import NAME, StopReason
 from tests.engine.process.conftest import Connect
 from tests.engine.process.engines import EngineProcess, engine_process, read, submission, tokens_of, until
-from tests.engine.process.test_journal import NOWHERE
+from tests.engine.process.test_usage_journal import NOWHERE
 from tests.support.journal import numbered_event
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.lora.slots import NO_SLOT, NOTHING, AdapterSlot, Room, SlotState, SlotTable, fewest
+from engine.lora.slots import NO_ROOM, NO_SLOT, AdapterSlot, Room, SlotState, SlotTable, fewest_covering
 from engine.protocol import AdapterRef
 
 
@@ -36,7 +36,7 @@ class _Claim:
     """Indices of the slots that are to drain for it."""
 
 
-class Residency:
+class SlotAllocator:
     def __init__(self, slots: SlotTable, clock: Callable[[], float], patience_s: float) -> None:
         self.slots = slots
         self._clock = clock
@@ -59,21 +59,21 @@ class Residency:
         # Adapters whose refusal has not come back yet.
         self._refused: set[str] = set()
 
-    def expect(self, ref: AdapterRef) -> None:
+    def add_demand(self, ref: AdapterRef) -> None:
         """A request on the adapter waits. Loading starts at once if there is room for it."""
         digest = ref.digest
         self._waiting[digest] = self._waiting.get(digest, 0) + 1
-        if not self._obtain(ref) and digest not in self._missing:
+        if not self._ensure_slot(ref) and digest not in self._missing:
             self._missing[digest] = (ref, self._clock())
 
-    def dismiss(self, ref: AdapterRef) -> None:
+    def remove_demand(self, ref: AdapterRef) -> None:
         """A request on the adapter waits no more: admitted, or gone."""
         digest = ref.digest
         self._waiting[digest] -= 1
         if not self._waiting[digest]:
             del self._waiting[digest]
             self._exhausted = None
-            self._found(digest)
+            self._end_wait(digest)
 
     def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
         """Load the adapter if that costs no adapter in demand its slot.
@@ -86,7 +86,7 @@ class Residency:
         elif pinned is not None:
             self.slots.unpin(ref.digest)
             self._exhausted = None
-        self._obtain(ref)
+        self._ensure_slot(ref)
 
     def admits(self, ref: AdapterRef) -> bool:
         """True when a waiting request on the adapter may run now.
@@ -95,7 +95,7 @@ class Residency:
         """
         slot = self.slots.find(ref.digest)
         if slot is None:
-            if not self._obtain(ref):
+            if not self._ensure_slot(ref):
                 return False
             slot = self.slots.find(ref.digest)
         return slot is not None and slot.state is SlotState.READY and slot.index not in self._closed
@@ -146,10 +146,10 @@ class Residency:
                 break
             overdue.append(ref)
         for ref in overdue:
-            if self._obtain(ref) or ref.digest in self._refused:
+            if self._ensure_slot(ref) or ref.digest in self._refused:
                 continue
             claim = self._claims.setdefault(ref.digest, _Claim(ref, self.slots.need(ref)))
-            if not self._pledge(claim, now):
+            if not self._close_slots(claim, now):
                 return
 
     def check_integrity(self) -> None:
@@ -170,7 +170,7 @@ class Residency:
             assert slot.ref is not None
             assert slot.state is SlotState.READY
             assert not self.slots.is_pinned(slot.ref.digest)
-        complete = [NOTHING.holds(self._short(claim)) for claim in self._claims.values()]
+        complete = [NO_ROOM.covers(self._shortfall(claim)) for claim in self._claims.values()]
         assert all(complete[:-1]), "a claim behind one that lacks slots"
         sinces = [since for _, since in self._missing.values()]
         assert sinces == sorted(sinces), "the line is out of order"
@@ -185,21 +185,21 @@ class Residency:
 
     # ------------------------------------------------------------------------------------------------------
 
-    def _obtain(self, ref: AdapterRef) -> bool:
+    def _ensure_slot(self, ref: AdapterRef) -> bool:
         """Whether the adapter has a slot, or could be given one that nobody in demand loses."""
         digest = ref.digest
         if self.slots.find(digest) is None:
-            reason = self.slots.refusal(ref)
+            reason = self.slots.rejection_reason(ref)
             if reason is not None:
                 self._refuse(ref, reason)
                 return False
             num_bytes = self.slots.need(ref).num_bytes
             if self._exhausted is not None and num_bytes >= self._exhausted:
                 return False
-            if self.slots.want(ref, self, self._set_aside(digest)) is SlotState.EMPTY:
+            if self.slots.ensure_loaded(ref, self, self._reserved_before(digest)) is SlotState.EMPTY:
                 self._exhausted = num_bytes
                 return False
-        self._found(digest)
+        self._end_wait(digest)
         return True
 
     def _refuse(self, ref: AdapterRef, reason: str) -> None:
@@ -209,50 +209,50 @@ class Residency:
             self._refused.add(ref.digest)
             self.slots.refuse(ref, reason)
 
-    def _set_aside(self, digest: str) -> Room:
+    def _reserved_before(self, digest: str) -> Room:
         """What claims that go before the adapter need besides their closed slots."""
-        total = NOTHING
+        total = NO_ROOM
         for claimant, claim in self._claims.items():
             if claimant == digest:
                 break
-            rest = claim.need.minus(self._room_of(claim))
+            rest = claim.need.minus(self._closed_room(claim))
             total = total.plus(Room(max(0, rest.slots), max(0, rest.num_bytes)))
         return total
 
-    def _room_of(self, claim: _Claim) -> Room:
-        room = NOTHING
+    def _closed_room(self, claim: _Claim) -> Room:
+        room = NO_ROOM
         for index in claim.closed:
             room = room.plus(self.slots.slots[index].room)
         return room
 
-    def _short(self, claim: _Claim) -> Room:
+    def _shortfall(self, claim: _Claim) -> Room:
         """What the claimant would still lack, had all its closed slots drained; not above zero if nothing."""
-        free = self.slots.free.minus(self._set_aside(claim.ref.digest))
-        return claim.need.minus(free).minus(self._room_of(claim))
+        free = self.slots.free.minus(self._reserved_before(claim.ref.digest))
+        return claim.need.minus(free).minus(self._closed_room(claim))
 
-    def _pledge(self, claim: _Claim, now: float) -> bool:
+    def _close_slots(self, claim: _Claim, now: float) -> bool:
         """Close slots until the claimant will have room, and give it that if they have drained already.
 
         False when too few can be closed yet.
         """
-        short = self._short(claim)
-        if not NOTHING.holds(short):
-            chosen, room = [], NOTHING
-            for slot in self._closable(now):
+        shortfall = self._shortfall(claim)
+        if not NO_ROOM.covers(shortfall):
+            chosen, room = [], NO_ROOM
+            for slot in self._closable_slots(now):
                 chosen.append(slot)
                 room = room.plus(slot.room)
-                if room.holds(short):
-                    chosen = fewest(chosen, short)
+                if room.covers(shortfall):
+                    chosen = fewest_covering(chosen, shortfall)
                     break
             for slot in chosen:
                 claim.closed.add(slot.index)
                 self._closed[slot.index] = claim.ref.digest
-            if not room.holds(short):
+            if not room.covers(shortfall):
                 return False
         self._hand_over(claim)
         return True
 
-    def _closable(self, now: float) -> list[AdapterSlot]:
+    def _closable_slots(self, now: float) -> list[AdapterSlot]:
         """Slots that can be closed, the best first.
 
         Nobody asks for it, or it had its turn. Fewest requests to wait for, then the one longest ready.
@@ -263,24 +263,24 @@ class Residency:
                 continue
             assert slot.ref is not None
             digest, since = slot.ref.digest, self._ready_since[slot.index]
-            wanted = digest in self._waiting or slot.references > 0
+            in_demand = digest in self._waiting or slot.references > 0
             # With a patience shorter than a step, slots would change hands without a request ever admitted.
             if slot.index in self._unoffered and digest in self._waiting and not slot.references:
                 continue
-            if not self.slots.is_pinned(digest) and (not wanted or now - since >= self._patience_s):
-                candidates.append((slot.references, wanted, since, slot.index, slot))
+            if not self.slots.is_pinned(digest) and (not in_demand or now - since >= self._patience_s):
+                candidates.append((slot.references, in_demand, since, slot.index, slot))
         return [candidate[-1] for candidate in sorted(candidates)]
 
     def _hand_over(self, claim: _Claim) -> None:
         """Evict what the claimant needs of its closed slots and load it, if they have all drained."""
         closed = [self.slots.slots[index] for index in sorted(claim.closed)]
-        if any(slot.references for slot in closed) or not NOTHING.holds(self._short(claim)):
+        if any(slot.references for slot in closed) or not NO_ROOM.covers(self._shortfall(claim)):
             return
         digest = claim.ref.digest
-        free = self.slots.free.minus(self._set_aside(digest))
-        evicted = fewest(closed, claim.need.minus(free))
+        free = self.slots.free.minus(self._reserved_before(digest))
+        evicted = fewest_covering(closed, claim.need.minus(free))
         refs = [slot.ref for slot in evicted if slot.ref is not None]
-        self._found(digest)
+        self._end_wait(digest)
         self.slots.replace(evicted, claim.ref)
         now = self._clock()
         for ref in refs:
@@ -295,7 +295,7 @@ class Residency:
             for digest in claimants[claimants.index(self._closed[slot.index]) :]:
                 self._end_claim(digest)
 
-    def _found(self, digest: str) -> None:
+    def _end_wait(self, digest: str) -> None:
         """The adapter needs to wait no more.
 
         It has a slot, or nobody asks for it. Its claim, if any, is void.
