@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import write_report
-from engine.batch import Batch, Launched
+from engine.batch import Batch, LaunchedStep
 from engine.core import EngineCore
 from engine.inspection import create_history
 from engine.kv_cache import BlockPool
@@ -97,7 +97,7 @@ def measure(load: Load, num_steps: int) -> dict[str, dict[str, float]]:
         "schedule_commit_cpu_ms": [],
         "runner_ms": [],
     }
-    in_flight: deque[tuple[Batch, Launched]] = deque()
+    in_flight: deque[tuple[Batch, LaunchedStep]] = deque()
     for step in range(-MAX_TOKENS, num_steps):  # as long as a request lives: by then ends are spread
         load.fill()
         times = [(time.perf_counter(), time.thread_time())]

@@ -36,7 +36,7 @@ from cli.restarts import RestartCounter
 from cli.servers import Stores
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from engine.client import EngineClient
-from engine.device.capabilities import kind_of_device, refusal
+from engine.device.capabilities import device_kind, refusal
 from engine.journal.salvage import PendingUsage, pending_usage
 from engine.protocol import JOURNAL_STREAM
 from telemetry.disk import DiskSettings, start_problem
@@ -100,7 +100,7 @@ def _chosen_quantization(options: UpOptions) -> str:
     Raises `UsageError`, before anything is started.
     """
     try:
-        kind = kind_of_device(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto"))
+        kind = device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto"))
     except ValueError as error:
         raise UsageError(str(error)) from None
     if options.quantization is None:

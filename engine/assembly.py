@@ -17,7 +17,7 @@ import structlog
 import torch
 
 from engine.core import EngineCore, Runner
-from engine.device.capabilities import host_memory, kind_of_device, refusal
+from engine.device.capabilities import device_kind, host_memory, refusal
 from engine.device.cpu_runner import ModelRunner
 from engine.device.memory import (
     SLOTS_ON_CPU,
@@ -91,8 +91,8 @@ def build_engine(
     device = _device(device_settings)
     vocabulary = Vocabulary.load(settings.base)
     bandwidth = _bandwidth(device_settings, device)  # while the memory is empty
-    with ThreadPoolExecutor(1, "base-digest") as beside:  # hashing takes as long as loading
-        digest = beside.submit(base_digest, settings.base)
+    with ThreadPoolExecutor(1, "base-digest") as executor:  # hashing takes as long as loading
+        digest = executor.submit(base_digest, settings.base)
         model = _load(settings, device_settings, device)
         base = digest.result()
     config = model.config
@@ -146,7 +146,7 @@ def _cpu_parts(
     base: str,
 ) -> _Parts:
     plan = plan_cpu(
-        _wanted(sizes, device_settings),
+        _memory_request(sizes, device_settings),
         block_bytes=KVCache.block_bytes(model.config, BLOCK_SIZE, model.dtype),
         useful_blocks=_useful_blocks(sizes),
     )
@@ -185,7 +185,7 @@ def _gpu_parts(
     used_bytes = total_bytes - free_bytes
     scratch_bytes = DeviceRunner.scratch_bytes(config, sizes.max_rows, sizes.max_batch_tokens)
     plan = plan_gpu(
-        _wanted(sizes, device_settings),
+        _memory_request(sizes, device_settings),
         budget_bytes=int(device_settings.memory_share * total_bytes),
         used_bytes=used_bytes,
         scratch_bytes=scratch_bytes,
@@ -240,7 +240,7 @@ def _gpu_parts(
 
 def _device(settings: DeviceSettings) -> torch.device:
     """Where the engine runs. Raises ValueError when that is not to be had, or not for what is asked of it."""
-    kind = kind_of_device(settings.device)
+    kind = device_kind(settings.device)
     if kind == "cuda" and not torch.cuda.is_available():
         if settings.device == "cuda":
             raise ValueError(f"device is cuda, but this torch ({torch.__version__}) cannot use the GPU")
@@ -308,7 +308,7 @@ def _is_clamped(sizes: _Sizes, config: ModelConfig) -> bool:
     return config.is_clamped and sizes.context_length == config.sliding_window
 
 
-def _wanted(sizes: _Sizes, settings: DeviceSettings) -> MemoryRequest:
+def _memory_request(sizes: _Sizes, settings: DeviceSettings) -> MemoryRequest:
     return MemoryRequest(
         num_slots=sizes.num_slots,
         num_blocks=settings.num_blocks,
@@ -331,12 +331,12 @@ class _Progress:
 
     def __init__(self, what: str) -> None:
         self._what = what
-        self._told_at = time.monotonic()
+        self._logged_at = time.monotonic()
 
     def __call__(self, done: int, of: int) -> None:
         now = time.monotonic()
-        if done == of or now - self._told_at > PROGRESS_SECONDS:
-            self._told_at = now
+        if done == of or now - self._logged_at > PROGRESS_SECONDS:
+            self._logged_at = now
             log.info(self._what, done=done, of=of)
 
 

@@ -101,7 +101,7 @@ class EngineClient:
     @property
     def is_starting(self) -> bool:
         """Connected to an engine that has its model not loaded yet."""
-        return not self.ready and self._connection is not None and self._connection.connected
+        return not self.ready and self._connection is not None and self._connection.is_connected
 
     @property
     def ready_in(self) -> float:
@@ -130,11 +130,11 @@ class EngineClient:
             await self._watch
         self._watch = None
         if self._connection is not None:
-            if self._connection.connected:
+            if self._connection.is_connected:
                 self._connection.socket.send(_encoder.encode(Goodbye()), zmq.NOBLOCK)
             self._ready.clear()
             for generation in self._generations.values():
-                generation._hears_end = None
+                generation._end_callback = None
             self._disconnect("the client is closing", linger=200)
         await asyncio.to_thread(self._context.term)
 
@@ -268,16 +268,16 @@ class EngineClient:
             connection, now = self._connection, self._loop.time()
             if connection is None:
                 continue
-            if self.ready and now - connection.last_heard > SILENCE_LIMIT:
+            if self.ready and now - connection.last_message_at > SILENCE_LIMIT:
                 self._disconnect(f"no heartbeat for {SILENCE_LIMIT:g} s")
-            elif not connection.connected and now - connection.opened_at > CONNECT_LIMIT:
+            elif not connection.is_connected and now - connection.opened_at > CONNECT_LIMIT:
                 self._disconnect("no connection")
 
     def _on_monitor(self) -> None:
         if self._connection is None:
             return
         self._connection.poll_monitor()
-        if self._connection.lost:
+        if self._connection.is_lost:
             gained: set[Generation] = set()
             while self._take_message(gained):
                 pass  # what it said before it died still counts
@@ -307,7 +307,7 @@ class EngineClient:
         if not connection.has_message:
             return False
         payload = connection.socket.recv(zmq.NOBLOCK)
-        connection.last_heard = self._loop.time()
+        connection.last_message_at = self._loop.time()
         try:
             message = _decoder.decode(payload)
         except msgspec.DecodeError as error:

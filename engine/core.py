@@ -1,14 +1,14 @@
-"""The engine without its process: schedule, launch, commit.
+"""Runs the engine's step loop without its process: schedule, launch, commit.
 
-Owns the order of a step and the engine's counters. Refuses to know sockets, journals and tensors: those are
-the server's and the runner's. One thread calls it, but for `adapter_loaded`, which any thread may call.
+Sockets and journals are the server's, tensors the runner's. One thread calls the core, except for
+`adapter_loaded`, which any thread may call.
 
-With a runner of depth 1 the next step is planned and launched before this one's tokens are read, so that the
-device goes on while the host tells of them and prepares what follows:
+With a runner of depth 1 the next step is planned and launched before the tokens of this one are read, so that
+the device works while the host publishes results and prepares what follows:
 
     step()  schedule(n+1), launch(n+1), wait for step n, commit(n)
 
-With depth 0 a launch returns when its step is over, and is committed at once.
+With depth 0 a launch returns when its step is over, and the step is committed at once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.batch import Batch, Launched
+from engine.batch import Batch, LaunchedStep
 from engine.inspection import build_view, create_history
 from engine.outputs import DeviceGauges, DeviceMemory, RunnerCounters, StepOutputs
 from engine.protocol import AdapterRef, EngineStats, EngineView, PriorityClass, Rejected, Submit
@@ -38,19 +38,21 @@ class Runner(Protocol):
     @property
     def counters(self) -> RunnerCounters: ...
 
-    def launch(self, batch: Batch) -> Launched: ...
+    def launch(self, batch: Batch) -> LaunchedStep: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _InFlightStep:
-    """A step launched and not committed."""
+    """A step that has been launched and not yet committed."""
 
     batch: Batch
-    launched: Launched
+    launched: LaunchedStep
     began: float
 
 
 class EngineCore:
+    """Schedules, launches and commits steps, and counts what they do."""
+
     def __init__(
         self,
         scheduler: Scheduler,
@@ -58,8 +60,8 @@ class EngineCore:
         gauges: Callable[[], DeviceGauges] = DeviceGauges,
         memory: DeviceMemory | None = None,
     ) -> None:
-        """`gauges`: asked for whenever `stats` are."""
-        assert runner.depth in (0, 1), f"nothing is planned {runner.depth} steps ahead"
+        """`gauges` is called whenever `stats` is read."""
+        assert runner.depth in (0, 1), f"depth {runner.depth} is not supported"
         self.scheduler = scheduler
         self.runner = runner
         self._gauges = gauges
@@ -69,53 +71,54 @@ class EngineCore:
         # (slot, digest, error): filled by the loader's thread, emptied by the next step.
         self._load_reports: deque[tuple[int, str, str | None]] = deque()
         self._in_flight: deque[_InFlightStep] = deque()
-        self._is_blocked = False  # the last step found nothing to run, and nothing has happened since
+        self._is_blocked = False  # the last step found nothing to run, and nothing has changed since
         self._num_steps = 0
         self._step_seconds = 0.0
         self._gap_seconds = 0.0
         self._last_commit_at = 0.0  # when the last commit ended
-        self._was_running = False  # rows were left for another step then
+        self._was_running = False  # rows had more to compute then
 
     def submit(self, submit: Submit) -> Rejected | None:
-        """Take on a request, or say why not. Never raises, whatever is in it."""
+        """Queues a request, or returns why it is rejected. Never raises, whatever the request contains."""
         self._is_blocked = False
         return self.scheduler.submit(submit)
 
     def abort(self, request_id: str) -> None:
-        """End a request; its last chunks and usage come with the next step. Unknown ids are ignored."""
+        """Ends a request; its last chunks and usage come with the next step. Unknown ids are ignored."""
         self._is_blocked = False
         self.scheduler.abort(request_id)
 
     def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
-        """Load an adapter before its first request, if a slot can be spared.
+        """Loads an adapter before its first request, if a slot is free or can be freed.
 
-        `pinned`: keep it there from now on, or no longer; None leaves that as it is. Malformed digests are
-        ignored.
+        `pinned`: True keeps the adapter in its slot from now on, False ends that, None changes nothing.
+        Malformed digests are ignored.
         """
         if is_digest(ref.digest):
             self._is_blocked = False
             self.scheduler.prefetch(ref, pinned)
 
     def adapter_loaded(self, slot: int, digest: str, error: str | None = None) -> None:
-        """The loader's report on a load it was told to start.
-
-        From any thread; wake the stepping thread after.
+        """Records that a load has ended. The loader calls it, from any thread, and wakes the stepping thread
+        afterwards.
         """
         self._load_reports.append((slot, digest, error))
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything. When not, sleep until a message or a load report comes, or a
-        little while: requests that wait for an adapter do not wait for ever.
+        """Returns whether a step would do anything.
+
+        If not, sleep until a message or a load report arrives, but not for long: waits for an adapter expire.
         """
         if self._in_flight or self._load_reports or self.scheduler.has_outputs:
             return True
         return self.scheduler.has_requests and (not self._is_blocked or self.scheduler.has_expired_waits)
 
     def step(self) -> StepOutputs:
-        """Launch a step if there is one to run, and commit the oldest when `depth` are in flight behind it.
+        """Launches the next step, if any, and commits the oldest one once `depth` steps are in flight behind
+        it.
 
-        What the runner raises is not caught: then the process is to die.
+        Exceptions of the runner are not caught: the process must end then.
         """
         self._apply_load_reports()
         batch = self.scheduler.schedule()
@@ -130,7 +133,7 @@ class EngineCore:
 
     @property
     def stats(self) -> EngineStats:
-        """Gauges and counters as of now. The journal's gauge is the server's to fill in."""
+        """Gauges and counters as of now. The server fills in the journal's gauges."""
         scheduler = self.scheduler
         counters, pool, slots = scheduler.counters, scheduler.pool, scheduler.slot_allocator.slots
         run, gauges = self.runner.counters, self._gauges()
@@ -179,7 +182,7 @@ class EngineCore:
         )
 
     def view(self, stats: EngineStats) -> EngineView:
-        """The engine as an operator sees it, with `stats` as they are to be told."""
+        """Returns the state that operators see, with `stats` as the server completed them."""
         memory = dict(self._memory.shares)
         if stats.adapter_bytes_total or stats.adapter_bytes_used:
             memory["adapters"] = stats.adapter_bytes_total or stats.adapter_bytes_used
@@ -194,7 +197,7 @@ class EngineCore:
         )
 
     def check_integrity(self) -> None:
-        """Assert that nothing is lost or held twice. For idle moments and tests."""
+        """Asserts that nothing is lost or held twice. For idle moments and tests."""
         assert len(self._in_flight) <= self.runner.depth
         self.scheduler.check_integrity()
 

@@ -1,7 +1,7 @@
-"""What an operator sees of an engine at one moment: the batch, the slots, who has the rows and who waits.
+"""Builds the view that operators see of an engine: the batch, the adapter slots, tenants in the batch and
+waiting.
 
-Owns the making of an EngineView, and its bounds: it is made between two steps, of at most as many entries as
-there are slots and requests, and never with what a request says. Refuses to know who asks and how often.
+A view is built between two steps, has bounded size, and never contains prompts or answers.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MAX_SHARES = 64
 
 _CLASSES = [str(priority) for priority in PriorityClass]
 _Key = tuple[str, str | None, int]
-"""Tenant, adapter and the place of the class among `_CLASSES`."""
+"""Tenant, adapter digest, and the index of the class in `_CLASSES`."""
 _NO_ROWS = [0, 0, 0]
 
 
 def create_history(scheduler: Scheduler) -> StepHistory:
-    """An empty history of what the scheduler's steps will be."""
+    """Returns an empty history that reads the scheduler's counters and gauges."""
     counters, slots, queue = scheduler.counters, scheduler.slot_allocator.slots, scheduler.queue
 
     def totals() -> Totals:
@@ -56,9 +56,9 @@ def build_view(
     taken_at: float,
     started_at: float,
 ) -> EngineView:
-    """The engine as of now.
+    """Returns the view of the engine as of now.
 
-    `slot_bytes`: what adapters take, by slot, where the slot table does not bound it; may be empty.
+    `slot_bytes`: what each slot's adapter takes, where the slot table does not bound it; may be empty.
     """
     now = scheduler.read_clock()
     running, waiting = scheduler.running, list(scheduler.queue)
@@ -93,7 +93,7 @@ def _oldest_waits(waiting: list[Request], now: float) -> list[float]:
 
 
 def _shares(running: list[Request], waiting: list[Request], now: float) -> tuple[list[Share], int]:
-    """The largest, and how many there are."""
+    """Returns the largest shares, and how many there are in all."""
     rows: dict[_Key, list[int]] = {}
     for request in running:
         digest = None if request.adapter is None else request.adapter.digest

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from engine.batch import NO_SLOT, Batch, Launched, NewRow, Scored, StepResult
+from engine.batch import NO_SLOT, Batch, LaunchedStep, NewRow, Scored, StepResult
 from engine.core import EngineCore
 from engine.kv_cache import BlockPool
 from engine.lora.slots import SlotTable
@@ -101,7 +101,7 @@ class NullRunner:
         """Take an adapter into a slot: done at once."""
         self._digests[slot] = ref.digest
 
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> LaunchedStep:
         self.counters.eager_steps += 1
         began = time.perf_counter()
         drawn = self.draw_step(batch)

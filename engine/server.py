@@ -30,24 +30,20 @@ import zmq
 from engine.core import EngineCore
 from engine.journal.meter import Meter
 from engine.journal.usage_journal import JournalError
-from engine.outputs import HeldChunks, StepOutputs
 from engine.protocol import (
     Abort,
     AskSpooled,
-    Begun,
     EngineInfo,
     EngineStats,
     EngineView,
-    Finished,
     Inspect,
     Outputs,
     Prefetch,
-    PromptScores,
     RejectCode,
     Rejected,
     Submit,
-    TokenChunk,
 )
+from engine.response_router import ResponseRouter
 from engine.transport.server_socket import ClientGone, ClientStalled, Delivery, FromClient, Transport
 
 log = structlog.get_logger(__name__)
@@ -85,26 +81,6 @@ class _Wake:
     """Nothing but a reason to look at the flags."""
 
 
-@dataclass(slots=True)
-class _Route:
-    """Where a request's tokens go. A client that left is None: its request runs out, and is billed."""
-
-    client: bytes | None
-    row: int
-    held: HeldChunks | None = None
-    """None: it is read as it comes."""
-
-
-@dataclass(frozen=True, slots=True)
-class _LastWord:
-    """What follows once a request's last event is in the journal."""
-
-    client: bytes
-    finished: Finished
-    chunks: list[TokenChunk]
-    begun: list[Begun]
-
-
 class EngineServer:
     """Listens from the moment it exists, serves once given a core.
 
@@ -125,13 +101,12 @@ class EngineServer:
         self._inbox: queue.SimpleQueue[Delivery | _AdapterLoaded | _JournalFailed | _Wake] = (
             queue.SimpleQueue()
         )
-        self._routes: dict[str, _Route] = {}
         self.engine_id = engine_id
         self._stats: EngineStats | None = None
         self._stats_at = 0.0
         self._view: EngineView | None = None
         self._view_at = 0.0
-        self._lookers: set[bytes] = set()
+        self._view_clients: set[bytes] = set()
         """Clients that have asked for a view and not been answered."""
         self._step_began: float | None = None
         self._num_refused = 0
@@ -141,7 +116,7 @@ class EngineServer:
             redis_url=redis_url,
             engine_id=engine_id,
             incarnation=self.incarnation,
-            on_settled=self._say_last_words,
+            on_settled=lambda receipts: self._router.send_final_messages(receipts),
             on_failed=lambda error: self._inbox.put(_JournalFailed(error)),
         )
         try:
@@ -149,6 +124,7 @@ class EngineServer:
         except zmq.ZMQError:
             self._meter.close()
             raise
+        self._router = ResponseRouter(self._transport, self._meter)
         self.endpoint = self._transport.endpoint
         """As bound."""
 
@@ -191,20 +167,20 @@ class EngineServer:
         while True:
             if self._num_stops and deadline is None:
                 deadline = time.monotonic() + self._drain_seconds
-                log.info("draining", open_requests=len(self._routes), seconds=self._drain_seconds)
+                log.info("draining", open_requests=len(self._router), seconds=self._drain_seconds)
             if deadline is not None:
-                if not self._routes and not self._core.has_work:
+                if not self._router and not self._core.has_work:
                     return
                 late = time.monotonic() - deadline
                 if not aborted and (late > 0 or self._num_stops > 1):
                     aborted, deadline = True, time.monotonic()
-                    log.warning("drain cut short; aborting", open_requests=len(self._routes))
-                    self._abort_all(list(self._routes))
+                    log.warning("drain cut short; aborting", open_requests=len(self._router))
+                    self._abort_all(self._router.request_ids)
                 elif aborted and late > ABORT_GRACE:
-                    raise RuntimeError(f"{len(self._routes)} requests did not end when aborted")
+                    raise RuntimeError(f"{len(self._router)} requests did not end when aborted")
             self._take_messages(wait=not self._core.has_work)
-            if self._lookers:
-                self._show()
+            if self._view_clients:
+                self._send_view()
             if self._core.has_work:
                 self._step()
 
@@ -212,73 +188,9 @@ class EngineServer:
         began = self._step_began = time.monotonic()
         outputs = self._core.step()
         self._step_began = None
-        self._publish(outputs)
+        self._router.publish(outputs)
         if began - self._stats_at > STATS_INTERVAL:
             self._take_stats()
-
-    def _publish(self, outputs: StepOutputs) -> None:
-        if outputs.chunks or outputs.scores:
-            self._send_chunks(outputs.chunks, outputs.scores)
-        for event in outputs.started:
-            self._meter.started(self._routes[event.request_id].row, event)
-        for event in outputs.checkpoints:
-            self._meter.checkpoint(self._routes[event.request_id].row, event)
-        for finished, event in outputs.finished:
-            route = self._routes.pop(finished.request_id)
-            receipt = None
-            if route.client is not None:
-                held, begun = [], []
-                if route.held is not None:
-                    held, begun = route.held.take(), route.held.begun(finished.request_id)
-                receipt = _LastWord(route.client, finished, held, begun)
-            self._meter.settle(route.row, event, receipt)
-        self._meter.end_step()
-        for rejected in outputs.rejected:
-            route = self._routes.pop(rejected.request_id)
-            self._meter.cancel(route.row)
-            if route.client is not None:
-                self._transport.send(route.client, Outputs(rejected=[rejected]))
-
-    def _send_chunks(self, chunks: Iterable[TokenChunk], scores: Iterable[PromptScores]) -> None:
-        by_client: dict[bytes, list[TokenChunk]] = {}
-        scores_by_client: dict[bytes, list[PromptScores]] = {}
-        begun_by_client: dict[bytes, list[Begun]] = {}
-        routes = self._routes
-        rows: list[int] = []
-        counts: list[int] = []
-        for chunk in chunks:
-            route = routes[chunk.request_id]
-            rows.append(route.row)
-            counts.append(len(chunk.token_ids))
-            if route.client is not None:
-                due = [chunk] if route.held is None else route.held.add(chunk)
-                if due:
-                    by_client.setdefault(route.client, []).extend(due)
-                    if route.held is not None:
-                        begun_by_client.setdefault(route.client, []).extend(
-                            route.held.begun(chunk.request_id)
-                        )
-        for found in scores:
-            reader = routes[found.request_id].client
-            if reader is not None:
-                scores_by_client.setdefault(reader, []).append(found)
-                by_client.setdefault(reader, [])
-        self._meter.count(rows, counts)
-        for client, theirs in by_client.items():
-            scores_of, begun_of = scores_by_client.get(client, []), begun_by_client.get(client, [])
-            self._transport.send(client, Outputs(chunks=theirs, scores=scores_of, begun=begun_of))
-
-    def _say_last_words(self, receipts: list[object]) -> None:
-        """On the journal's thread: these requests' usage is safe."""
-        by_client: dict[bytes, Outputs] = {}
-        for receipt in receipts:
-            if isinstance(receipt, _LastWord):
-                outputs = by_client.setdefault(receipt.client, Outputs(chunks=[], finished=[], begun=[]))
-                outputs.chunks.extend(receipt.chunks)
-                outputs.begun.extend(receipt.begun)
-                outputs.finished.append(receipt.finished)
-        for client, outputs in by_client.items():
-            self._transport.send(client, outputs)
 
     # Messages ---------------------------------------------------------------------------------------------
 
@@ -305,24 +217,20 @@ class EngineServer:
             case FromClient(client, Submit() as request):
                 self._submit(client, request)
             case FromClient(client, Abort(request_id)):
-                route = self._routes.get(request_id)
-                if route is not None and route.client == client:  # nobody ends another's request
+                if self._router.is_owner(client, request_id):
                     self._core.abort(request_id)
             case FromClient(_, Prefetch(adapter, pinned)):
                 self._core.prefetch(adapter, pinned)
             case FromClient(client, Inspect()):
-                self._lookers.add(client)
+                self._view_clients.add(client)
             case FromClient(client, AskSpooled(position)):
                 self._transport.send(client, self._meter.spooled(position))
             case _AdapterLoaded(slot, digest, error):
                 self._core.adapter_loaded(slot, digest, error)
             case ClientGone(client):
-                theirs = self._requests_of(client)
-                for request_id in theirs:
-                    self._routes[request_id].client = None
-                self._abort_all(theirs)
+                self._abort_all(self._router.disconnect(client))
             case ClientStalled(client):
-                self._abort_all(self._requests_of(client))
+                self._abort_all(self._router.requests_of(client))
             case _JournalFailed(error):
                 raise error
             case _:
@@ -331,7 +239,7 @@ class EngineServer:
     def _submit(self, client: bytes, request: Submit) -> None:
         if self._num_stops:
             return self._refuse(client, request, "draining", "the engine is shutting down")
-        if request.request_id in self._routes:
+        if request.request_id in self._router:
             return self._refuse(
                 client, request, "duplicate", f"request_id {request.request_id!r} is already open"
             )
@@ -344,15 +252,12 @@ class EngineServer:
             self._meter.cancel(row)
             self._transport.send(client, Outputs(rejected=[rejected]))
             return None
-        self._routes[request.request_id] = _Route(client, row, HeldChunks() if request.whole else None)
+        self._router.open(client, request, row)
         return None
 
     def _refuse(self, client: bytes, request: Submit, code: RejectCode, message: str) -> None:
         self._num_refused += 1
         self._transport.send(client, Outputs(rejected=[Rejected(request.request_id, code, message)]))
-
-    def _requests_of(self, client: bytes) -> list[str]:
-        return [request_id for request_id, route in self._routes.items() if route.client == client]
 
     def _abort_all(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
@@ -366,15 +271,15 @@ class EngineServer:
         self._stats = msgspec.structs.replace(stats, rejected=stats.rejected + self._num_refused)
         return self._stats
 
-    def _show(self) -> None:
+    def _send_view(self) -> None:
         """Answer those who want to look. However many ask, however often, a view is made now and then."""
         view, now = self._view, time.monotonic()
         if view is None or now - self._view_at > VIEW_INTERVAL:
             view = self._view = self._core.view(self._finish_stats(self._take_stats()))
             self._view_at = now
-        for client in self._lookers:
+        for client in self._view_clients:
             self._transport.send(client, view)
-        self._lookers.clear()
+        self._view_clients.clear()
 
     def _finish_stats(self, stats: EngineStats) -> EngineStats:
         """With what the core does not know."""

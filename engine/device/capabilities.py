@@ -26,7 +26,7 @@ def refusal(kind: str, quantization: str, kv_dtype: str = "auto") -> str | None:
     return None
 
 
-def kind_of_device(wanted: str) -> str:
+def device_kind(wanted: str) -> str:
     """ "cpu" or "cuda" for "auto", "cpu" or "cuda". Raises ValueError when there is no GPU to be had."""
     if wanted == "cpu":
         return "cpu"

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.batch import NO_SLOT, Batch, Done, NewRow, Scored, StepResult
+from engine.batch import NO_SLOT, Batch, CompletedStep, NewRow, Scored, StepResult
 from engine.device.batch_state import BatchState, Shares
 from engine.device.cpu_sampler import Sampler
-from engine.device.scoring import read, rows_per_piece, score, score_requests
+from engine.device.scoring import read, rows_per_chunk, score, score_requests
 from engine.lora.pool import AdapterPool
 from engine.model.cache import KVCache
 from engine.model.model import Model
@@ -48,10 +48,10 @@ class ModelRunner:
         self._state = BatchState(max_rows, max_len, block_size)
         self.counters = RunnerCounters()
 
-    def launch(self, batch: Batch) -> Done:
+    def launch(self, batch: Batch) -> CompletedStep:
         """Run the batch, to its end."""
         self.counters.eager_steps += 1
-        return Done(self.execute(batch))
+        return CompletedStep(self.execute(batch))
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> StepResult:
@@ -116,13 +116,13 @@ class ModelRunner:
     def _score(
         self, scored: list[Scored], hidden_TH: torch.Tensor, rows: np.ndarray, query_lens: np.ndarray
     ) -> list[list[TokenLogprob] | None]:
-        asked = score_requests(scored, self._state, rows, query_lens)
+        requests = score_requests(scored, self._state, rows, query_lens)
         at_N, targets_N = (
-            torch.from_numpy(array).to(self._device) for array in (asked.at_N, asked.targets_N)
+            torch.from_numpy(array).to(self._device) for array in (requests.at_N, requests.targets_N)
         )
-        piece_rows = rows_per_piece(self._model.config.vocab_size)
+        chunk_rows = rows_per_chunk(self._model.config.vocab_size)
         logits_of = self._model.logits
-        return read(score(logits_of, hidden_TH, at_N, targets_N, asked.most_tops, piece_rows), asked)
+        return read(score(logits_of, hidden_TH, at_N, targets_N, requests.most_tops, chunk_rows), requests)
 
     def _by_slot(self, rows: np.ndarray, query_lens: np.ndarray) -> np.ndarray:
         """The order that puts tokens of one slot side by side, slots with few tokens first, the base last.

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import NO_SLOT, Batch, Done, Launched, NewRow, Scored, StepResult
+from engine.batch import NO_SLOT, Batch, CompletedStep, LaunchedStep, NewRow, Scored, StepResult
 from engine.device.batch_state import BatchState, Shares
 from engine.device.gpu_sampler import DeviceSampler
 from engine.device.gpu_scoring import DeviceScorer
@@ -133,7 +133,7 @@ class DeviceRunner:
         """
         buckets = self._graphs.buckets(with_adapters=self._lora is not None)
         buckets = [b for b in buckets if not b.decode_only or b.num_tokens <= self._max_graph_rows]
-        self._describe_nothing(buckets[0].num_tokens)
+        self._fill_with_padding(buckets[0].num_tokens)
         if self._captures:
             self._graphs.capture(buckets, on_progress)
         else:
@@ -141,7 +141,7 @@ class DeviceRunner:
         torch.cuda.synchronize()
 
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> LaunchedStep:
         """Queue the batch behind all launched before; returns at once."""
         self._apply(batch)
         shares = self._state.shares(batch)
@@ -192,7 +192,7 @@ class DeviceRunner:
 
     # ---- one step
 
-    def _queue(self, shares: Shares, scored: list[Scored]) -> Launched:
+    def _queue(self, shares: Shares, scored: list[Scored]) -> LaunchedStep:
         rows, query_lens, samples = shares
         state, inputs = self._state, self._inputs
         num_tokens = int(query_lens.sum())
@@ -219,11 +219,13 @@ class DeviceRunner:
         if num_changes:
             self._write_tables(*self._changes.device[:, :num_changes])
         logits_SV = self._graphs.run(bucket)
-        draws: Launched = self._sampler.launch(logits_SV) if drawing.size else Done(StepResult([]))
+        draws: LaunchedStep = (
+            self._sampler.launch(logits_SV) if drawing.size else CompletedStep(StepResult([]))
+        )
         if not scored:
             return draws
-        asked = score_requests(scored, state, rows, query_lens)
-        return self._scorer.launch(asked, self._model.hidden(bucket.num_tokens), draws)
+        requests = score_requests(scored, state, rows, query_lens)
+        return self._scorer.launch(requests, self._model.hidden(bucket.num_tokens), draws)
 
     def _assign_slots(self, slots: np.ndarray, bucket: Bucket) -> None:
         """The step's work for adapters: of its tokens, and none of what fills the bucket."""
@@ -257,11 +259,11 @@ class DeviceRunner:
             hidden_TH = hidden_TH.index_select(0, self._sampled.device[: bucket.num_tokens])
         return self._model.logits(hidden_TH)
 
-    def _describe_nothing(self, num_tokens: int) -> None:
+    def _fill_with_padding(self, num_tokens: int) -> None:
         """A step that is all padding: what is captured and warmed up with."""
         self._inputs.begin()
-        nobody = np.zeros(0, np.int64)
-        self._plan.fill(nobody, nobody, nobody, num_tokens)
+        no_rows = np.zeros(0, np.int64)
+        self._plan.fill(no_rows, no_rows, no_rows, num_tokens)
         if self._lora is not None:
             self._row_slots[:] = NO_SLOT
             self._lora.begin(self._row_slots)

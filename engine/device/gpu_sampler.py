@@ -34,7 +34,7 @@ RING = 3
 """Steps whose results may be unread: one that runs, one launched, one being launched."""
 
 
-class _AskedFields:
+class _SamplingFields:
     """Arrays of `ops.SamplingInputs` among a step's inputs."""
 
     def __init__(self, inputs: StepInputs, name: str, size: int, null_row: int) -> None:
@@ -104,8 +104,8 @@ class DeviceSampler:
         self._device = torch.device(device)
         self._params = SamplingRows(max_rows, vocab_size)
         self._shaping = ShapedRows(max_rows, vocab_size, eos_ids, device)
-        self._plain = _AskedFields(inputs, "sampler.plain", max_rows, max_rows)
-        self._shaped = _AskedFields(inputs, "sampler.shaped", max_rows, max_rows)
+        self._plain = _SamplingFields(inputs, "sampler.plain", max_rows, max_rows)
+        self._shaped = _SamplingFields(inputs, "sampler.shaped", max_rows, max_rows)
         self._shaped_at = inputs.field("sampler.shaped.at", max_rows)
         self._shaped_entry = inputs.field("sampler.shaped.entry", max_rows)
         self._shaped_young = inputs.field("sampler.shaped.young", max_rows)
@@ -233,9 +233,11 @@ class DeviceSampler:
         shaped_RV = self._shaping.shape(
             logits_SV, self._shaped_at.device[begin:end], entries_R, self._shaped_young.device[begin:end]
         )
-        asked = self._shaped.device(begin)
-        ops.sample(shaped_RV, asked, self._drawn, self._scratch, draws=step.draws, truncates=step.truncates)
-        places_R = asked.places_S[: end - begin].long()
+        parameters = self._shaped.device(begin)
+        ops.sample(
+            shaped_RV, parameters, self._drawn, self._scratch, draws=step.draws, truncates=step.truncates
+        )
+        places_R = parameters.places_S[: end - begin].long()
         self._shaping.count(entries_R, self._drawn.ids_S.index_select(0, places_R))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.batch import Launched, StepResult
+from engine.batch import LaunchedStep, StepResult
 from engine.device.scoring import ScoreRequests, read, score
 
 RING = 3
@@ -27,7 +27,7 @@ class DeviceScorer:
         self,
         logits_of: Callable[[Tensor], Tensor],
         max_tokens: int,
-        piece_rows: int,
+        chunk_rows: int,
         device: torch.device,
     ) -> None:
         """
@@ -36,23 +36,23 @@ class DeviceScorer:
                 there are. Not more than it has been captured with, for its memory must not move.
         """
         self._logits_of = logits_of
-        self._piece_rows = piece_rows
+        self._piece_rows = chunk_rows
         self._device = device
-        self._size = -(-max_tokens // piece_rows) * piece_rows
+        self._size = -(-max_tokens // chunk_rows) * chunk_rows
         self._ring: list[LaunchedScores | None] = [None] * RING
         self._turn = 0
 
     @torch.inference_mode()
-    def launch(self, asked: ScoreRequests, hidden_TH: Tensor, draws: Launched) -> LaunchedScores:
+    def launch(self, requests: ScoreRequests, hidden_TH: Tensor, draws: LaunchedStep) -> LaunchedScores:
         """Queue the scores behind the step that left `hidden_TH`, and behind its `draws`."""
         launched = self._ring[self._turn]
         if launched is None:  # the first steps that score make room for it
             launched = self._ring[self._turn] = LaunchedScores(self._size, self._device)
         self._turn = (self._turn + 1) % RING
-        num_rows = -(-len(asked.at_N) // self._piece_rows) * self._piece_rows
-        at_N, targets_N = launched.begin(asked, num_rows, draws)
-        table_NW = score(self._logits_of, hidden_TH, at_N, targets_N, asked.most_tops, self._piece_rows)
-        launched.end(table_NW[: len(asked.at_N)])
+        num_rows = -(-len(requests.at_N) // self._piece_rows) * self._piece_rows
+        at_N, targets_N = launched.begin(requests, num_rows, draws)
+        table_NW = score(self._logits_of, hidden_TH, at_N, targets_N, requests.most_tops, self._piece_rows)
+        launched.end(table_NW[: len(requests.at_N)])
         return launched
 
 
@@ -62,24 +62,24 @@ class LaunchedScores:
     def __init__(self, size: int, device: torch.device) -> None:
         self._device = device
         self._on_gpu = device.type == "cuda"
-        self._wishes = torch.zeros((2, size), dtype=torch.int64, pin_memory=self._on_gpu)
+        self._staged = torch.zeros((2, size), dtype=torch.int64, pin_memory=self._on_gpu)
         self._scores = torch.zeros(size, pin_memory=self._on_gpu)
         self._arrived = torch.cuda.Event() if self._on_gpu else None
-        self._asked: ScoreRequests | None = None
-        self._draws: Launched | None = None
+        self._requests: ScoreRequests | None = None
+        self._draws: LaunchedStep | None = None
         self._width = 0
 
-    def begin(self, asked: ScoreRequests, num_rows: int, draws: Launched) -> tuple[Tensor, Tensor]:
+    def begin(self, requests: ScoreRequests, num_rows: int, draws: LaunchedStep) -> tuple[Tensor, Tensor]:
         """(hidden rows, targets) on the device, filled up to `num_rows` with the first hidden state."""
-        assert self._asked is None, "a step's scores are still to be read"
-        self._asked, self._draws = asked, draws
-        num = len(asked.at_N)
-        wishes = self._wishes[:, :num_rows].numpy()
-        wishes[0, :num], wishes[1, :num] = asked.at_N, asked.targets_N
-        wishes[:, num:] = 0
+        assert self._requests is None, "a step's scores are still to be read"
+        self._requests, self._draws = requests, draws
+        num = len(requests.at_N)
+        staged = self._staged[:, :num_rows].numpy()
+        staged[0, :num], staged[1, :num] = requests.at_N, requests.targets_N
+        staged[:, num:] = 0
         # Row by row: a copy of both would be strided, and wait.
         at_N, targets_N = (
-            row[:num_rows].to(self._device, non_blocking=True, copy=True) for row in self._wishes
+            row[:num_rows].to(self._device, non_blocking=True, copy=True) for row in self._staged
         )
         return at_N, targets_N
 
@@ -97,12 +97,12 @@ class LaunchedScores:
 
     def result(self) -> StepResult:
         """What the step drew and scored. Waits for it; once: the memory is another step's afterwards."""
-        asked, draws = self._asked, self._draws
-        assert asked is not None, "read twice"
+        requests, draws = self._requests, self._draws
+        assert requests is not None, "read twice"
         assert draws is not None
         drawn = draws.result()
         if self._arrived is not None:
             self._arrived.synchronize()
-        drawn.scores = read(self._table(len(asked.at_N)), asked)
-        self._asked = self._draws = None
+        drawn.scores = read(self._table(len(requests.at_N)), requests)
+        self._requests = self._draws = None
         return drawn

@@ -47,7 +47,7 @@ def adapter_bytes(config: ModelConfig, rank: int = TYPICAL_RANK) -> int:
 
 
 def plan_gpu(
-    wanted: MemoryRequest,
+    request: MemoryRequest,
     *,
     budget_bytes: int,
     used_bytes: int,
@@ -62,16 +62,16 @@ def plan_gpu(
     `useful_blocks`: more keys and values than all rows at full length can have are of no use. Raises
     ValueError when the least that an engine needs does not fit.
     """
-    _check_kv_bytes(wanted, block_bytes)
+    _check_kv_bytes(request, block_bytes)
     left = budget_bytes - used_bytes - scratch_bytes
-    adapters = wanted.adapter_bytes
+    adapters = request.adapter_bytes
     if adapters is None:
-        adapters = max(0, min(wanted.num_slots * typical_adapter_bytes, left // 4))
+        adapters = max(0, min(request.num_slots * typical_adapter_bytes, left // 4))
     left -= adapters
-    if wanted.num_blocks is not None:
-        num_blocks = wanted.num_blocks
+    if request.num_blocks is not None:
+        num_blocks = request.num_blocks
     else:
-        room = left if wanted.kv_bytes is None else wanted.kv_bytes
+        room = left if request.kv_bytes is None else request.kv_bytes
         num_blocks = min(max(0, room) // block_bytes, useful_blocks) + 1
     kv_bytes = num_blocks * block_bytes
     # The null block is one more than the budget knows of.
@@ -82,24 +82,24 @@ def plan_gpu(
             f"adapters {_gib(adapters)}, keys and values {_gib(max(kv_bytes, 2 * block_bytes))}; "
             "set memory_share, adapter_bytes or kv_bytes"
         )
-    cache = wanted.adapter_cache_bytes
+    cache = request.adapter_cache_bytes
     if cache is None:
         cache = min(adapters, int(HOST_SHARE * host_bytes))
     return MemoryPlan(num_blocks, kv_bytes, adapters, cache)
 
 
-def plan_cpu(wanted: MemoryRequest, *, block_bytes: int, useful_blocks: int) -> MemoryPlan:
+def plan_cpu(request: MemoryRequest, *, block_bytes: int, useful_blocks: int) -> MemoryPlan:
     """On a CPU adapters take memory as they come, and keys and values what they are given."""
-    _check_kv_bytes(wanted, block_bytes)
-    num_blocks = wanted.num_blocks
+    _check_kv_bytes(request, block_bytes)
+    num_blocks = request.num_blocks
     if num_blocks is None:
-        num_blocks = min((wanted.kv_bytes or KV_BYTES_ON_CPU) // block_bytes, useful_blocks) + 1
+        num_blocks = min((request.kv_bytes or KV_BYTES_ON_CPU) // block_bytes, useful_blocks) + 1
     return MemoryPlan(num_blocks, num_blocks * block_bytes, 0, 0)
 
 
-def _check_kv_bytes(wanted: MemoryRequest, block_bytes: int) -> None:
-    if wanted.kv_bytes is not None and wanted.kv_bytes < block_bytes:
-        raise ValueError(f"kv_bytes: {wanted.kv_bytes} is less than one block takes, {block_bytes} bytes")
+def _check_kv_bytes(request: MemoryRequest, block_bytes: int) -> None:
+    if request.kv_bytes is not None and request.kv_bytes < block_bytes:
+        raise ValueError(f"kv_bytes: {request.kv_bytes} is less than one block takes, {block_bytes} bytes")
 
 
 def _gib(num_bytes: int) -> str:

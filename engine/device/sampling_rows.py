@@ -36,7 +36,7 @@ class SamplingRows:
     def admit(self, row: int, params: SamplingParams, seed: int) -> None:
         """A request takes a row."""
         cold = params.temperature < MIN_TEMPERATURE
-        self.temperature[row] = 0.0 if cold else cut(params.temperature)
+        self.temperature[row] = 0.0 if cold else clamp(params.temperature)
         self.top_k[row] = min(params.top_k, self._vocab_size)
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
@@ -54,15 +54,15 @@ def ending_ids(params: SamplingParams, eos_ids: Iterable[int], vocab_size: int) 
 def bias_of(params: SamplingParams, vocab_size: int) -> tuple[list[int], list[float]]:
     """(ids, values) of logit_bias."""
     assert all(0 <= token < vocab_size for token in params.logit_bias), "bias outside the vocabulary"
-    return list(params.logit_bias), [cut(bias) for bias in params.logit_bias.values()]
+    return list(params.logit_bias), [clamp(bias) for bias in params.logit_bias.values()]
 
 
 def penalties_of(params: SamplingParams) -> tuple[float, float, float]:
     """(presence, frequency, repetition)."""
     return (
-        cut(params.presence_penalty),
-        cut(params.frequency_penalty),
-        max(cut(params.repetition_penalty), 1 / LARGEST),
+        clamp(params.presence_penalty),
+        clamp(params.frequency_penalty),
+        max(clamp(params.repetition_penalty), 1 / LARGEST),
     )
 
 
@@ -71,6 +71,6 @@ def has_penalties(params: SamplingParams) -> bool:
     return bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
 
 
-def cut(value: float) -> float:
+def clamp(value: float) -> float:
     """The nearest number that arithmetic can bear."""
     return min(max(value, -LARGEST), LARGEST)

@@ -18,7 +18,7 @@ from engine.device.batch_state import BatchState, Ints
 from engine.protocol import TokenLogprob, TopLogprob
 from kernels import sampling as ops
 
-PIECE_LOGITS = 1 << 22
+CHUNK_LOGITS = 1 << 22
 """Logits at a time on a CPU: 16 MB, and twice that while they become log-probabilities."""
 
 
@@ -67,7 +67,7 @@ def score(
     at_N: Tensor,
     targets_N: Tensor,
     num_tops: int,
-    piece_rows: int,
+    chunk_rows: int,
 ) -> Tensor:
     """[N, 1 + 2 K] fp32: the target's log-probability, the K largest, the bits of their ids as int32.
 
@@ -77,8 +77,8 @@ def score(
         piece_rows: how many rows have logits at a time.
     """
     table_NW = hidden_TH.new_empty((len(at_N), 1 + 2 * num_tops), dtype=torch.float32)
-    for begin in range(0, len(at_N), piece_rows):
-        piece = slice(begin, begin + piece_rows)
+    for begin in range(0, len(at_N), chunk_rows):
+        piece = slice(begin, begin + chunk_rows)
         logits_PV = logits_of(hidden_TH.index_select(0, at_N[piece]))
         chosen_P, top_PK, top_ids_PK = ops.logprobs(logits_PV, targets_N[piece], num_tops)
         table_NW[piece, 0] = chosen_P
@@ -87,16 +87,16 @@ def score(
     return table_NW
 
 
-def rows_per_piece(vocab_size: int) -> int:
+def rows_per_chunk(vocab_size: int) -> int:
     """On a CPU."""
-    return max(1, PIECE_LOGITS // vocab_size)
+    return max(1, CHUNK_LOGITS // vocab_size)
 
 
-def read(table_NW: Tensor, asked: ScoreRequests) -> list[list[TokenLogprob] | None]:
+def read(table_NW: Tensor, requests: ScoreRequests) -> list[list[TokenLogprob] | None]:
     """Scores by entry of the plan; None where the logits were not finite."""
     found: list[list[TokenLogprob] | None] = []
     begin, num_columns = 0, table_NW.shape[1] // 2
-    for num_tokens, num_tops in zip(asked.lens, asked.num_tops, strict=True):
+    for num_tokens, num_tops in zip(requests.lens, requests.num_tops, strict=True):
         span = slice(begin, begin + num_tokens)
         begin += num_tokens
         chosen_N = table_NW[span, 0]
@@ -106,7 +106,7 @@ def read(table_NW: Tensor, asked: ScoreRequests) -> list[list[TokenLogprob] | No
         top_NK = table_NW[span, 1 : 1 + num_tops].tolist()
         ids_NK = table_NW[span, 1 + num_columns : 1 + num_columns + num_tops]
         ids = ids_NK.contiguous().view(torch.int32).tolist()
-        everything = zip(asked.targets_N[span].tolist(), chosen_N.tolist(), ids, top_NK, strict=True)
+        everything = zip(requests.targets_N[span].tolist(), chosen_N.tolist(), ids, top_NK, strict=True)
         found.append(
             [
                 TokenLogprob(target, logprob, [TopLogprob(*pair) for pair in zip(*tops, strict=True)])

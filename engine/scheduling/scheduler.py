@@ -1,31 +1,30 @@
-"""Steps planned and taken in: what each drew belongs to whom was in it.
+"""Plans steps and takes in their results: advances every request by what its steps drew.
 
-Owns the order of plans and commits, and how requests advance by them. Refuses to know what goes into a plan
-(`StepPlanner`), how a batch is run, messages are sent, adapters are loaded, and how requests begin and end
-(`RequestTracker`).
+`StepPlanner` decides what goes into a step, `RequestTracker` how requests begin and end; running batches,
+sending messages and loading adapters happen elsewhere.
 
-Overlap: a request advances when its step is planned, so that the next step can be planned before this one
-has ended. With one step in flight:
+Overlap: a request advances when its step is planned, so that the next step can be planned before this one has
+ended. With one step in flight:
 
     host    schedule(n) launch(n) | schedule(n+1) launch(n+1) .. commit(n) | schedule(n+2) launch(n+2) ..
     device                  [========== step n ==========][========== step n+1 ==========][== step n+2 ==
 
-What a limit ends is known ahead: when step n draws a request's last token, the request is in no later step,
-and from schedule(n+1) on it holds nothing. What a token ends (end of sequence, stops), a failure and an abort
-are learnt after step n+1 was launched: what that draws for the row is dropped at commit(n+1), neither told,
-billed nor named in the prefix cache. A preempted request's token in flight counts, and is known before it
-returns.
+An end by length is known ahead: when step n draws a request's last token, the request is in no later step,
+and from schedule(n+1) on it holds nothing. An end by a token (end of sequence, stops), a failure or an abort
+is known only after step n+1 was launched: what that step draws for the row is dropped at commit(n+1), neither
+published, billed nor registered in the prefix cache. The token in flight of a preempted request counts, and
+is known before the request returns.
 
-Who owns memory when. A row, a block or a slot reference is held from the schedule that gives it to whatever
-takes it back: commit(n) (ended by a token), schedule(n+1) (preempted, or ended by its limit), an abort in
-between. Then it is free on the host, and the next schedule may give it on, although the device may read and
-write it until the end of the last step launched so far. No harm comes of that: its next owner's writes are
-launched later, and steps run in order. Only copies that are no steps have to wait for that end: adapters
-loaded into a slot. Likewise the prefix cache names blocks of a prompt when the step that computes them is
-planned: whoever finds them runs in a later step.
+Who owns memory when. A row, a block or a slot reference is held from the schedule that allocates it to the
+event that takes it back: commit(n) (ended by a token), schedule(n+1) (preempted, or ended by its limit), or
+an abort in between. Then it is free on the host, and the next schedule may reallocate it, although the device
+may read and write it until the end of the last step launched so far. That is safe: the next owner's writes
+are launched later, and steps run in order. Only copies that are not steps have to wait for that end: adapters
+loaded into a slot. Likewise, blocks of a prompt are registered when the step that computes them is planned: a
+request that finds them runs in a later step.
 
 Scores of prompt tokens belong to a step as draws do: a token counts as scored when the step that scores it is
-planned, so that it is scored once, whatever is preempted and computed again.
+planned, so that it is scored once, whatever is preempted and recomputed.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ MAX_UNCOMMITTED = 2
 """Batches planned and not committed: one that runs, and one behind it."""
 
 HEAD_START_STEPS = 64
-"""Steps of nothing but PRIORITY rows by which that class may be ahead of DEFAULT before they take turns."""
+"""Steps with only PRIORITY rows by which that class may be ahead of DEFAULT before they take turns."""
 
 
 class Scheduler:
     """Call from one thread, in turns: any number of submit, abort and so on, then schedule, then commit.
 
-    Batches are committed in the order in which they were planned; one may be planned over another.
+    Batches are committed in the order in which they were planned; one may be planned ahead of a commit.
     """
 
     def __init__(
@@ -81,8 +80,8 @@ class Scheduler:
         draw_seed: Callable[[], int] = lambda: randbits(63),
         floor: ByteFloor | None = None,
     ) -> None:
-        """`token_bytes` is the vocabulary's, for stop strings. `clock` gives Unix seconds. `floor`: by which
-        is counted what steps read at least.
+        """`token_bytes` is the vocabulary's, for stop strings. `clock` returns Unix seconds. `floor` counts
+        the bytes that steps must read.
         """
         self.limits = limits
         self.pool = pool
@@ -116,34 +115,34 @@ class Scheduler:
         )
         self._uncommitted: deque[StepPlan] = deque()
         self.composition: tuple[list[int], list[int]] = ([], [])
-        """Of the step planned last, by class: known tokens that it computes, and rows that decode."""
+        """Of the last planned step, by class: known tokens that it computes, and rows that decode."""
 
-    # Requests come and go --------------------------------------------------------------------------------
+    # Requests and adapters --------------------------------------------------------------------------------
 
     def submit(self, submit: Submit) -> Rejected | None:
-        """Queue a request, or say why not. Never raises, whatever is in it."""
+        """Queues a request, or returns why it is rejected. Never raises, whatever the request contains."""
         return self._tracker.submit(submit)
 
     def abort(self, request_id: str) -> None:
-        """End all choices of a request and free what they hold. Unknown ids are ignored."""
+        """Ends all choices of a request and frees what they hold. Unknown ids are ignored."""
         self._tracker.abort(request_id)
 
     def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
-        """Load an adapter nobody waits for yet, if a slot can be spared; keep it, or no longer."""
+        """Loads an adapter that no request waits for, if a slot can be freed; pins or unpins it."""
         self.slot_allocator.prefetch(ref, pinned)
 
     def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
-        """A load has ended. On an error, requests waiting for the adapter end too."""
+        """Records that a load has ended. On an error, requests waiting for the adapter end too."""
         if error is None:
             self.slot_allocator.loaded(slot, digest)
         else:
             self.slot_allocator.failed(slot, digest)
             self._tracker.reject_waiting_for(digest, error)
 
-    # A step ----------------------------------------------------------------------------------------------
+    # Steps -------------------------------------------------------------------------------------------------
 
     def schedule(self) -> Batch | None:
-        """Plan the next step, or None when nothing can run as long as nothing is committed."""
+        """Plans the next step, or returns None when nothing can run until a step is committed."""
         assert len(self._uncommitted) < MAX_UNCOMMITTED, "the batch before the last is not committed"
         self._timing.begin_step()
         self._tracker.reject_overdue()
@@ -166,9 +165,9 @@ class Scheduler:
         return plan.batch
 
     def commit(self, batch: Batch, result: StepResult) -> StepOutputs:
-        """Take in what the oldest batch drew. Returns all there is to tell since the last commit."""
+        """Takes in what the oldest batch drew. Returns what has happened since the last commit."""
         plan = self._uncommitted.popleft()
-        assert plan.batch is batch, "another batch was to be committed first"
+        assert plan.batch is batch, "batches must be committed in the order they were planned"
         now = self._clock()
         any_ended = bool(plan.scoring) and self._commit_scores(batch.scored, plan.scoring, result.scores)
         block_size, record_token, finished = (
@@ -192,16 +191,19 @@ class Scheduler:
             if request.group.scores_only:
                 self._tracker.finish_scored(request)
                 continue
-            # The step has computed what was known before it; the block of the token drawn is not full yet.
+            # The step computed the tokens known before it; the block of the token drawn is not full yet.
             known_len = len(request.token_ids)
-            if known_len - request.table.named_len >= block_size and request.state is RequestState.RUNNING:
-                request.table.name_computed(request.token_ids, known_len)
+            if (
+                known_len - request.table.registered_len >= block_size
+                and request.state is RequestState.RUNNING
+            ):
+                request.table.register_computed(request.token_ids, known_len)
             token_id = token_ids[position]
             request.token_ids.append(token_id)
             drawn.append(request)
             if record_token(request, token_id, logprobs.get(position), now):
                 any_ended = True
-        assert position + 1 == len(token_ids), "the runner drew for other rows than it was told to"
+        assert position + 1 == len(token_ids), "the runner drew for other rows than the plan's"
         self.queue.charge_decode(drawn)
         self.counters.completion_tokens += len(drawn)
         if any_ended:
@@ -211,7 +213,7 @@ class Scheduler:
     def _commit_scores(
         self, scored: list[Scored], scoring: list[Request], scores: list[list[TokenLogprob] | None]
     ) -> bool:
-        """Tell of the scores of requests that go on. Whether any ended, for want of finite numbers."""
+        """Publishes the scores of running requests. Returns whether any request failed."""
         any_ended = False
         for request, share, logprobs in zip(scoring, scored, scores, strict=True):
             if request.state is RequestState.FINISHED:
@@ -224,10 +226,10 @@ class Scheduler:
         return any_ended
 
     def collect(self) -> StepOutputs:
-        """What has happened since the last commit or collect."""
+        """Returns what has happened since the last commit or collect."""
         return self._tracker.take_outputs()
 
-    # Looking in ------------------------------------------------------------------------------------------
+    # Inspection -------------------------------------------------------------------------------------------
 
     @property
     def counters(self) -> Counters:
@@ -243,7 +245,7 @@ class Scheduler:
         return self._running.requests
 
     def read_clock(self) -> float:
-        """What time it is, by the clock that requests' waits are told by."""
+        """Returns the time on the clock by which waits are measured."""
         return self._timing.read_clock()
 
     @property
@@ -252,7 +254,7 @@ class Scheduler:
 
     @property
     def predicted_waits(self) -> dict[str, float]:
-        """By class, seconds that a request with a short prompt of a tenant that has none would wait now."""
+        """By class: seconds that a short request of a tenant without others would wait now."""
         return {str(priority): self.load_shedder.predicted_wait(priority) for priority in PriorityClass}
 
     @property
@@ -261,7 +263,7 @@ class Scheduler:
 
     @property
     def has_expired_waits(self) -> bool:
-        """Whether a request may have waited for its adapter long enough."""
+        """Whether a request may have waited too long for its adapter."""
         return self._waits.has_expired
 
     @property
@@ -269,7 +271,7 @@ class Scheduler:
         return self._tracker.has_outputs
 
     def check_integrity(self) -> None:
-        """Assert that nothing is lost or held twice. Linear in everything: for idle moments and tests."""
+        """Asserts that nothing is lost or held twice. Linear in everything: for idle moments and tests."""
         self.pool.check_integrity()
         self.slot_allocator.check_integrity()
         self._running.check_integrity(self.pool.held_ids())
@@ -284,7 +286,8 @@ class Scheduler:
         self._check_in_flight(alive)
 
     def _check_in_flight(self, alive: list[Request]) -> None:
-        """Exactly the tokens that uncommitted batches draw are pending, one per batch at most."""
+        """Asserts that exactly the tokens that uncommitted batches draw are pending, at most one
+        per batch."""
         pending: dict[Request, int] = {}
         for plan in self._uncommitted:
             for request, share in zip(plan.requests, plan.batch.scheduled, strict=True):

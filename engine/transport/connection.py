@@ -38,9 +38,9 @@ class Connection:
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3000)
         self.monitor = self.socket.get_monitor_socket(_LOST_EVENTS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.opened_at = now
-        self.last_heard = now
-        self.connected = False
-        self.lost = False
+        self.last_message_at = now
+        self.is_connected = False
+        self.is_lost = False
         self.socket.connect(endpoint)
 
     @property
@@ -53,9 +53,9 @@ class Connection:
         while self.monitor.getsockopt(_EVENTS) & _POLLIN:
             event = recv_monitor_message(self.monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.connected = True
+                self.is_connected = True
             else:
-                self.lost = True
+                self.is_lost = True
 
     def close(self, linger: int = 0) -> None:
         self.socket.disable_monitor()

@@ -18,7 +18,7 @@ from typing import Protocol
 from engine.protocol import RejectCode, TokenChunk, TokenLogprob, Usage
 
 
-class Source(Protocol):
+class GenerationSource(Protocol):
     """Where a generation comes from."""
 
     _num_unread: int
@@ -70,7 +70,7 @@ class Generation:
     __slots__ = (
         "_client",
         "_closed",
-        "_hears_end",
+        "_end_callback",
         "_listener",
         "_num_unread",
         "_unread",
@@ -82,7 +82,7 @@ class Generation:
         "usage",
     )
 
-    def __init__(self, client: Source, request_id: str) -> None:
+    def __init__(self, client: GenerationSource, request_id: str) -> None:
         self.request_id = request_id
         self.usage: Usage | None = None
         """Set once the engine has spoken its last word."""
@@ -97,7 +97,7 @@ class Generation:
         self._num_unread = 0
         self._waiter: asyncio.Future[None] | None = None
         self._closed = False
-        self._hears_end: Callable[[Generation], None] | None = None
+        self._end_callback: Callable[[Generation], None] | None = None
         self._listener: Callable[[], None] | None = None
 
     def __aiter__(self) -> AsyncIterator[list[TokenChunk]]:
@@ -138,11 +138,11 @@ class Generation:
         """Nothing more is to come but what `take` still gives; `error` says whether that is in order."""
         return self._closed or self.error is not None
 
-    def listen(self, hear: Callable[[], None] | None) -> None:
-        """In place of `async for`: have `hear` called when there is something to take, and at the end. It
+    def listen(self, callback: Callable[[], None] | None) -> None:
+        """In place of `async for`: have `callback` called when there is something to take, and at the end. It
         must not raise. None: nobody any more.
         """
-        self._listener = hear
+        self._listener = callback
 
     def abort(self) -> None:
         """Ask the engine to stop.
@@ -152,15 +152,15 @@ class Generation:
         if not self._closed:
             self._client._abort(self.request_id)
 
-    def when_ended(self, hear: Callable[[Generation], None]) -> None:
-        """Call `hear` once nothing more is to come: `usage` is set then, or `error`, or (of a stalled reader)
-        both. At most one hears. Nobody does when it is this client that leaves: the engine's journal will
-        tell.
+    def when_ended(self, callback: Callable[[Generation], None]) -> None:
+        """Call `callback` once nothing more is to come: `usage` is set then, or `error`, or (of a stalled
+        reader) both. At most one hears. Nobody does when it is this client that leaves: the engine's journal
+        will tell.
         """
-        assert self._hears_end is None, "somebody hears already"
-        self._hears_end = hear
+        assert self._end_callback is None, "somebody hears already"
+        self._end_callback = callback
         if self._closed:
-            hear(self)
+            callback(self)
 
     def _receive(self, chunk: TokenChunk) -> int:
         """Keep a chunk for the reader; how many tokens are unread. For one who was given up, it is counted
@@ -196,5 +196,5 @@ class Generation:
         self.usage, self._closed = usage, True
         self.error = self.error or error
         self._wake()
-        if self._hears_end is not None:
-            self._hears_end(self)
+        if self._end_callback is not None:
+            self._end_callback(self)

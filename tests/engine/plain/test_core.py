@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.batch import Batch, Launched
+from engine.batch import Batch, LaunchedStep
 from engine.core import EngineCore
 from engine.outputs import RunnerCounters
 from engine.protocol import AdapterRef, PriorityClass
@@ -122,7 +122,7 @@ class FailingRunner:
     depth = 0
     counters = RunnerCounters()
 
-    def launch(self, batch: Batch) -> Launched:
+    def launch(self, batch: Batch) -> LaunchedStep:
         raise RuntimeError("the device is gone")
 
 

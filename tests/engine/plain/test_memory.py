@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.device.capabilities import QUANTIZATIONS, host_memory, kind_of_device, num_gpus, refusal
+from engine.device.capabilities import QUANTIZATIONS, device_kind, host_memory, num_gpus, refusal
 from engine.device.memory import HOST_SHARE, KV_BYTES_ON_CPU, MemoryRequest, adapter_bytes, plan_cpu, plan_gpu
 from engine.model.config import parse_config
 
@@ -174,11 +174,11 @@ def test_every_device_serves_a_base_as_it_is() -> None:
 
 def test_a_device_is_taken_if_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.device.capabilities.num_gpus", lambda: 0)
-    assert (kind_of_device("auto"), kind_of_device("cpu")) == ("cpu", "cpu")
+    assert (device_kind("auto"), device_kind("cpu")) == ("cpu", "cpu")
     with pytest.raises(ValueError, match="finds no GPU"):
-        kind_of_device("cuda")
+        device_kind("cuda")
     monkeypatch.setattr("engine.device.capabilities.num_gpus", lambda: 1)
-    assert (kind_of_device("auto"), kind_of_device("cpu"), kind_of_device("cuda")) == ("cuda", "cpu", "cuda")
+    assert (device_kind("auto"), device_kind("cpu"), device_kind("cuda")) == ("cuda", "cpu", "cuda")
 
 
 def test_gpus_are_counted_without_torch() -> None:

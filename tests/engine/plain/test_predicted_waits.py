@@ -159,7 +159,7 @@ def test_a_request_is_refused_whose_wait_is_longer_than_its_target() -> None:
     site.running.num_tenants[1] = 10
     site.wait_in_queue(5)
     assert site.refusal() is not None
-    assert "are to wait for 5 s" in (site.refusal() or "")
+    assert "exceeds the 5 s limit" in (site.refusal() or "")
     assert site.refusal(ttft_target=6.0) is None, "its own target counts"
     assert site.refusal(ttft_target=2.0) is not None
 

@@ -60,7 +60,7 @@ async def test_a_request_streams_ends_and_is_in_the_journal_when_it_has_ended(
     assert (event.engine_id, event.labels, event.finish_reason) == ("engine-0", {"key_id": "key-1"}, "length")
     assert client.info is not None
     assert event.incarnation == client.info.incarnation
-    assert client.num_open_rows == 0
+    assert client.num_open == 0
 
 
 async def test_what_is_wanted_whole_comes_in_few_messages(engine: EngineProcess, connect: Connect) -> None:
@@ -183,7 +183,7 @@ async def test_a_cancelled_reader_aborts_its_request(engine: EngineProcess, conn
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader
-    await until(lambda: client.num_open_rows == 0)
+    await until(lambda: client.num_open == 0)
     assert generation.usage is not None
     assert generation.usage.completion_tokens < 5000
 

@@ -20,8 +20,8 @@ GREEDY_FACTOR = SamplingParams(64, temperature=0.0)
 
 def make(*params: SamplingParams, eos_ids=(2,), prompt=(1,), output=(), seed: int = 11) -> Sampler:
     sampler = Sampler(8, VOCAB, eos_ids)
-    for row, asked in enumerate(params):
-        sampler.admit(row, asked, seed + row, list(prompt), list(output))
+    for row, requests in enumerate(params):
+        sampler.admit(row, requests, seed + row, list(prompt), list(output))
     return sampler
 
 
@@ -114,13 +114,13 @@ def test_counts_after_a_preemption_are_those_of_an_undisturbed_row():
 def test_min_tokens_forbids_eos_and_stop_ids_until_then():
     logits = torch.zeros(4, VOCAB)
     logits[:, 2], logits[:, 9], logits[:, 30] = 3.0, 2.0, 1.0
-    asked = [
+    requests = [
         with_params(min_tokens=2),
         with_params(min_tokens=2, stop_token_ids=(9,)),
         with_params(min_tokens=2, stop_token_ids=(9,), ignore_eos=True),
         with_params(stop_token_ids=(9,)),
     ]
-    sampler = make(*asked)
+    sampler = make(*requests)
     assert [draw(sampler, logits, [n] * 4).token_ids.tolist() for n in (0, 1, 2)] == [
         [9, 30, 2, 2],
         [9, 30, 2, 2],
