@@ -1,16 +1,7 @@
-"""The engine process's main loop: messages in, steps, tokens out, usage kept.
+"""Runs the engine process's main loop: takes messages in, runs steps, and hands their results to the router.
 
-Owns the order in which things happen, which is what the bill rests on. For each step:
-
-1. counters in the in-flight table move (so a kill from here on bills what is about to be sent);
-2. chunks go to the transport, one message per client, including those that end a choice: streaming never
-   waits for Redis. Of requests that are wanted whole, they are held: a message a token would cost both
-   ends more than the token did;
-3. usage events go to the journal's thread, which writes them to Redis or disk, frees the rows and only then
-   sends `Finished`, a second message, with what was held.
-
-The loop itself waits for nothing but work: network and Redis have threads of their own. Refuses to know how a
-step is planned or run (the core does), and tensors.
+The loop itself waits only for work: network and Redis have threads of their own. `EngineCore` plans and runs
+steps; `ResponseRouter` says in which order results are counted, sent and journaled.
 """
 
 from __future__ import annotations
@@ -49,18 +40,18 @@ from engine.transport.server_socket import ClientGone, ClientStalled, Delivery, 
 log = structlog.get_logger(__name__)
 
 STATS_INTERVAL = 0.25
-"""Seconds between looks at the core's gauges: half the heartbeat's."""
+"""Seconds between readings of the core's gauges: half the heartbeat's interval."""
 VIEW_INTERVAL = 0.25
-"""Seconds for which a view is good enough for whoever asks next."""
+"""Seconds for which a view is reused for other clients."""
 IDLE_WAIT = 1.0
 QUIET_AFTER = 0.02
 """Seconds without a message or work."""
 ABORT_GRACE = 5.0
-"""Seconds that aborted requests have for their last words when a drain runs out of time."""
+"""Seconds that aborted requests have to end when a drain runs out of time."""
 FLUSH_SECONDS = 2.0
 """For the network, at the very end."""
 STALL_SECONDS = 120.0
-"""A step that takes longer hangs: the process ends itself, for the supervisor to start another."""
+"""A step that takes longer hangs: the process ends itself, and the supervisor starts another."""
 STALL_EXIT_CODE = 70
 
 
@@ -78,13 +69,13 @@ class _JournalFailed:
 
 @dataclass(frozen=True, slots=True)
 class _Wake:
-    """Nothing but a reason to look at the flags."""
+    """Wakes the loop to look at its flags."""
 
 
 class EngineServer:
-    """Listens from the moment it exists, serves once given a core.
+    """Listens as soon as it exists, and serves once given a core.
 
-    Construction bills what the last incarnation left in flight, before anything can be accepted. Always
+    Construction bills what the last incarnation left in flight, before any request can be accepted. Always
     `close` it.
     """
 
@@ -93,8 +84,8 @@ class EngineServer:
     ) -> None:
         """`state_dir` is this engine's alone: in-flight table and spool.
 
-        Raises: OSError for the files, JournalError when leftovers can be written nowhere, zmq.ZMQError for
-        the endpoint.
+        Raises: OSError for the files, JournalError when leftovers cannot be written anywhere, zmq.ZMQError
+        for the endpoint.
         """
         self.incarnation = uuid.uuid4().hex
         self._drain_seconds = drain_seconds
@@ -107,7 +98,7 @@ class EngineServer:
         self._view: EngineView | None = None
         self._view_at = 0.0
         self._view_clients: set[bytes] = set()
-        """Clients that have asked for a view and not been answered."""
+        """Clients that have requested a view and not been answered."""
         self._step_began: float | None = None
         self._num_refused = 0
         self._num_stops = 0
@@ -126,16 +117,17 @@ class EngineServer:
             raise
         self._router = ResponseRouter(self._transport, self._meter)
         self.endpoint = self._transport.endpoint
-        """As bound."""
+        """The endpoint as bound."""
 
-    # Called by others -------------------------------------------------------------------------------------
+    # Called from other threads ----------------------------------------------------------------------------
 
     def adapter_loaded(self, slot: int, digest: str, error: str | None) -> None:
-        """For the adapter loader's thread: the core hears of it before the next step."""
+        """Reports a load, from the adapter loader's thread, to the core before its next step."""
         self._inbox.put(_AdapterLoaded(slot, digest, error))
 
     def stop(self) -> None:
-        """Drain: refuse new requests, finish running ones within `drain_seconds`. Once more: abort them now.
+        """Drains: rejects new requests and finishes running ones within `drain_seconds`. A second call aborts
+        them.
 
         Safe in a signal handler.
         """
@@ -143,14 +135,14 @@ class EngineServer:
         self._inbox.put(_Wake())
 
     def close(self) -> None:
-        """Write out what the journal still has, send what is queued, let go of files and socket."""
+        """Writes out the journal, sends what is queued, and closes files and socket."""
         try:
             self._meter.close()
         finally:
             self._transport.close(FLUSH_SECONDS)
 
     def serve(self, core: EngineCore, info: EngineInfo) -> None:
-        """Serve until drained.
+        """Serves until drained.
 
         Raises what the core or the journal raised; `close` then bills what was in flight.
         """
@@ -195,7 +187,7 @@ class EngineServer:
     # Messages ---------------------------------------------------------------------------------------------
 
     def _take_messages(self, wait: bool) -> None:
-        """Deal with everything that has come; with `wait`, until something has or IDLE_WAIT is over."""
+        """Handles all messages that have arrived; with `wait`, waits for one for up to IDLE_WAIT."""
         try:
             delivery = self._wait_for_one() if wait else self._inbox.get_nowait()
             while True:
@@ -205,7 +197,9 @@ class EngineServer:
             pass
 
     def _wait_for_one(self) -> Delivery | _AdapterLoaded | _JournalFailed | _Wake:
-        """Raises queue.Empty. Gauges are looked at once it is quiet, not between any two requests."""
+        """Returns the next message, or raises queue.Empty. Reads gauges once it is quiet, not between
+        requests.
+        """
         try:
             return self._inbox.get(timeout=QUIET_AFTER)
         except queue.Empty:
@@ -272,7 +266,7 @@ class EngineServer:
         return self._stats
 
     def _send_view(self) -> None:
-        """Answer those who want to look. However many ask, however often, a view is made now and then."""
+        """Answers the clients that requested a view. However many ask, a view is built only now and then."""
         view, now = self._view, time.monotonic()
         if view is None or now - self._view_at > VIEW_INTERVAL:
             view = self._view = self._core.view(self._finish_stats(self._take_stats()))
@@ -282,7 +276,7 @@ class EngineServer:
         self._view_clients.clear()
 
     def _finish_stats(self, stats: EngineStats) -> EngineStats:
-        """With what the core does not know."""
+        """Adds the gauges that the core does not know."""
         disk = self._meter.disk
         return msgspec.structs.replace(
             stats,
@@ -295,13 +289,13 @@ class EngineServer:
         )
 
     def _heartbeat(self) -> EngineStats | None:
-        """On the transport's thread, twice a second; also what notices a step that hangs."""
+        """Runs on the transport's thread, twice a second, and ends the process when a step hangs."""
         began = self._step_began
         if began is not None and time.monotonic() - began > STALL_SECONDS:
             log.critical("a step hangs; the engine ends itself", seconds=STALL_SECONDS)
             os._exit(
                 STALL_EXIT_CODE
-            )  # the step loop is past raising anything; the in-flight table has the bill
+            )  # the step loop can raise nothing any more; the in-flight table has the bill
         if self._stats is None:
             return None
         return self._finish_stats(self._stats)

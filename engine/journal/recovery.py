@@ -1,7 +1,7 @@
-"""Bills what a dead engine's incarnation left in its files, and says how much of it cannot be read.
+"""Bills what a dead incarnation left in its files, and reports how much of it cannot be read.
 
-Owns the order in which that is safe: a kill in between has the next start do it again, and journals nothing
-under another number.
+The order is safe against a kill in between: the next start repeats it, and journals nothing under another
+number.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ log = structlog.get_logger(__name__)
 def bill_leftovers(
     recovered: RecoveredTable, last: IncarnationTotals | None, journal: UsageJournal, engine_id: str
 ) -> IssuedEvents | None:
-    """Write a last event for each request that was in flight; what the incarnation has issued with those.
+    """Writes a last event for each request that was in flight. Returns what the incarnation has issued with
+    those.
 
-    Completion tokens that it had counted and that are in no event and no row are lost: they get a number that
-    no event has, so that reconciliation misses it and names them. `last` is None where the totals cannot be
-    read: then events go without numbers. Raises JournalError.
+    Completion tokens that it had counted and that are in no event and no row are lost: they use up a number
+    that no event has, so that reconciliation finds them missing. `last` is None where the totals cannot be
+    read: then events have no numbers. Raises JournalError.
     """
     numbering = None
     if last is not None:
@@ -55,7 +56,7 @@ def bill_leftovers(
 
 
 def remove_table(path: Path, recovered: RecoveredTable) -> None:
-    """Once the leftovers are journaled: a damaged table is set aside, one of an older release removed.
+    """Sets a damaged table aside, and removes one of an older release, once the leftovers are journaled.
 
     Raises OSError.
     """
@@ -68,7 +69,7 @@ def remove_table(path: Path, recovered: RecoveredTable) -> None:
 
 
 def usage_at_crash(event: UsageEvent) -> UsageEvent:
-    """A request that died before its first token got nothing for its prompt, and owes nothing for it."""
+    """Returns the event to bill: a request that died before its first token owes nothing for its prompt."""
     if event.usage.completion_tokens == 0:
         return msgspec.structs.replace(event, usage=Usage(0, 0, 0))
     return event

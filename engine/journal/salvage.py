@@ -1,4 +1,4 @@
-"""Reads usage events out of a file of the journal that was set aside: a piece of a spool, or a table."""
+"""Reads usage events out of a file of the journal that was set aside: a part of a spool, or a table."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from engine.protocol import UsageEvent
 
 
 class Salvaged(NamedTuple):
-    """What a file still says."""
+    """What could be read of a file."""
 
     events: list[UsageEvent]
     num_unreadable_bytes: int
-    """Of a spool: in no whole record."""
+    """Of a spool: bytes in no whole record."""
     damage: str
     """Of a table: what is wrong with it."""
 
 
 def salvage(path: Path) -> Salvaged:
-    """Everything that can be read of the file, which is not changed. Raises OSError."""
+    """Reads everything readable in the file, without changing it. Raises OSError."""
     data = path.read_bytes()
     if _is_table(data):
         recovered = recover_table(path)
@@ -41,16 +41,16 @@ def salvage(path: Path) -> Salvaged:
 
 
 class PendingUsage(NamedTuple):
-    """Usage that an engine that does not run has yet to tell."""
+    """Usage in the folder of an engine that is not running."""
 
     requests: int
     """In flight when it ended."""
     events: int
-    """That Redis has not taken."""
+    """Not yet in Redis."""
 
 
 def pending_usage(folder: Path) -> PendingUsage:
-    """What waits in an engine's folder for its next start; nothing is changed. Raises OSError."""
+    """Counts what waits in an engine's folder for its next start, without changing it. Raises OSError."""
     spool = folder / SPOOL
     data = spool.read_bytes() if spool.exists() else b""
     events = sum(part.payload is not None for part in file_parts(data))
@@ -58,7 +58,7 @@ def pending_usage(folder: Path) -> PendingUsage:
 
 
 def _is_table(data: bytes) -> bool:
-    """By its header, or where that is damaged by any live row."""
+    """Returns whether it is a table, by its header or, where that is damaged, by any live row."""
     if data[:8] in (MAGIC, OLD_MAGIC):
         return True
     live = LIVE.to_bytes(WORD, "little")

@@ -1,0 +1,3 @@
+"""Loads a base model and computes its forward pass: config, weights, quantization, rotary embeddings,
+decoder.
+"""

@@ -170,7 +170,7 @@ def test_a_lower_class_is_refused_once_a_higher_waits_for_a_quarter_of_its_targe
     assert site.wait(PRIORITY) == 10.0
     assert site.refusal() is None
     site.wait_in_queue(1, PRIORITY, tenant="one-more")
-    assert "priority requests wait for about 11.0 s" in (site.refusal() or "")
+    assert "estimated wait of priority requests (11.0 s) exceeds" in (site.refusal() or "")
     assert site.refusal(PRIORITY) is None, "not for its own sake"
 
 

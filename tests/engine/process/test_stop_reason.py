@@ -55,7 +55,7 @@ async def test_an_engine_whose_disk_takes_no_more_says_so_and_leaves_all_usage_t
         await reader
     assert await asyncio.to_thread(away.wait) == 1
     told = (away.state_dir / NAME).read_text().strip()
-    assert told.startswith("stopped: usage can be written neither to Redis nor to the spool: [Errno 27]")
+    assert told.startswith("stopped: cannot write usage to Redis or to the spool: [Errno 27]")
     left = pending_usage(away.state_dir)
     assert left == PendingUsage(requests=2, events=1)
     rows = recover_table(away.state_dir / TABLE).rows
