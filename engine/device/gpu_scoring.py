@@ -1,9 +1,8 @@
-"""Log-probabilities of prompt tokens on a GPU, computed behind a step and read by the host a step later.
+"""Computes log-probabilities of prompt tokens on a GPU behind a step; the host reads them a step later.
 
-Owns the pinned memory in which a step's wishes travel and its scores come back. Nothing here is captured and
-nothing waits: after a step (a replay leaves its hidden states where they are) the head product is queued in
-pieces of one size, and a copy of its own brings the scores. A step without scores never comes here. Refuses
-to know requests and plans.
+Nothing here is captured and nothing waits: after a step (a replay leaves its hidden states in place) the head
+product is queued in chunks of one size, and a separate copy transfers the scores. Only steps with scores come
+here.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ RING = 3
 
 
 class DeviceScorer:
-    """Scores of steps of at most `max_tokens` tokens."""
+    """Scores steps of at most `max_tokens` tokens."""
 
     def __init__(
         self,
@@ -30,10 +29,11 @@ class DeviceScorer:
         chunk_rows: int,
         device: torch.device,
     ) -> None:
-        """
+        """Allocates nothing yet: memory is taken by the first steps that score.
+
         Args:
-            piece_rows: how many rows `logits_of` is given, always: a score's bits do not depend on how many
-                there are. Not more than it has been captured with, for its memory must not move.
+            chunk_rows: how many rows `logits_of` always receives: a score's bits do not depend on how many
+                there are. At most as many as it was captured with, because its memory must not move.
         """
         self._logits_of = logits_of
         self._piece_rows = chunk_rows
@@ -44,9 +44,9 @@ class DeviceScorer:
 
     @torch.inference_mode()
     def launch(self, requests: ScoreRequests, hidden_TH: Tensor, draws: LaunchedStep) -> LaunchedScores:
-        """Queue the scores behind the step that left `hidden_TH`, and behind its `draws`."""
+        """Queues the scores behind the step that left `hidden_TH`, and behind its `draws`."""
         launched = self._ring[self._turn]
-        if launched is None:  # the first steps that score make room for it
+        if launched is None:  # allocated by the first steps that score
             launched = self._ring[self._turn] = LaunchedScores(self._size, self._device)
         self._turn = (self._turn + 1) % RING
         num_rows = -(-len(requests.at_N) // self._piece_rows) * self._piece_rows
@@ -57,7 +57,7 @@ class DeviceScorer:
 
 
 class LaunchedScores:
-    """A step whose scores are on their way to the host, as its draws are. Its memory serves another later."""
+    """A step whose scores and draws are on their way to the host. Its memory serves another step later."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self._device = device
@@ -70,24 +70,26 @@ class LaunchedScores:
         self._width = 0
 
     def begin(self, requests: ScoreRequests, num_rows: int, draws: LaunchedStep) -> tuple[Tensor, Tensor]:
-        """(hidden rows, targets) on the device, filled up to `num_rows` with the first hidden state."""
-        assert self._requests is None, "a step's scores are still to be read"
+        """Returns (hidden rows, targets) on the device, padded to `num_rows` with the first hidden state."""
+        assert self._requests is None, "the last scores in this memory have not been read"
         self._requests, self._draws = requests, draws
         num = len(requests.at_N)
         staged = self._staged[:, :num_rows].numpy()
         staged[0, :num], staged[1, :num] = requests.at_N, requests.targets_N
         staged[:, num:] = 0
-        # Row by row: a copy of both would be strided, and wait.
+        # Row by row: one copy of both would be strided, and wait.
         at_N, targets_N = (
             row[:num_rows].to(self._device, non_blocking=True, copy=True) for row in self._staged
         )
         return at_N, targets_N
 
     def end(self, table_NW: Tensor) -> None:
-        """Queue the copy of the scores."""
+        """Queues the copy of the scores."""
         self._width = table_NW.shape[1]
         if table_NW.numel() > self._scores.numel():
-            self._scores = torch.zeros(table_NW.numel(), pin_memory=self._on_gpu)  # seldom: it may wait
+            self._scores = torch.zeros(
+                table_NW.numel(), pin_memory=self._on_gpu
+            )  # rare: waiting is acceptable
         self._table(len(table_NW)).copy_(table_NW, non_blocking=True)
         if self._arrived is not None:
             self._arrived.record()
@@ -96,7 +98,7 @@ class LaunchedScores:
         return self._scores[: num_rows * self._width].view(num_rows, self._width)
 
     def result(self) -> StepResult:
-        """What the step drew and scored. Waits for it; once: the memory is another step's afterwards."""
+        """Waits for the step and returns its draws and scores. Call once: the memory is reused afterwards."""
         requests, draws = self._requests, self._draws
         assert requests is not None, "read twice"
         assert draws is not None

@@ -1,7 +1,7 @@
-"""Log-probabilities of known tokens, from the hidden states of a step.
+"""Computes log-probabilities of known tokens from the hidden states of a step.
 
-Owns which hidden states a plan's scores need, the head product in pieces of bounded memory, and reading what
-comes of it. Refuses to know requests, and how hidden states come about: the runner has them.
+Selects the hidden states that a plan's scores need, computes the head product in chunks of bounded memory,
+and reads the result.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class ScoreRequests(NamedTuple):
     at_N: Ints
     """Rows of the step's hidden states."""
     targets_N: Ints
-    """The token that follows each: the one whose log-probability is wanted."""
+    """The token that follows each: the one to score."""
     lens: list[int]
-    """By entry of the plan, how many of the N are its."""
+    """By entry of the plan: how many of the N belong to it."""
     num_tops: list[int]
 
     @property
@@ -41,13 +41,13 @@ class ScoreRequests(NamedTuple):
 def score_requests(
     scored: Sequence[Scored], state: BatchState, rows: Ints, query_lens: Ints
 ) -> ScoreRequests:
-    """What a plan wants scored, before the state advances.
+    """Returns what a plan scores, before the state advances.
 
     Args:
         rows, query_lens: what the step computes, in the order of its hidden states.
     """
     starts = query_lens.cumsum() - query_lens
-    # Where a row's position 0 would stand, were it in the step.
+    # Where a row's position 0 would be, if the step computed it.
     origins = dict(zip(rows.tolist(), (starts - state.computed_len[rows]).tolist(), strict=True))
     spans = [np.arange(share.first - 1, share.first - 1 + share.num_tokens) for share in scored]
     at = [origins[share.row] + span for share, span in zip(scored, spans, strict=True)]
@@ -69,12 +69,12 @@ def score(
     num_tops: int,
     chunk_rows: int,
 ) -> Tensor:
-    """[N, 1 + 2 K] fp32: the target's log-probability, the K largest, the bits of their ids as int32.
+    """Returns [N, 1 + 2 K] fp32: the target's log-probability, the K largest, the bits of their ids as int32.
 
     Args:
-        logits_of: the model's head; what it returns may be overwritten by its next call.
+        logits_of: the model's head; its next call may overwrite what it returned.
         at_N, targets_N: int64, rows of `hidden_TH` and the tokens that follow them.
-        piece_rows: how many rows have logits at a time.
+        chunk_rows: how many rows have logits at a time.
     """
     table_NW = hidden_TH.new_empty((len(at_N), 1 + 2 * num_tops), dtype=torch.float32)
     for begin in range(0, len(at_N), chunk_rows):
@@ -88,12 +88,12 @@ def score(
 
 
 def rows_per_chunk(vocab_size: int) -> int:
-    """On a CPU."""
+    """Returns the rows of a chunk on a CPU."""
     return max(1, CHUNK_LOGITS // vocab_size)
 
 
 def read(table_NW: Tensor, requests: ScoreRequests) -> list[list[TokenLogprob] | None]:
-    """Scores by entry of the plan; None where the logits were not finite."""
+    """Returns scores by entry of the plan; None where the logits were not finite."""
     found: list[list[TokenLogprob] | None] = []
     begin, num_columns = 0, table_NW.shape[1] // 2
     for num_tokens, num_tops in zip(requests.lens, requests.num_tops, strict=True):

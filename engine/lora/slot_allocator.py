@@ -1,20 +1,19 @@
-"""Which adapters should have slots: more may be in demand than there is room for, and none may starve.
+"""Decides which adapters get slots, and which are evicted, when more are in demand than fit.
 
-Owns the demand of waiting requests for adapters, and the turns adapters take. While there is room, an
-adapter gets it as soon as it is asked for, and idle slots nobody waits for are evicted, the least recently
-used first. When there is not, room changes hands by turns:
+While there is room, an adapter is loaded as soon as a request needs it, and idle slots without waiting
+requests are evicted, the least recently used first. When there is not, adapters take turns:
 
 * an adapter that has waited longer than `patience_s` has a claim, the longest waiting first;
-* a claim closes as many slots as give the adapter room, of those that have had at least `patience_s` to
-  themselves or that nobody asks for: no request on their adapters is admitted any more, so that they drain as
-  their running requests end. When all have, they are evicted for the claimant;
-* what a claim needs besides its closed slots is set aside for it: smaller adapters that come later cannot
-  take the bytes that a larger one is collecting. While too few slots have had their turn, nobody behind it
-  in the line has a claim.
+* a claim closes as many slots as give the adapter room, among those that have been ready for at least
+  `patience_s` or that no request needs: no request on their adapters is admitted any more, so that they drain
+  as their running requests end. When all have drained, they are evicted for the claimant;
+* what a claim needs besides its closed slots is reserved for it: smaller adapters that arrive later cannot
+  take the bytes that a larger one is collecting. While too few slots can be closed, no adapter behind it
+  has a claim.
 
-So an adapter waits for at most patience, the running requests of the slots it takes and a load, times its
-place in the line over the number of adapters that fit. Pinned adapters have no turns: they stay. One that can
-never fit is refused at once. Refuses to know requests: it is told of adapters only.
+So an adapter waits for at most the patience, the running requests of the slots it takes and a load, times its
+place in the line over the number of adapters that fit. Pinned adapters take no turns: they stay. One that can
+never fit is rejected at once.
 """
 
 from __future__ import annotations
@@ -28,46 +27,47 @@ from engine.protocol import AdapterRef
 
 @dataclass(slots=True)
 class _Claim:
-    """Of an adapter on room that others have."""
+    """An adapter's claim on room that other adapters hold."""
 
     ref: AdapterRef
     need: Room
     closed: set[int] = field(default_factory=set)
-    """Indices of the slots that are to drain for it."""
+    """Indices of the slots that drain for it."""
 
 
 class SlotAllocator:
+    """Tracks which adapters waiting requests need, and gives them slots in turns."""
+
     def __init__(self, slots: SlotTable, clock: Callable[[], float], patience_s: float) -> None:
         self.slots = slots
         self._clock = clock
         self._patience_s = patience_s
-        # Waiting requests by digest; whoever has some is not evicted, except for a claim.
+        # Waiting requests by digest; an adapter with any is not evicted, except for a claim.
         self._waiting: dict[str, int] = {}
-        # Adapters with waiting requests and without a slot, with the time since when: the longest waiting
-        # first.
+        # Adapters with waiting requests and without a slot, and since when: the longest waiting first.
         self._missing: dict[str, tuple[AdapterRef, float]] = {}
         # By digest, the longest waiting first; only the last may lack closed slots.
         self._claims: dict[str, _Claim] = {}
-        # By index of the closed slot: the digest that will have its room.
+        # By index of the closed slot: the digest that will take its room.
         self._closed: dict[int, str] = {}
         self._ready_since: dict[int, float] = {}
-        # Loaded since the last turns: their requests have not been offered them yet.
+        # Loaded since the last turns: their requests could not be admitted yet.
         self._unoffered: set[int] = set()
-        # No room for as many bytes as these is to be had, until a slot is released, loaded or emptied, or an
-        # adapter is in demand no more.
+        # There is no room for this many bytes until a slot is released, loaded or emptied, or an adapter is
+        # no longer in demand.
         self._exhausted: int | None = None
-        # Adapters whose refusal has not come back yet.
+        # Adapters whose rejection has not been reported yet.
         self._refused: set[str] = set()
 
     def add_demand(self, ref: AdapterRef) -> None:
-        """A request on the adapter waits. Loading starts at once if there is room for it."""
+        """Notes that a request waits for the adapter. Starts loading at once if there is room."""
         digest = ref.digest
         self._waiting[digest] = self._waiting.get(digest, 0) + 1
         if not self._ensure_slot(ref) and digest not in self._missing:
             self._missing[digest] = (ref, self._clock())
 
     def remove_demand(self, ref: AdapterRef) -> None:
-        """A request on the adapter waits no more: admitted, or gone."""
+        """Notes that a request no longer waits for the adapter: it was admitted, or ended."""
         digest = ref.digest
         self._waiting[digest] -= 1
         if not self._waiting[digest]:
@@ -76,10 +76,10 @@ class SlotAllocator:
             self._end_wait(digest)
 
     def prefetch(self, ref: AdapterRef, pinned: bool | None = None) -> None:
-        """Load the adapter if that costs no adapter in demand its slot.
+        """Loads the adapter if no adapter in demand loses its slot by that.
 
-        `pinned`: keep it from now on, within `SlotTable.pin`'s bounds, or no longer; None leaves that as it
-        is. One that is not pinned may be evicted again unused.
+        `pinned`: True keeps it from now on, within the bounds of `SlotTable.pin`; False ends that; None
+        changes nothing. An adapter that is not pinned may be evicted unused.
         """
         if pinned:
             self._pin(ref)
@@ -89,9 +89,9 @@ class SlotAllocator:
         self._ensure_slot(ref)
 
     def admits(self, ref: AdapterRef) -> bool:
-        """True when a waiting request on the adapter may run now.
+        """Returns whether a waiting request on the adapter may run now.
 
-        Otherwise asks for a slot, if it has none.
+        If the adapter has no slot, tries to load it.
         """
         slot = self.slots.find(ref.digest)
         if slot is None:
@@ -101,11 +101,11 @@ class SlotAllocator:
         return slot is not None and slot.state is SlotState.READY and slot.index not in self._closed
 
     def acquire(self, ref: AdapterRef) -> int:
-        """Hold the adapter, which `admits`, for one running request. Returns its slot."""
+        """Holds an adapter, for which `admits` is true, for one running request. Returns its slot."""
         return self.slots.acquire(ref)
 
     def release(self, index: int) -> None:
-        """A running request has ended or was preempted. The last one of a claim's slots hands them over."""
+        """Releases a running request's slot. The last release of a claim's slots hands them over."""
         slot = self.slots.release(index)
         self._exhausted = None
         if not slot.references and index in self._closed:
@@ -118,7 +118,7 @@ class SlotAllocator:
         self.slots.loaded(index, digest)
 
     def failed(self, index: int, digest: str) -> None:
-        """Whoever waits for the adapter is for the caller to turn away."""
+        """Records that a load failed. The caller rejects the requests that wait for the adapter."""
         if index == NO_SLOT:
             self._refused.discard(digest)
             return
@@ -126,15 +126,15 @@ class SlotAllocator:
         self._exhausted = None
 
     def num_waiting(self, digest: str) -> int:
-        """Requests on the adapter that wait."""
+        """Returns how many requests wait for the adapter."""
         return self._waiting.get(digest, 0)
 
     def is_closed(self, index: int) -> bool:
-        """Whether the slot's room is claimed: no request on its adapter is admitted any more."""
+        """Returns whether the slot is claimed: no request on its adapter is admitted any more."""
         return index in self._closed
 
     def take_turns(self) -> None:
-        """Let adapters that have waited too long claim room. Call once before admitting."""
+        """Lets adapters that have waited too long claim room. Call once before admitting."""
         if self._missing:
             self._claim_room(self._clock())
         self._unoffered.clear()
@@ -155,11 +155,11 @@ class SlotAllocator:
     def check_integrity(self) -> None:
         self.slots.check_integrity()
         assert all(count > 0 for count in self._waiting.values())
-        assert self._missing.keys() <= self._waiting.keys(), "an adapter nobody waits for is missed"
+        assert self._missing.keys() <= self._waiting.keys(), "an adapter without waiting requests is missing"
         assert all(self.slots.find(digest) is None for digest in self._missing), (
-            "a resident adapter is missed"
+            "a resident adapter is missing"
         )
-        assert self._claims.keys() <= self._missing.keys(), "a claim of an adapter that is not missed"
+        assert self._claims.keys() <= self._missing.keys(), "a claim of an adapter that is not missing"
         closed = {index: digest for digest, claim in self._claims.items() for index in claim.closed}
         assert closed == self._closed
         assert len(closed) == sum(len(claim.closed) for claim in self._claims.values()), (
@@ -176,7 +176,7 @@ class SlotAllocator:
         assert sinces == sorted(sinces), "the line is out of order"
 
     def __contains__(self, digest: object) -> bool:
-        """Whether the adapter's slot is not to be had for the asking: in demand, or closed for a claim."""
+        """Returns whether the adapter must keep its slot: in demand, or closed for a claim."""
         if digest in self._waiting:
             return True
         assert isinstance(digest, str)
@@ -186,7 +186,7 @@ class SlotAllocator:
     # ------------------------------------------------------------------------------------------------------
 
     def _ensure_slot(self, ref: AdapterRef) -> bool:
-        """Whether the adapter has a slot, or could be given one that nobody in demand loses."""
+        """Returns whether the adapter has a slot, or could be given one that no adapter in demand loses."""
         digest = ref.digest
         if self.slots.find(digest) is None:
             reason = self.slots.rejection_reason(ref)
@@ -203,14 +203,14 @@ class SlotAllocator:
         return True
 
     def _refuse(self, ref: AdapterRef, reason: str) -> None:
-        """Once for all that wait for it: they are turned away when the report comes back."""
+        """Rejects an adapter, once: the requests that wait for it are rejected when the report arrives."""
         self._end_claim(ref.digest)
         if ref.digest not in self._refused:
             self._refused.add(ref.digest)
             self.slots.refuse(ref, reason)
 
     def _reserved_before(self, digest: str) -> Room:
-        """What claims that go before the adapter need besides their closed slots."""
+        """Returns what earlier claims need besides their closed slots."""
         total = NO_ROOM
         for claimant, claim in self._claims.items():
             if claimant == digest:
@@ -226,14 +226,14 @@ class SlotAllocator:
         return room
 
     def _shortfall(self, claim: _Claim) -> Room:
-        """What the claimant would still lack, had all its closed slots drained; not above zero if nothing."""
+        """Returns what the claimant would lack if its closed slots had drained; not above zero if nothing."""
         free = self.slots.free.minus(self._reserved_before(claim.ref.digest))
         return claim.need.minus(free).minus(self._closed_room(claim))
 
     def _close_slots(self, claim: _Claim, now: float) -> bool:
-        """Close slots until the claimant will have room, and give it that if they have drained already.
+        """Closes slots until the claimant will have room, and hands them over if they have drained already.
 
-        False when too few can be closed yet.
+        Returns False when too few can be closed yet.
         """
         shortfall = self._shortfall(claim)
         if not NO_ROOM.covers(shortfall):
@@ -253,9 +253,10 @@ class SlotAllocator:
         return True
 
     def _closable_slots(self, now: float) -> list[AdapterSlot]:
-        """Slots that can be closed, the best first.
+        """Returns the slots that can be closed, the best first.
 
-        Nobody asks for it, or it had its turn. Fewest requests to wait for, then the one longest ready.
+        Those whose adapter no request needs, or that had their turn. Fewest requests to wait for first, then
+        the longest ready.
         """
         candidates = []
         for slot in self.slots.slots:
@@ -264,7 +265,7 @@ class SlotAllocator:
             assert slot.ref is not None
             digest, since = slot.ref.digest, self._ready_since[slot.index]
             in_demand = digest in self._waiting or slot.references > 0
-            # With a patience shorter than a step, slots would change hands without a request ever admitted.
+            # With a patience shorter than a step, slots would change hands without admitting any request.
             if slot.index in self._unoffered and digest in self._waiting and not slot.references:
                 continue
             if not self.slots.is_pinned(digest) and (not in_demand or now - since >= self._patience_s):
@@ -272,7 +273,7 @@ class SlotAllocator:
         return [candidate[-1] for candidate in sorted(candidates)]
 
     def _hand_over(self, claim: _Claim) -> None:
-        """Evict what the claimant needs of its closed slots and load it, if they have all drained."""
+        """Evicts what the claimant needs of its closed slots and loads it, if they have all drained."""
         closed = [self.slots.slots[index] for index in sorted(claim.closed)]
         if any(slot.references for slot in closed) or not NO_ROOM.covers(self._shortfall(claim)):
             return
@@ -290,22 +291,19 @@ class SlotAllocator:
     def _pin(self, ref: AdapterRef) -> None:
         slot = self.slots.find(ref.digest)
         if self.slots.pin(ref) and slot is not None and slot.index in self._closed:
-            # The claimant, and who came after it, claim again at the next turn.
+            # The claimant, and those behind it, claim again at the next turn.
             claimants = list(self._claims)
             for digest in claimants[claimants.index(self._closed[slot.index]) :]:
                 self._end_claim(digest)
 
     def _end_wait(self, digest: str) -> None:
-        """The adapter needs to wait no more.
-
-        It has a slot, or nobody asks for it. Its claim, if any, is void.
-        """
+        """Ends the adapter's wait and its claim: it has a slot, or no request needs it."""
         self._missing.pop(digest, None)
         self._end_claim(digest)
 
     def _end_claim(self, digest: str) -> None:
         claim = self._claims.pop(digest, None)
         if claim is not None:
-            self._exhausted = None  # what was set aside for it
+            self._exhausted = None  # its reserved room is free again
             for index in claim.closed:
                 del self._closed[index]

@@ -35,18 +35,13 @@ PENDING: frozenset[str] = frozenset(
         "adapters",
         "admin",
         "api",
-        "benchmarks",
         "billing",
         "cli",
         "db",
-        "engine",
         "examples",
-        "kernels",
         "migrations",
         "sla",
-        "telemetry",
         "tenants",
-        "tokenization",
         "worker",
     }
 )

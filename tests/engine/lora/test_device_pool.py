@@ -81,7 +81,7 @@ def damaged(path: Path) -> None:
 @pytest.mark.parametrize(
     ("adapter", "reason"),
     [
-        (packed(num_layers=3, q_proj=2), "layers: there are 3"),
+        (packed(num_layers=3, q_proj=2), "layers: the adapter has 3"),
         (packed(q_proj=9), "rank: is 9, this engine serves up to 8"),
         (packed(dtype="bfloat16", q_proj=2), "digest: content"),
     ],

@@ -96,7 +96,7 @@ def test_two_makers_of_one_adapter_leave_one_image() -> None:
 
 
 def test_what_can_never_fit_is_not_waited_for() -> None:
-    with pytest.raises(MemoryError, match="needs 513 bytes of host memory, there are 512"):
+    with pytest.raises(MemoryError, match="needs 513 bytes of host memory, the cache has 512"):
         make(2).make("a", 513)
 
 

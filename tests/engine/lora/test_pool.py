@@ -134,7 +134,7 @@ def test_an_adapter_of_another_base_is_refused_by_field():
         other.load(0, packed(q_proj=2, up_proj=2))
     assert caught.value.field == "layers[0].gate_up.up_proj"
     other.load(0, packed(q_proj=2))
-    with pytest.raises(ArtifactError, match="layers: there are 3, the base has 2"):
+    with pytest.raises(ArtifactError, match="layers: the adapter has 3, the base has 2"):
         other.load(0, packed(q_proj=2, num_layers=3))
 
 
