@@ -1,1 +1,3 @@
-"""Benchmarks: plain commands, `python -m benchmarks.<name> --out FILE`, that write one JSON each."""
+"""Measures performance and durability: commands `python -m benchmarks.<name> --out FILE` that write one JSON
+each.
+"""

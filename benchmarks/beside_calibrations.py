@@ -1,13 +1,11 @@
-"""What calibrations cost those who are served beside them: time between tokens, with and without.
+"""Measures how calibrations affect other clients: time between tokens, with and without calibrations running.
 
     python -m benchmarks.beside_calibrations --out F [--rounds 3] [--streams 4]
 
-starts `rootstock up` with Sapling, keeps some streams generating all the time, and takes turns: a while
+starts `rootstock up` with Sapling, keeps some streams generating all the time, and alternates: a while
 without anything else, then one adapter after another sent and calibrated until it is ready. All turns are in
-one run, so that whatever else the machine does falls on both. Before them, adapters are made ready with
-nobody else there, to tell what giving way costs the calibration.
-
-Owns the experiment. Refuses to know how a calibration gives way.
+one run, so that other load on the machine affects both. Before them, adapters are made ready without streams,
+to measure what yielding to requests costs the calibration.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""What the engine costs besides the model: schedule, commit and a null runner's batch state, per step.
+"""Measures what the engine costs besides the model: schedule, commit and a null runner's batch state, per
+step.
 
 Keeps all rows running: requests that end are replaced, so that admissions, ends, block growth and prefix
-names are in the figures. The budget is 1 ms for schedule and commit at 256 rows. With depth 1 a step is
-planned before the one ahead of it is committed: the same work in another order, all of it while a device
-would be busy. Besides the time on the clock, the thread's own: on a machine that does other things too, the
-two differ. And what it costs to be looked into (`engine.history`, `engine.inspection`): per step, and per
-view, with as many requests waiting as run.
+hashes are included. The budget is 1 ms for schedule and commit at 256 rows. With depth 1 a step is planned
+before the one ahead of it is committed: the same work in another order, all of it while a device would be
+busy. Besides wall time, the thread's CPU time is measured: on a machine with other load the two differ. Also
+measured is the cost of inspection (`engine.history`, `engine.inspection`), per step and per view, with as
+many requests waiting as running.
 """
 
 from __future__ import annotations

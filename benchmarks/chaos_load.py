@@ -1,9 +1,10 @@
-"""Who asks while `benchmarks.chaos` kills: clients of several tenants, in a process of their own.
+"""Sends requests while `benchmarks.chaos` kills processes: clients of several tenants, in a process of their
+own.
 
-Each client asks, reads, and writes down what it saw: a line of JSON for each answer that began, whether or
-not it came to an end. Streams and whole answers, one choice and two, lists of prompts, prompts with a common
-beginning, clients that hang up. What is asked is drawn from the seed; when, depends on the answers. Refuses
-to know what is killed.
+Each client sends, reads, and records what it received: a line of JSON for each response that began, whether
+or not it was complete. Streams and whole responses, one choice and two, lists of prompts, prompts with a
+common prefix, clients that disconnect. Requests are drawn from the seed; their timing depends on the
+responses.
 """
 
 from __future__ import annotations

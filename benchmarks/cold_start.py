@@ -1,13 +1,11 @@
-"""What an adapter that is not on the device costs: its own requests, and everybody else's.
+"""Measures what an adapter that is not on the device costs: its own requests, and all others.
 
 Other rows decode all the while, on adapters that are resident.
 
 * To first token: pairs of requests of the same prompt length, one on an adapter that has to be loaded from
   host memory and one on an adapter that is resident, in turn. The difference is what being cold adds.
-* To the others: adapters are prefetched, one after the other, with nobody asking for them. Steps that ended
+* To the others: adapters are prefetched, one after the other, without requests for them. Steps that ended
   while a load was under way are compared with steps that did not: the other rows' inter-token latency.
-
-Owns the two experiments. Refuses to know how loads are done.
 """
 
 from __future__ import annotations
@@ -87,7 +85,7 @@ def probe(engine: InProcessEngine, rank: int, dtype: str, rows: int, count: int)
     num_slots = engine.sizes.num_slots
     rows = min(rows, engine.sizes.max_rows - 1)
     num_resident = max(1, num_slots // 4)
-    # Twice as many as there are slots: whoever was used longest ago is out.
+    # Twice as many as there are slots: the least recently used are evicted.
     adapters = engine.library.register(2 * num_slots + num_resident, [rank], dtype)
     resident, others = adapters[:num_resident], adapters[num_resident:]
     prompt_len = min(PROMPT_LEN, engine.sizes.max_len // 2)

@@ -1,4 +1,5 @@
-"""Milliseconds per decode step, by batch and number of distinct adapters in it, against the floor of bytes.
+"""Measures milliseconds per decode step, by batch and number of distinct adapters, against the floor of
+bytes.
 
     python -m benchmarks.decode --shape llama-3.1-8b --quantization fp8 --rank 16 --out F
 
@@ -10,10 +11,9 @@ tokens, greedy, no prefix ever reused, adapters of random weights on all seven l
                the same run; the terms are in `benchmarks.floor`
     ratio    = step_ms / floor_ms
 
-Besides: prefill throughput with and without adapters, and a mixed load (768 requests of 256 tokens in and 256
-out, 256 at a time). Several ranks and adapter types can be measured in one run, `--rank 8,16,32,mixed`.
-
-Owns what is measured. Refuses to know how the engine is put together.
+Also measured: prefill throughput with and without adapters, and a mixed load (768 requests of 256 tokens in
+and 256 out, 256 at a time). Several ranks and adapter types can be measured in one run, `--rank
+8,16,32,mixed`.
 """
 
 from __future__ import annotations

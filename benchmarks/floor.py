@@ -1,4 +1,4 @@
-"""The least time a decode step can take: the bytes it has to read, at the speed the device copies memory.
+"""Computes the least time a decode step can take: the bytes it reads, at the device's copy bandwidth.
 
     floor = (linears + output head + keys and values + adapters) / bandwidth
 
@@ -15,7 +15,7 @@
 Activations, embeddings and logits are left out: under 2 % of the bytes at 256 rows. So is arithmetic, which
 hides behind the bytes at all batches measured. The floor is a bound, not a promise.
 
-Owns the formula. Refuses to know the engine, and loads no torch.
+Loads no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A whole service around a null engine, with the accounts of a large one: what `benchmarks.gateway` asks.
+"""Runs a whole service around a null engine, with the accounts of a large one, for `benchmarks.gateway`.
 
-Owns starting and stopping private servers and processes, which core each runs on, and the rows of ten
-thousand tenants and a hundred thousand keys. Refuses to know what is measured.
+Starts and stops private servers and processes, pins them to cores, and inserts the rows of ten thousand
+tenants and a hundred thousand keys.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class BusyCores:
-    """How busy cores are, whoever keeps them so, from when this is made on."""
+    """Measures how busy cores are, with all processes counted, from its creation on."""
 
     def __init__(self, cores: Cores) -> None:
         self._groups = {"measured": cores.measured, "others": cores.others}

@@ -1,13 +1,13 @@
-"""Requests at a given rate, or always so many at once, over kept connections: one process of its own.
+"""Sends requests at a given rate, or with a fixed concurrency, over kept connections, from a process of its
+own.
 
     python -m benchmarks.gateway_traffic < TASK.json
 
-Several servers get them as a balancer by least connections hands them out: each to whom the fewest are with.
+Several servers get them as from a balancer by least connections.
 
-Owns sending, timing and checking; prints one JSON object. A request's time runs from the moment its bytes
-are handed to the kernel to the last byte of its answer; how late it was handed over is told beside. The same
-arrivals can go straight to engines, past any HTTP. Refuses to know who answers and what the figures are
-for.
+Sends, times and checks; prints one JSON object. A request's time runs from the moment its bytes are handed to
+the kernel to the last byte of its response; how late it was handed over is reported separately. The same
+arrivals can go directly to engines, past any HTTP.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A whole engine without its process: scheduler, runner, sampling and commit around a random base.
+"""Runs a whole engine without its process: scheduler, runner, sampling and commit around a random base.
 
-Owns the putting together, and a plain way to ask: submit, step, see what came when. Adapters come from an
-`AdapterLibrary` in host memory instead of from disk. Refuses to know what is measured.
+Submits requests, steps, and records when tokens arrive. Adapters come from an `AdapterLibrary` in host memory
+instead of from disk.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What the ledger keeps up with, and what questions to it cost.
+"""Measures how fast the ledger takes usage in, and what queries on it cost.
 
 "metering": one worker's meter drains a journal of requests, each with a checkpoint and an end, from Redis
-into PostgreSQL, as durable as in service. "queries": the reports of tenants large and small over a ledger of
-many requests, one at a time, through the services that answer them over HTTP. Both servers are this
-machine's; its load average tells what else it did. Of metering, CPU time is the worker's and its PostgreSQL
+into PostgreSQL, as durable as in service. "queries": the reports of large and small tenants over a ledger of
+many requests, one at a time, through the services that answer them over HTTP. Both servers run on this
+machine; its load average shows its other load. For metering, CPU time is the worker's and its PostgreSQL
 backends', one after the other: what a busy machine changes least.
 """
 
@@ -289,7 +289,7 @@ def main() -> None:
         with (
             start_redis(directory / "r") as redis_server,
             start_postgres(directory / "p") as metered,
-            # Nobody will miss what fills it: written without waiting for the disk, asked like any other.
+            # Its content can be lost: written without waiting for the disk, queried like any other.
             start_postgres(directory / "q", ephemeral=True) as asked,
         ):
             figures = asyncio.run(measure(arguments, metered, asked, redis_server.url))
@@ -301,7 +301,7 @@ def main() -> None:
 
 
 def _serving(server: LocalServer) -> str:
-    """Its database with all tables, as those who serve are let in."""
+    """Returns its database with all tables, with the serving role's permissions."""
     url = serving_url(server.url)
     schema.upgrade(server.url, url)
     return url

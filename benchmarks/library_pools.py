@@ -1,10 +1,9 @@
-"""The engine's own pools and loader, with an `AdapterLibrary` for host memory: nothing is read from disk.
+"""Connects the engine's own pools and loader to an `AdapterLibrary` in host memory: nothing is read from
+disk.
 
-Owns the handing over of registered adapters in the form each pool holds them in. Refuses to know slots.
-
-On a GPU every registered adapter is ready in page-locked memory, as an engine with room for all of them would
-have it. The images are windows into one block: the copies read fewer different bytes of the host than those
-of true adapters would, which PCIe does not notice. The rank scales at an image's end are whatever the window
+On a GPU every registered adapter is ready in page-locked memory, as in an engine with room for all of them.
+The images are windows into one block: the copies read fewer different bytes of the host than those of true
+adapters would, which makes no difference to PCIe. The rank scales at an image's end are whatever the window
 has there: small finite numbers.
 """
 

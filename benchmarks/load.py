@@ -1,12 +1,11 @@
-"""An open-loop load on an in-process engine: requests come when they come, whether or not the last has ended.
+"""Runs an open-loop load on an in-process engine: requests arrive whether or not the last has ended.
 
 For every number of registered adapters and every rate of arrivals: Poisson arrivals, ShareGPT-like lengths,
-adapters by Zipf's law (all in `benchmarks.workload`), as many slots as asked for. A request's clock starts
-when it arrives, not when the engine gets to it. At the rate "inf" all come at once: what then comes out while
-any of them waits is the engine's throughput.
+adapters by Zipf's law (all in `benchmarks.workload`), and the given number of slots. A request's clock starts
+when it arrives, not when the engine accepts it. At the rate "inf" all arrive at once: the output while any of
+them waits is the engine's throughput.
 
-Owns the run and what is noted of it. Refuses to know what the notes come to: `benchmarks.load_figures` does.
-Called by `python -m benchmarks.serving --engine in-process`.
+`benchmarks.load_figures` computes the figures. Called by `python -m benchmarks.serving --engine in-process`.
 """
 
 from __future__ import annotations

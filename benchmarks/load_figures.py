@@ -1,12 +1,10 @@
-"""What the notes of an open-loop run come to: percentiles, goodput, and what loading adapters costs.
+"""Computes the figures of an open-loop run: percentiles, goodput, and what loading adapters costs.
 
-    TTFT     from a request's arrival to its first token
-    TPOT     (last token - first token) / (tokens - 1)
-    E2E      from arrival to the last token
-    ITL      between two chunks of one request
-    goodput  requests that meet the service level objective: share, and per second
-
-Owns the arithmetic. Refuses to know engines.
+TTFT     from a request's arrival to its first token
+TPOT     (last token - first token) / (tokens - 1)
+E2E      from arrival to the last token
+ITL      between two chunks of one request
+goodput  requests that meet the service level objective: share, and per second
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What an open-loop load can be asked for on the command line.
+"""Defines the command-line options of an open-loop load.
 
-Owns the options of `python -m benchmarks.serving` that its two forms share, and those of the in-process
-engine. Refuses to know what becomes of them: a client over HTTP loads no torch for them.
+The options of `python -m benchmarks.serving` that its two forms share, and those of the in-process engine.
+Imports no torch, which a client over HTTP does not need.
 """
 
 from __future__ import annotations

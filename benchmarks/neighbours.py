@@ -1,14 +1,15 @@
-"""A tenant sends twenty times its share: what its neighbours see of that, on real engine processes.
+"""Measures how a tenant that sends twenty times its share affects its neighbours, on real engine processes.
 
     python -m benchmarks.neighbours --out benchmarks/results/cpu-epyc-2-cores/neighbours.json
 
-A share is a twentieth of what the engine can do for requests that come at random times: four fifths of what
-it does with its rows always full, which is measured first. Nine tenants send their share each, by Poisson
-processes, and the tenth sends twenty shares, so that there is more to do than can be. The nine are looked at:
+A share is a twentieth of what the engine can do for requests that arrive at random times: four fifths of its
+throughput with all rows full, which is measured first. Nine tenants send their share each, by Poisson
+processes, and the tenth sends twenty shares, which is more than the engine can do. Measured are the nine:
 their seconds to the first token, from the moment a request was due. The baseline is the same nine, request
-for request, beside nine more like them: an engine as busy, on which nobody takes more than his share. Beside
-an idle engine any load looks bad, however well it is shared out: a fuller step takes longer for everybody.
-What the nine see alone is in the report too. A few FLEX requests come besides; the longest wait is told.
+for request, beside nine more like them: an engine as busy, on which no tenant takes more than its share.
+Beside an idle engine any load looks bad, however well it is shared: a fuller step takes longer for every
+request. The report also has what the nine see alone. A few FLEX requests come besides; the longest wait is
+reported.
 
 On two engines: the CPU's with the sapling base, and a null one of 256 rows whose steps take 20 ms and overlap
 as a GPU's do. The noisy tenant has a process of its own. Three pairs of classes: the noisy tenant DEFAULT and

@@ -1,4 +1,4 @@
-"""What quantising costs in quality: the gate a base passes before it is quantised by default.
+"""Measures what quantising costs in quality: the gate a base passes before it is quantised by default.
 
     python -m benchmarks.quality --quantization int8 --out F
     python -m benchmarks.quality --variants fp8,fp8/fp8,fp8/auto/fp8,int4 --random-shape random-300m --out F

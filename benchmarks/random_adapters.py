@@ -1,9 +1,7 @@
-"""Any number of random adapters, registered under digests and kept in almost no host memory.
+"""Generates any number of random adapters, registered under digests and kept in almost no host memory.
 
-All adapters of a type are windows into one random slab, each a step further: other numbers in every place,
-and copied to the device each takes its own bytes there. Only the layout differs by rank, and is made once.
-
-Owns the registered adapters. Refuses to know slots and who asks.
+All adapters of a type are windows into one random slab, each a step further: different numbers everywhere,
+and each takes its own bytes on the device. Only the layout differs by rank, and is made once.
 """
 
 from __future__ import annotations
@@ -110,7 +108,7 @@ class AdapterLibrary:
 
 def _bf16(rng: np.random.Generator, count: int) -> np.ndarray:
     numbers = WIDTH * rng.standard_normal(count, dtype=np.float32)
-    # Cut, not rounded: nobody compares these numbers with others.
+    # Truncated, not rounded: these numbers are not compared with others.
     return (numbers.view(np.uint32) >> 16).astype(STORAGE["bfloat16"])
 
 

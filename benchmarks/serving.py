@@ -1,4 +1,4 @@
-"""Tokens per second over HTTP, with several adapters in one batch and everything on: keys, quotas, metering.
+"""Measures tokens per second over HTTP, with several adapters in one batch, keys, quotas and metering.
 
     python -m benchmarks.serving --out benchmarks/results/cpu/serving.json
 

@@ -1,4 +1,4 @@
-"""Routes tokens, scores and usage of each step to the clients that sent the requests.
+"""Sends tokens, scores and usage of each step to the clients that sent the requests.
 
 The order is what the bill rests on. For each step:
 

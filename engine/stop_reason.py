@@ -1,4 +1,4 @@
-"""Records why the engine stopped, in a small file of its folder that the supervisor shows.
+"""Writes why the engine stopped to a small file of its folder, which the supervisor shows.
 
 The file's space is reserved at the start, so that even a full disk can be recorded.
 """

@@ -1,7 +1,6 @@
-"""Text to token ids: chat messages through the checkpoint's template, prompts as they stand.
+"""Encodes text as token ids: chat messages through the checkpoint's template, prompts as they are.
 
-Owns the tokenizer and the wall between what a tenant's user typed and what the template says. Refuses to know
-HTTP, sampling and engines; the way back, piece by piece, is `api.detokenizer`.
+Keeps what a tenant's user typed apart from what the template says. `api.detokenizer` decodes, piece by piece.
 
 A special token such as `<|end|>` is structure when the template writes it and plain text when a user types
 it. Rendering would mix the two, so every special token's string inside a message is first replaced by one
@@ -77,7 +76,7 @@ class TextCodec:
         self._added_ids = {token["content"]: token["id"] for token in added}
         self._added = _any_of(self._added_ids)
         self._words = _any_of(token["content"] for token in added if not token.get("special"))
-        """Added tokens that are such whoever writes them."""
+        """Added tokens that keep their meaning in any text, a user's included."""
         self._pieces = Pieces.of(document, self._plain) if all(map(_stands_alone, added)) else None
         self._strips = {
             token["content"]: (bool(token.get("lstrip")), bool(token.get("rstrip"))) for token in special
@@ -90,17 +89,21 @@ class TextCodec:
 
     @classmethod
     def load(cls, base_dir: Path) -> TextCodec:
-        """Read tokenizer.json and the chat template beside it. Raises ValueError when they cannot be used."""
+        """Reads tokenizer.json and the chat template beside it. Raises ValueError when they
+        cannot be used.
+        """
         vocabulary = Vocabulary.load(base_dir)
         document = (base_dir / "tokenizer.json").read_text(encoding="utf-8")
         return cls(document, vocabulary, ChatTemplate.load(base_dir))
 
     def fewest_tokens(self, text: str) -> int:
-        """A lower bound on the tokens of `text`, without tokenising: 0 where the tokenizer allows none."""
+        """Returns a lower bound on the tokens of `text`, without tokenising: 0 where the tokenizer allows
+        none.
+        """
         return 0 if self._bytes_per_token is None else len(text.encode("utf-8")) // self._bytes_per_token
 
     def special_token(self, token_id: int) -> str | None:
-        """The name of a special token, such as "<|end|>"; None for a token of text."""
+        """Returns the name of a special token, such as "<|end|>"; None for a token of text."""
         return self._names.get(token_id)
 
     def render_chat(self, messages: Sequence[dict[str, str]]) -> RenderedChat:
@@ -143,7 +146,7 @@ class TextCodec:
         )
 
     def encode_completion(self, prompt: str, completion: str) -> tuple[list[int], list[int]]:
-        """Token ids of a raw prompt and of what is to follow it. For callers off the event loop."""
+        """Returns the token ids of a raw prompt and of its continuation. For callers off the event loop."""
         return self._encode_prompt(prompt), self._tokenizer.encode(completion, add_special_tokens=False).ids
 
     def _shield(self, messages: Sequence[dict[str, str]]) -> tuple[list[dict[str, str]], dict[int, str]]:

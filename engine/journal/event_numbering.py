@@ -1,4 +1,4 @@
-"""Numbers usage events within an engine's incarnation, so that the ledger can tell which of them it lacks."""
+"""Assigns numbers to usage events within an incarnation, so that the ledger can tell which it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bills what a dead incarnation left in its files, and reports how much of it cannot be read.
+"""Recovers and bills what a dead incarnation left in its files, and reports how much of it cannot be read.
 
 The order is safe against a kill in between: the next start repeats it, and journals nothing under another
 number.

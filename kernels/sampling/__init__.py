@@ -1,8 +1,7 @@
-"""Picking tokens from logits: truncation, penalties, a counter-based uniform, and log-probabilities.
+"""Draws tokens from logits: truncation, penalties, a counter-based uniform, and log-probabilities.
 
-Owns the argument checks and the choice of implementation: Triton on a GPU, the torch reference on a CPU;
-penalties and log-probabilities are torch everywhere. Refuses to know requests: what a row asks for arrives as
-numbers.
+Checks arguments and chooses the implementation: Triton on a GPU, the torch reference on a CPU; penalties and
+log-probabilities are torch everywhere. A row's parameters arrive as numbers.
 """
 
 from __future__ import annotations

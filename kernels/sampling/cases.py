@@ -1,4 +1,4 @@
-"""Inputs shared by the tests of every implementation of the op, and by its benchmarks."""
+"""Builds inputs shared by the tests of every implementation of the op, and by its benchmarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.sampling.step import Drawn, SamplingInputs, Scratch
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """What one row asks for."""
+    """One row's truncation parameters."""
 
     temperature: float = 1.0
     top_k: int = 0

@@ -1,6 +1,6 @@
-"""How a step's draws are laid out over the device: the order of kernels, their grids and block sizes.
+"""Lays a step's draws out over the device: the order of kernels, their grids and block sizes.
 
-Refuses to know requests; `kernel.py` and `truncation.py` say what is computed.
+`kernel.py` and `truncation.py` say what is computed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def launch(
     truncates: bool = True,
     uniforms_S: Tensor | None = None,
 ) -> None:
-    """Issue the kernels: one for greedy rows, one more for draws, three more for top-k and top-p."""
+    """Issues the kernels: one for greedy rows, one more for draws, three more for top-k and top-p."""
     num_positions, vocab_size = logits_SV.shape
     null_row = drawn.next_ids_R.shape[0] - 1
     common = (logits_SV, logits_SV.stride(0), vocab_size, null_row, asked.rows_S)

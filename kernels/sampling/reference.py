@@ -1,4 +1,4 @@
-"""Sampling in torch: the definition of the op, and what CPU engines run. Works on any device.
+"""Samples in torch: the definition of the op, and what CPU engines run. Works on any device.
 
 Suffixes: S rows, V vocabulary, R those of the rows that need a step. Every result of a row depends on that
 row's inputs alone, bit for bit: no reduction and no choice of path crosses rows.
