@@ -41,6 +41,7 @@ PENDING: frozenset[str] = frozenset(
         "examples",
         "migrations",
         "sla",
+        "telemetry",
         "tenants",
         "worker",
     }
