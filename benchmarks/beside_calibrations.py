@@ -27,7 +27,7 @@ from benchmarks.report import write_report
 
 SPEAKER = "pirate"
 QUIET_S = 12.0
-"""Of a turn without calibrations."""
+"""Duration of a turn without calibrations."""
 WARM_S = 1.5
 TOKENS = 200
 POLL_S = 0.5
@@ -133,7 +133,7 @@ async def _speak(
 
 
 def _figures(turns: list[list[float]]) -> dict[str, Any]:
-    """Of all turns together, and the mean of each: how far apart they are tells what can be told."""
+    """Returns the figures of all turns together, and each turn's mean, whose spread shows their precision."""
     gaps = np.concatenate([np.asarray(turn) for turn in turns]) * 1e3
     shares = {f"p{share}_ms": round(float(np.percentile(gaps, share)), 3) for share in (50, 90, 99)}
     means = [round(float(np.mean(turn)) * 1e3, 3) for turn in turns]

@@ -42,7 +42,7 @@ class Row:
 
 @dataclass
 class Witnessed:
-    """What all engines together generated, sent and told, by request."""
+    """What all engines together generated, sent and reported, by request."""
 
     generated: Counter[str] = field(default_factory=Counter)
     sent: Counter[str] = field(default_factory=Counter)
@@ -66,9 +66,7 @@ class Witnessed:
 
 @dataclass
 class Verdict:
-    """Requests whose tokens are not all there, those that have too many, and whatever else is not as it
-    should be.
-    """
+    """Requests with missing tokens, those with too many, and all other differences."""
 
     num_requests: int = 0
     num_tokens: int = 0

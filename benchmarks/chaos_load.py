@@ -26,15 +26,15 @@ from benchmarks.sse_client import HttpError, post_for_events
 NUM_CLIENTS = 16
 COMMON = "You are the helpful voice of a small library by the sea, and you answer in few words. " * 3
 LENGTHS = (1, 4, 12, 40, 120)
-"""Tokens asked for, of each choice."""
+"""Tokens requested, of each choice."""
 PAUSE_S = 0.05
-"""After an answer that did not come."""
+"""After a response that failed."""
 ANSWER_S = 30.0
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A tenant's key, and the models it may ask."""
+    """A tenant's key, and the models it may use."""
 
     tenant_id: str
     key: str
@@ -56,7 +56,7 @@ class Seen:
 
 @dataclass
 class Load:
-    """Clients at work until told to stop."""
+    """Runs clients until stopped."""
 
     url: str
     callers: list[Caller]
@@ -159,7 +159,7 @@ async def ask_until_stopped(url: str, callers: list[Caller], seed: int, out: Pat
 
 
 def main(url: str, seed: str, out: str) -> None:
-    """The callers come over stdin."""
+    """Reads the callers from stdin and runs them."""
     callers = [Caller(**one) for one in json.loads(sys.stdin.read())]
     os.nice(5)
     asyncio.run(ask_until_stopped(url, callers, int(seed), Path(out)))

@@ -43,7 +43,7 @@ class Background:
         self._sent = 0
 
     def fill(self) -> None:
-        """Submit until there are as many rows as there should be, and let their prompts through."""
+        """Submits requests until there are enough rows, and computes their prompts."""
         while len(self._alive) < self._rows:
             prompt = self._prompt()
             adapter = self._adapters[self._sent % len(self._adapters)]
@@ -64,7 +64,7 @@ class Background:
         return milliseconds, foreign
 
     def ask(self, adapter: Registered) -> float:
-        """Milliseconds to the first token of a request on `adapter`, which is then awaited."""
+        """Returns milliseconds to the first token of a request on `adapter`, and waits for its end."""
         prompt = self._prompt()
         began = time.perf_counter()
         request_id = self._engine.submit(prompt, OUTPUT_LEN, adapter)

@@ -52,7 +52,7 @@ Tokens = list[list[int]]
 
 @dataclass(frozen=True)
 class Work:
-    """What both sides are asked."""
+    """The requests that both sides answer."""
 
     prompts: np.ndarray
     """[batch, prompt length]"""

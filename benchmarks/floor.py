@@ -30,7 +30,7 @@ RANK_ROW_SCALE_BYTES = 4
 
 
 def linear_bytes(config: ModelConfig, quantization: str) -> float:
-    """Of all linears of all layers."""
+    """Returns the bytes of all linears of all layers."""
     weights = sum(rows * columns for rows, columns in config.linear_shapes.values())
     return config.num_layers * weights * WEIGHT_BYTES[quantization]
 
@@ -50,7 +50,7 @@ def mean_context(prompt_len: int, num_steps: int) -> float:
 
 
 def adapter_bytes(config: ModelConfig, rank: int, dtype: str) -> int:
-    """Of one adapter of `rank` on all seven linears of every layer."""
+    """Returns the bytes of one adapter of `rank` on all seven linears of every layer."""
     elements = rank * sum(rows + columns for rows, columns in config.linear_shapes.values())
     if dtype == "fp8":
         return config.num_layers * (elements + rank * len(config.linear_shapes) * RANK_ROW_SCALE_BYTES)

@@ -50,13 +50,13 @@ AT_ONCE = 64
 LOOKING_UP = 8
 """Requests at once where each waits for the database."""
 OTHER_SHARES = (0.125, 0.25, 0.375, 0.75)
-"""Of the saturating rate: where else latency is looked at."""
+"""Shares of the saturating rate at which latency is measured too."""
 REPEATS = 3
-"""Of the run at half the saturating rate: other guests of the host come and go."""
+"""Repeats of the run at half the saturating rate: load of other guests of the host varies."""
 STREAMS = 256
 STREAM_TOKENS = 256
 STREAM_STEP_S = 0.016
-"""Of the engine in the streaming run: every token of every stream is an event of its own."""
+"""Duration of the engine's step in the streaming run: every token of every stream is an event of its own."""
 
 
 class Unfit(Exception):

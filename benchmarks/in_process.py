@@ -44,7 +44,7 @@ class Sizes:
     """Of all requests together."""
     num_slots: int = 256
     adapter_bytes: int = 0
-    """Of all adapters that are to be resident at once; a CPU takes them as they come."""
+    """Of all adapters to be resident at once; a CPU allocates them as they are loaded."""
     kv_dtype: str = "auto"
 
     @property
@@ -55,7 +55,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """What only a GPU's runner is asked."""
+    """Options of a GPU's runner."""
 
     cuda_graphs: bool = True
     batch_invariant: bool = False

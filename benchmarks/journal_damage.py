@@ -214,7 +214,7 @@ def damage(path: Path, random: Random) -> str:
 
 
 def in_child(work: Any, *arguments: Any) -> int:
-    """The exit status of `work`, done in a process of its own; minus a signal's number."""
+    """Returns the exit status of `work`, run in a process of its own; minus a signal's number."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

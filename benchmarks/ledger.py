@@ -44,7 +44,7 @@ Question = Callable[[str], Awaitable[object]]
 
 
 async def metering(url: str, redis_url: str, num_requests: int, batch: int) -> dict[str, Any]:
-    """Requests a second that one meter brings into the ledger, each told of twice."""
+    """Returns the requests per second that one meter writes into the ledger, each with two events."""
     client = redis.asyncio.Redis.from_url(redis_url)
     database = Database(url, prepared_statements=True)
     try:
@@ -130,7 +130,7 @@ async def _write_journal(client: redis.asyncio.Redis, num_requests: int) -> None
 
 
 def questions(database: Database, ledger: Ledger) -> dict[str, Question]:
-    """What tenants ask, by what it is called: reports that a console's pages and scripts fetch."""
+    """Returns the queries of tenants by name: reports that a console's pages and scripts fetch."""
     reports = UsageReports(database)
     end = ledger.end
     span = min(timedelta(days=30), timedelta(days=ledger.days - 1))
@@ -271,7 +271,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=50_000_000, help="requests in the ledger that is asked")
+    parser.add_argument("--rows", type=int, default=50_000_000, help="requests in the ledger that is queried")
     parser.add_argument("--tenants", type=int, default=100)
     parser.add_argument("--days", type=int, default=365)
     parser.add_argument("--rounds", type=int, default=3)

@@ -29,7 +29,7 @@ from engine.protocol import AdapterRef
 
 
 class LibraryLoader(AdapterLoader[Any]):
-    """As the engine's, but that sizes come from the library, and so does what pools find cached."""
+    """Works as the engine's loader, with sizes and cached adapters from the library."""
 
     def __init__(
         self, library: AdapterLibrary, pool: Any, on_done: Callable[[int, str, str | None], None]

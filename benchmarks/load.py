@@ -35,7 +35,7 @@ IDLE_S = 0.0002
 
 
 def run(engine: InProcessEngine, arrivals: Sequence[Arrival], adapters: Sequence[Registered]) -> Notes:
-    """Send every request at its time and step until all have ended. An empty `adapters` asks the base."""
+    """Sends every request at its time and steps until all have ended. An empty `adapters` uses the base."""
     rng = np.random.default_rng(len(arrivals))
     vocab_size = engine.model.config.vocab_size
     prompts = random_prompts(rng, vocab_size, [arrival.prompt_len for arrival in arrivals])
@@ -77,7 +77,7 @@ def run(engine: InProcessEngine, arrivals: Sequence[Arrival], adapters: Sequence
 
 
 def measure(asked: argparse.Namespace) -> dict[str, Any]:
-    """Everything `--engine in-process` asks for."""
+    """Measures everything that `--engine in-process` requests."""
     device = pick_device(asked.device)
     config = shape(asked.shape)
     prompt, output = lengths(asked)
@@ -129,7 +129,9 @@ def _warm_up(engine: InProcessEngine, prompt: Lengths, output: Lengths) -> None:
 
 
 def _sizes(library: AdapterLibrary, asked: argparse.Namespace, prompt: Lengths, output: Lengths) -> Sizes:
-    """Slots as asked for, at most one for each adapter. KV for rows of mean length, and a half more."""
+    """Returns slots as requested, at most one per adapter, and KV for rows of mean length, and a
+    half more.
+    """
     num_slots = min(asked.slots, max(asked.registered))
     longest = prompt.high + output.high
     mean = min(longest, 1.5 * (prompt.mean + output.mean))

@@ -19,7 +19,7 @@ DEFAULT_RATES = (10.0, 30.0, math.inf)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What an open-loop load can be asked for; `python -m benchmarks.serving` adds its own."""
+    """Adds the options of an open-loop load; `python -m benchmarks.serving` adds its own."""
     option = parser.add_argument_group("open-loop load").add_argument
     option("--rates", type=_rates, default=[], help="arrivals per second, such as 10,20,inf")
     option("--seconds", type=float, default=10.0, help="of arrivals, at each rate")

@@ -52,9 +52,9 @@ FLEX_PER_SECOND = 1.0
 GRACE_S = 8.0
 """For the last of the nine to end under the same load."""
 LOAD = 0.8
-"""Of the rate with all rows always full: what arrivals at random can be without a queue that only grows."""
+"""Share of the rate with all rows full: about what random arrivals can use without a growing queue."""
 HEAD_START_S = 1.0
-"""Of what is sent besides, so that its backlog is there."""
+"""Seconds by which the extra load starts earlier, so that its backlog exists."""
 SAPLING = Path(__file__).resolve().parent.parent / "examples/sapling/weights/base"
 
 
@@ -117,7 +117,7 @@ class Sent:
 
 @contextmanager
 def running_engine(setup: Setup, folder: Path) -> Iterator[str]:
-    """An engine process of its own, with a Redis for its journal. Yields its endpoint."""
+    """Runs an engine process of its own, with a Redis for its journal. Yields its endpoint."""
     redis = start_redis(folder, ephemeral=True)
     endpoint = f"ipc://{folder}/engine.sock"
     settings = setup.environment | {
@@ -172,7 +172,7 @@ async def ask(client: EngineClient, submit: Submit, due: float, sent: Sent) -> N
 
 
 async def send(client: EngineClient, phase: Phase, sender: Sender, seconds: float, sent: Sent) -> None:
-    """Send at random times, whatever comes of what was sent before."""
+    """Sends at random times, whatever becomes of earlier requests."""
     random = Random(sender.tenant)
     begin = due = time.perf_counter()
     tasks: list[asyncio.Task[None]] = []
@@ -283,7 +283,9 @@ def look(
 def compare(
     endpoint: str, setup: Setup, classes: tuple[PriorityClass, PriorityClass], share: float, seconds: float
 ) -> dict[str, Any]:
-    """One pair of classes: beside tenants that send their share, and beside one that sends all of theirs."""
+    """Measures one pair of classes: beside tenants that send their share, and beside one that sends all of
+    theirs.
+    """
     noisy, others = classes
     fillers = [Sender(f"f{number}", noisy, share) for number in range(NUM_OTHERS)]
     noise = [Sender("noisy", noisy, NOISE * share)]

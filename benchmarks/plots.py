@@ -205,7 +205,7 @@ PLOTTED: dict[str, Callable[[Results], str | None]] = {
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Write every plot whose results are there; those whose results are gone go too."""
+    """Writes every plot that has results, and removes those that have none any more."""
     folder.mkdir(parents=True, exist_ok=True)
     written: list[Any] = []
     for name, plot in PLOTTED.items():

@@ -176,7 +176,9 @@ class Bench:
 
 
 def passes(rows: Sequence[Fidelity]) -> list[str]:
-    """What keeps the gate shut; empty when it opens. Rows with an adapter count: they are what is sold."""
+    """Returns why the gate fails; empty when it passes. Rows with an adapter count: they are what tenants
+    use.
+    """
     why = []
     for row in rows:
         if row.adapter is None:

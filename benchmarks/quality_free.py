@@ -17,7 +17,7 @@ import torch
 from benchmarks.scorer import Scorer, answer, divergence, log_probs
 
 MAX_TOKENS = 64
-"""Of an answer; at the end of the sequence it is over."""
+"""Of an answer, unless the sequence ends earlier."""
 
 PROMPTS = (
     "Hello! How are you today?",

@@ -35,7 +35,7 @@ BASE_DIGEST = hashlib.sha256(b"random base").hexdigest()
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """One adapter that can be asked for."""
+    """One adapter that can be requested."""
 
     ref: AdapterRef
     dtype: str
@@ -77,7 +77,7 @@ class AdapterLibrary:
         return self._manifests[key]
 
     def num_bytes(self, adapter: Registered) -> int:
-        """Of its slab."""
+        """Bytes of its slab."""
         return self.manifest(adapter.ref.rank, adapter.dtype).num_bytes
 
     def find(self, digest: str) -> Registered:

@@ -64,7 +64,8 @@ class Outliers(Plain):
     """Numbers with the tails of a trained model's."""
 
     DEGREES = 5
-    """Of freedom of Student's t: one weight in 2 000 is six standard deviations out, not one in 5e8."""
+    """Degrees of freedom of Student's t: one weight in 2 000 is six standard deviations out, not
+    one in 5e8."""
     CHANNELS = 1 / 256
     """Share of the channels that are outliers, the same ones in all layers."""
     MAGNITUDE = 16.0

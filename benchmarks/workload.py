@@ -39,7 +39,7 @@ SHAREGPT_OUTPUT = Lengths(337.99, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request to come."""
+    """One request that will arrive."""
 
     at: float
     """Seconds after the start."""
@@ -50,7 +50,7 @@ class Arrival:
 
 
 def arrival_times(rng: np.random.Generator, rate: float, count: int) -> np.ndarray:
-    """Of a Poisson process of `rate` per second; infinity: all at the start."""
+    """Returns the times of a Poisson process of `rate` per second; infinity: all at the start."""
     if rate <= 0:
         raise ValueError(f"rate must be positive, not {rate}")
     if math.isinf(rate):

@@ -41,7 +41,7 @@ class ChunkBuffer:
     def __init__(self) -> None:
         self._first_at: float | None = None
         self._delay_reported = False
-        """Whether the client has been told when the first token was drawn."""
+        """Whether the client has received the delay of the first token."""
         self._chunks: list[TokenChunk] = []
         self._num_tokens = 0
 

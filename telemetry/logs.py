@@ -40,10 +40,10 @@ _SECRET_SIGNS = ("rs-", "rs_", "sk-", "sk_", "rk-", "rk_", "whsec", "bearer ", "
 
 
 def configure(process: str, level: str = "info", form: Format = "auto", stream: TextIO | None = None) -> None:
-    """Set up logging for this process; call once, in its main.
+    """Configures logging for this process; call once, in its main.
 
     Args:
-        process: "api", "engine-0"...: stands in every line.
+        process: "api", "engine-0"...: in every line.
         level: the least severe level that is written.
         form: "auto" is "console" on a terminal and "json" elsewhere.
         stream: where to write; standard error when None.
@@ -117,12 +117,12 @@ _with_stack = structlog.processors.StackInfoRenderer()
 
 
 def _traces_apart(logger: Any, method: str, event: Event) -> Event:
-    """What a renderer for people shows of an exception itself."""
+    """Returns a line's fields for the console renderer, which formats the exception itself."""
     return _with_stack(logger, method, event) if "stack_info" in event else event
 
 
 def _traces_as_text(logger: Any, method: str, event: Event) -> Event:
-    """Few lines have any: none pays for looking twice."""
+    """Formats exceptions as text; most lines have none and cost nothing."""
     if "stack_info" in event:
         event = _with_stack(logger, method, event)
     if "exc_info" in event:

@@ -109,7 +109,7 @@ class ServingMetrics:
         return made
 
     def served(self, service_tier: str, in_time: bool | None, fast: bool | None) -> None:
-        """A request was answered; None: it had no such measure."""
+        """Counts a response with its measures; None: not measured."""
         self._of(self._requests, service_tier, "ok").inc()
         if in_time is not None:
             self._of(self._first_tokens, service_tier, "in_time" if in_time else "late").inc()
@@ -124,7 +124,7 @@ class ServingMetrics:
         self._of(self._time_to_first_token, service_tier).observe(seconds)
 
     def answered(self, service_tier: str, seconds: float, seconds_per_token: float | None) -> None:
-        """An answer ended. `seconds_per_token`: None when there were not two tokens to measure between."""
+        """Counts a completed response. `seconds_per_token`: None for fewer than two tokens."""
         self._of(self._end_to_end, service_tier).observe(seconds)
         if seconds_per_token is not None:
             self._of(self._time_per_output_token, service_tier).observe(seconds_per_token)
@@ -142,7 +142,9 @@ class ServingMetrics:
         self._of(self._http_duration, route).observe(seconds)
 
     def _of(self, metric: Metric, *labels: str) -> Metric:
-        """The metric under these labels. `labels` itself costs several times what counting does."""
+        """Returns the metric under these labels. Cached: `labels` itself costs several times as much as
+        counting.
+        """
         key = metric, labels
         child = self._children.get(key)
         if child is None:

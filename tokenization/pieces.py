@@ -97,7 +97,7 @@ class Pieces:
         return token_ids
 
     def _learn(self, pieces: set[str]) -> dict[str, list[int]] | None:
-        """Ids of pieces that this generation does not know."""
+        """Caches the ids of pieces that this generation does not have."""
         before = self._known_before
         learned = {piece: before[piece] for piece in pieces if piece in before}
         new = [piece for piece in pieces if piece not in learned]
@@ -152,7 +152,7 @@ def in_ascii(pattern: str) -> re.Pattern[str] | None:
 
 
 def _pattern_of(document: dict[str, Any]) -> str | None:
-    """What text is cut by, where it is cut and encoded and nothing else happens to it."""
+    """Returns the expression that text is cut by, if the tokenizer only cuts and encodes."""
     normalizer, model = document.get("normalizer"), document.get("model") or {}
     if normalizer is not None and normalizer.get("type") not in _SAME_IN_ASCII:
         return None

@@ -207,13 +207,13 @@ class DevicePool:
         return image
 
     def drop(self, image: HostImage) -> None:
-        """The image is not to be loaded, by whom it was given to."""
+        """Returns an image that will not be loaded."""
         self.host_cache.return_image(image)
 
     def load(self, slot: int, image: HostImage) -> None:
-        """Fill an empty slot, and wait until it is usable. Drops the image.
+        """Fills an empty slot, and waits until it is usable. Returns the image to the cache.
 
-        Raises MemoryError when the free bytes do not suffice: then the slot is empty.
+        Raises MemoryError when there are too few free bytes: then the slot is empty.
         """
         try:
             with self._loading:

@@ -94,7 +94,7 @@ def _yarn(period: Tensor, config: ModelConfig, scaling: RopeScaling) -> Tensor:
     dim = config.head_dim
 
     def dimension_of(turns: float) -> float:
-        """The (fractional) dimension that makes `turns` turns over the original context."""
+        """Returns the (fractional) dimension that makes `turns` turns over the original context."""
         wavelength_ratio = scaling.original_max_position / (turns * 2 * math.pi)
         return dim * math.log(wavelength_ratio) / (2 * math.log(config.rope_theta))
 
