@@ -182,7 +182,7 @@ def test_a_database_that_does_not_answer() -> None:
 
 def test_benchmarks_are_listed_by_what_they_measure() -> None:
     listed = dict(list_benchmarks())
-    assert "Tokens per second over HTTP" in listed["serving"]
+    assert "Measures tokens per second over HTTP" in listed["serving"]
     assert not {"report", "random_llama", "sse_client"} & listed.keys()
     assert "serving" in rootstock("bench").stdout
 

@@ -104,7 +104,7 @@ def test_steps_are_read_late_and_in_any_order() -> None:
 def test_memory_that_was_not_read_is_not_given_to_another_step() -> None:
     scores = scorer(Head())
     flights = [launch(scores, requests(3), hidden()) for _ in range(RING)]
-    with pytest.raises(AssertionError, match="still to be read"):
+    with pytest.raises(AssertionError, match="the last scores in this memory have not been read"):
         launch(scores, requests(3), hidden())
     flights[0].result()
     with pytest.raises(AssertionError, match="read twice"):
