@@ -1,9 +1,7 @@
-"""A ledger as years of a business leave it: any number of records, drawn by a seed inside PostgreSQL, and
-their sums.
+"""Fills a ledger as years of a business would: any number of records, drawn by a seed inside PostgreSQL.
 
 Requests come in bursts, as agents and batch runs send them: BURST consecutive ones are of one tenant, key,
-adapter and class. Tenants differ in size: the largest of 100 has a sixth of everything. Owns what a row is;
-refuses to know what is measured on them.
+adapter and class. Tenants differ in size: the largest of 100 has a sixth of everything. Sums are filled too.
 """
 
 from __future__ import annotations

@@ -34,15 +34,10 @@ PENDING: frozenset[str] = frozenset(
     {
         "adapters",
         "api",
-        "benchmarks",
         "cli",
         "db",
-        "engine",
         "examples",
-        "kernels",
-        "telemetry",
         "tenants",
-        "tokenization",
     }
 )
 """Packages that have not been rewritten yet."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.lora.residency import Residency
+from engine.lora.slot_allocator import SlotAllocator
 from engine.lora.slots import NO_SLOT, SlotState
 from engine.protocol import AdapterRef
 from tests.engine.plain.harness import Engine, adapter, submission
@@ -26,7 +26,7 @@ class World:
         self.now = 0.0
         self.memory = Memory(num_slots, capacity, sizes)
         self.slots = self.memory.table
-        self.residency = Residency(self.slots, lambda: self.now, PATIENCE_S)
+        self.slot_allocator = SlotAllocator(self.slots, lambda: self.now, PATIENCE_S)
 
     @property
     def loads(self) -> list[tuple[int, AdapterRef]]:
@@ -35,125 +35,125 @@ class World:
     def finish_loads(self) -> None:
         loads, self.memory.started = self.memory.started, []
         for slot, ref in loads:
-            self.residency.loaded(slot, ref.digest)
+            self.slot_allocator.loaded(slot, ref.digest)
 
     def admit(self, ref: AdapterRef) -> int:
-        assert self.residency.admits(ref)
-        self.residency.dismiss(ref)
-        return self.residency.acquire(ref)
+        assert self.slot_allocator.admits(ref)
+        self.slot_allocator.remove_demand(ref)
+        return self.slot_allocator.acquire(ref)
 
 
 def test_loading_starts_when_the_request_queues() -> None:
     world = World(1)
-    world.residency.expect(A)
+    world.slot_allocator.add_demand(A)
     assert [ref for _, ref in world.loads] == [A]
-    assert not world.residency.admits(A)
+    assert not world.slot_allocator.admits(A)
     world.finish_loads()
-    assert world.residency.admits(A)
+    assert world.slot_allocator.admits(A)
 
 
 def test_an_idle_adapter_nobody_waits_for_gives_way_at_once() -> None:
     world = World(1)
-    world.residency.expect(A)
+    world.slot_allocator.add_demand(A)
     world.finish_loads()
-    world.residency.release(world.admit(A))
-    world.residency.expect(B)
+    world.slot_allocator.release(world.admit(A))
+    world.slot_allocator.add_demand(B)
     assert [ref for _, ref in world.loads] == [B]
 
 
 def test_an_idle_adapter_in_demand_keeps_its_slot_until_its_turn_is_over() -> None:
     world = World(1)
-    world.residency.expect(A)
+    world.slot_allocator.add_demand(A)
     world.finish_loads()
-    world.residency.expect(B)
+    world.slot_allocator.add_demand(B)
     world.now = PATIENCE_S - 1
-    world.residency.take_turns()
+    world.slot_allocator.take_turns()
     assert not world.loads
-    assert world.residency.admits(A)
+    assert world.slot_allocator.admits(A)
     world.now = PATIENCE_S
-    world.residency.take_turns()
+    world.slot_allocator.take_turns()
     assert [ref for _, ref in world.loads] == [B]
-    assert not world.residency.admits(A)
-    world.residency.check_integrity()
+    assert not world.slot_allocator.admits(A)
+    world.slot_allocator.check_integrity()
 
 
 def test_a_claimed_slot_admits_no_more_and_changes_hands_when_drained() -> None:
     world = World(1)
     for _ in range(2):
-        world.residency.expect(A)
+        world.slot_allocator.add_demand(A)
     world.finish_loads()
     slot = world.admit(A)
-    world.residency.expect(B)
+    world.slot_allocator.add_demand(B)
     world.now = PATIENCE_S
-    world.residency.take_turns()
-    assert not world.residency.admits(A)
+    world.slot_allocator.take_turns()
+    assert not world.slot_allocator.admits(A)
     assert not world.loads
-    world.residency.check_integrity()
-    world.residency.release(slot)
+    world.slot_allocator.check_integrity()
+    world.slot_allocator.release(slot)
     assert [ref for _, ref in world.loads] == [B]
-    world.residency.check_integrity()
+    world.slot_allocator.check_integrity()
     world.finish_loads()
-    world.residency.release(world.admit(B))
+    world.slot_allocator.release(world.admit(B))
     # Nobody waits for B any more, so A, whose second request still does, has it back.
-    assert not world.residency.admits(A)
+    assert not world.slot_allocator.admits(A)
     assert [ref for _, ref in world.loads] == [A]
 
 
 def test_a_claim_ends_with_its_last_request() -> None:
     world = World(1)
     for _ in range(2):
-        world.residency.expect(A)
+        world.slot_allocator.add_demand(A)
     world.finish_loads()
     world.admit(A)
-    world.residency.expect(B)
+    world.slot_allocator.add_demand(B)
     world.now = PATIENCE_S
-    world.residency.take_turns()
-    assert not world.residency.admits(A)
-    world.residency.dismiss(B)
-    assert world.residency.admits(A)
-    world.residency.check_integrity()
+    world.slot_allocator.take_turns()
+    assert not world.slot_allocator.admits(A)
+    world.slot_allocator.remove_demand(B)
+    assert world.slot_allocator.admits(A)
+    world.slot_allocator.check_integrity()
 
 
 def test_a_claim_ends_when_another_slot_is_found() -> None:
     world = World(2)
     for ref in (A, B):
         for _ in range(2):
-            world.residency.expect(ref)
+            world.slot_allocator.add_demand(ref)
     world.finish_loads()
     slots = {ref.digest: world.admit(ref) for ref in (A, B)}
-    world.residency.expect(C)
+    world.slot_allocator.add_demand(C)
     world.now = PATIENCE_S
-    world.residency.take_turns()
-    closed, other = (A, B) if not world.residency.admits(A) else (B, A)
-    world.residency.dismiss(other)
-    world.residency.release(slots[other.digest])
-    assert not world.residency.admits(C)  # but it is being loaded now, into the other's slot
+    world.slot_allocator.take_turns()
+    closed, other = (A, B) if not world.slot_allocator.admits(A) else (B, A)
+    world.slot_allocator.remove_demand(other)
+    world.slot_allocator.release(slots[other.digest])
+    assert not world.slot_allocator.admits(C)  # but it is being loaded now, into the other's slot
     assert [ref for _, ref in world.loads] == [C]
-    assert world.residency.admits(closed)
-    world.residency.check_integrity()
+    assert world.slot_allocator.admits(closed)
+    world.slot_allocator.check_integrity()
 
 
 def test_a_newly_loaded_adapter_has_its_turn_before_it_can_be_claimed() -> None:
     world = World(1)
-    world.residency.expect(A)
-    world.residency.expect(B)
+    world.slot_allocator.add_demand(A)
+    world.slot_allocator.add_demand(B)
     world.now = 2 * PATIENCE_S
     world.finish_loads()
-    world.residency.take_turns()
-    assert world.residency.admits(A)
+    world.slot_allocator.take_turns()
+    assert world.slot_allocator.admits(A)
     world.now = 3 * PATIENCE_S
-    world.residency.take_turns()
-    assert not world.residency.admits(A)
+    world.slot_allocator.take_turns()
+    assert not world.slot_allocator.admits(A)
 
 
 def test_prefetching_takes_no_slot_from_an_adapter_in_demand() -> None:
     world = World(1)
-    world.residency.expect(A)
+    world.slot_allocator.add_demand(A)
     world.finish_loads()
-    world.residency.prefetch(B)
+    world.slot_allocator.prefetch(B)
     assert not world.loads
-    world.residency.release(world.admit(A))
-    world.residency.prefetch(B)
+    world.slot_allocator.release(world.admit(A))
+    world.slot_allocator.prefetch(B)
     assert [ref for _, ref in world.loads] == [B]
 
 
@@ -162,7 +162,7 @@ def running(world: World, *refs: AdapterRef, demand: int = 2) -> dict[str, int]:
     slots = {}
     for ref in refs:
         for _ in range(demand):
-            world.residency.expect(ref)
+            world.slot_allocator.add_demand(ref)
         world.finish_loads()
         slots[ref.digest] = world.admit(ref)
     return slots
@@ -171,33 +171,33 @@ def running(world: World, *refs: AdapterRef, demand: int = 2) -> dict[str, int]:
 def test_a_claim_closes_as_many_slots_as_it_needs_bytes() -> None:
     world = World(9, 10, a=3, b=3, c=4, d=6)
     slots = running(world, A, B, C)
-    world.residency.expect(D)
+    world.slot_allocator.add_demand(D)
     world.now = PATIENCE_S
-    world.residency.take_turns()
-    admitted = [world.residency.admits(ref) for ref in (A, B, C)]
+    world.slot_allocator.take_turns()
+    admitted = [world.slot_allocator.admits(ref) for ref in (A, B, C)]
     assert admitted.count(False) == 2
     closed = [ref for ref, admits in zip((A, B, C), admitted, strict=True) if not admits]
-    world.residency.release(slots[closed[0].digest])
+    world.slot_allocator.release(slots[closed[0].digest])
     assert not world.loads, "half of its room is no room"
-    assert world.residency.admits(closed[0]) is False, "a closed slot that has drained stays closed"
-    world.residency.release(slots[closed[1].digest])
+    assert world.slot_allocator.admits(closed[0]) is False, "a closed slot that has drained stays closed"
+    world.slot_allocator.release(slots[closed[1].digest])
     assert [ref for _, ref in world.loads] == [D]
-    world.residency.check_integrity()
+    world.slot_allocator.check_integrity()
 
 
 def test_small_adapters_do_not_take_the_bytes_a_large_one_collects() -> None:
     world = World(9, 10, a=5, b=5, c=10, d=5)
     slots = running(world, A, B, demand=1)
-    world.residency.expect(C)
+    world.slot_allocator.add_demand(C)
     world.now = PATIENCE_S
-    world.residency.take_turns()
-    world.residency.release(slots[A.digest])
-    world.residency.expect(D)
+    world.slot_allocator.take_turns()
+    world.slot_allocator.release(slots[A.digest])
+    world.slot_allocator.add_demand(D)
     assert not world.loads
-    assert not world.residency.admits(D)
-    world.residency.release(slots[B.digest])
+    assert not world.slot_allocator.admits(D)
+    world.slot_allocator.release(slots[B.digest])
     assert [ref for _, ref in world.loads] == [C]
-    world.residency.check_integrity()
+    world.slot_allocator.check_integrity()
 
 
 def test_nobody_claims_before_a_large_one_that_still_lacks_slots() -> None:
@@ -205,50 +205,50 @@ def test_nobody_claims_before_a_large_one_that_still_lacks_slots() -> None:
     running(world, A)
     world.now = 4.0
     running(world, B)
-    world.residency.expect(C)
-    world.residency.expect(D)
+    world.slot_allocator.add_demand(C)
+    world.slot_allocator.add_demand(D)
     world.now = 4.0 + PATIENCE_S - 0.5
-    world.residency.take_turns()
-    assert world.residency.admits(A), "nobody has waited long enough"
+    world.slot_allocator.take_turns()
+    assert world.slot_allocator.admits(A), "nobody has waited long enough"
     world.now = 4.0 + PATIENCE_S
-    world.residency.take_turns()
-    assert not world.residency.admits(A)
-    assert not world.residency.admits(B)
-    world.residency.check_integrity()
+    world.slot_allocator.take_turns()
+    assert not world.slot_allocator.admits(A)
+    assert not world.slot_allocator.admits(B)
+    world.slot_allocator.check_integrity()
 
 
 def test_a_claim_void_gives_all_its_slots_back() -> None:
     world = World(9, 10, a=5, b=5, c=10)
     running(world, A, B)
-    world.residency.expect(C)
+    world.slot_allocator.add_demand(C)
     world.now = PATIENCE_S
-    world.residency.take_turns()
-    assert not world.residency.admits(A)
-    world.residency.dismiss(C)
-    assert world.residency.admits(A)
-    assert world.residency.admits(B)
-    world.residency.check_integrity()
+    world.slot_allocator.take_turns()
+    assert not world.slot_allocator.admits(A)
+    world.slot_allocator.remove_demand(C)
+    assert world.slot_allocator.admits(A)
+    assert world.slot_allocator.admits(B)
+    world.slot_allocator.check_integrity()
 
 
 def test_a_smaller_adapter_is_tried_where_a_larger_one_found_no_room() -> None:
     world = World(9, 10, a=4, b=7, c=6)
     running(world, A)
-    world.residency.expect(B)
-    world.residency.expect(C)
+    world.slot_allocator.add_demand(B)
+    world.slot_allocator.add_demand(C)
     assert [ref for _, ref in world.loads] == [C]
 
 
 def test_an_adapter_larger_than_all_memory_is_refused_at_once_and_once() -> None:
     world = World(2, 10, a=11)
     for _ in range(3):
-        world.residency.expect(A)
-    assert not world.residency.admits(A)
+        world.slot_allocator.add_demand(A)
+    assert not world.slot_allocator.admits(A)
     assert world.memory.refused == [(A, "it takes 11 bytes, and there are 10 for all adapters")]
     for _ in range(3):
-        world.residency.dismiss(A)
-    world.residency.failed(NO_SLOT, A.digest)
-    world.residency.check_integrity()
-    world.residency.expect(A)
+        world.slot_allocator.remove_demand(A)
+    world.slot_allocator.failed(NO_SLOT, A.digest)
+    world.slot_allocator.check_integrity()
+    world.slot_allocator.add_demand(A)
     assert len(world.memory.refused) == 2, "who asks again is told again"
 
 
@@ -265,38 +265,38 @@ def test_a_refused_request_ends_with_the_reason() -> None:
 
 def test_pinned_adapters_have_no_turns() -> None:
     world = World(9, 10, a=5, b=5, c=5)
-    world.residency.prefetch(A, pinned=True)
+    world.slot_allocator.prefetch(A, pinned=True)
     world.finish_loads()
     slots = running(world, B)
-    world.residency.expect(C)
+    world.slot_allocator.add_demand(C)
     world.now = PATIENCE_S
-    world.residency.take_turns()
-    assert not world.residency.admits(B), "B's slot is closed, though A's is idle"
-    world.residency.release(slots[B.digest])
+    world.slot_allocator.take_turns()
+    assert not world.slot_allocator.admits(B), "B's slot is closed, though A's is idle"
+    world.slot_allocator.release(slots[B.digest])
     assert [ref for _, ref in world.loads] == [C]
     world.finish_loads()
-    world.residency.prefetch(A, pinned=False)
+    world.slot_allocator.prefetch(A, pinned=False)
     # Nobody waits for A: B, which has a request waiting, may have its bytes now.
-    world.residency.take_turns()
-    assert not world.residency.admits(B)
+    world.slot_allocator.take_turns()
+    assert not world.slot_allocator.admits(B)
     assert [ref for _, ref in world.loads] == [B]
-    world.residency.check_integrity()
+    world.slot_allocator.check_integrity()
 
 
 def test_pinning_an_adapter_whose_slot_is_closed_opens_it() -> None:
     world = World(4)
     running(world, A, B, C, D)
-    world.residency.expect(adapter("e"))
+    world.slot_allocator.add_demand(adapter("e"))
     world.now = PATIENCE_S
-    world.residency.take_turns()
-    closed = next(ref for ref in (A, B, C, D) if not world.residency.admits(ref))
-    world.residency.prefetch(closed, pinned=True)
-    assert world.residency.admits(closed)
-    world.residency.check_integrity()
-    world.residency.take_turns()
-    assert world.residency.admits(closed)
-    assert sum(not world.residency.admits(ref) for ref in (A, B, C, D)) == 1
-    world.residency.check_integrity()
+    world.slot_allocator.take_turns()
+    closed = next(ref for ref in (A, B, C, D) if not world.slot_allocator.admits(ref))
+    world.slot_allocator.prefetch(closed, pinned=True)
+    assert world.slot_allocator.admits(closed)
+    world.slot_allocator.check_integrity()
+    world.slot_allocator.take_turns()
+    assert world.slot_allocator.admits(closed)
+    assert sum(not world.slot_allocator.admits(ref) for ref in (A, B, C, D)) == 1
+    world.slot_allocator.check_integrity()
 
 
 @settings(max_examples=examples(120), deadline=None)
@@ -309,50 +309,50 @@ def test_any_sequence_by_bytes_keeps_the_line_in_order(num_slots: int, capacity:
 
     def report(slot: int, ref: AdapterRef, error: str | None) -> None:
         if error is None and random.random() < 0.9:
-            world.residency.loaded(slot, ref.digest)
+            world.slot_allocator.loaded(slot, ref.digest)
             return
-        world.residency.failed(slot, ref.digest)
+        world.slot_allocator.failed(slot, ref.digest)
         for other in [other for other in waiting if other == ref]:
             waiting.remove(other)
-            world.residency.dismiss(other)
+            world.slot_allocator.remove_demand(other)
 
     for _ in range(120):
         world.now += random.random()
         ref = adapter(random.choice(names))
         match random.randrange(7):
             case 0 | 1:
-                world.residency.expect(ref)
+                world.slot_allocator.add_demand(ref)
                 waiting.append(ref)
             case 2 if waiting:
-                world.residency.dismiss(waiting.pop(random.randrange(len(waiting))))
+                world.slot_allocator.remove_demand(waiting.pop(random.randrange(len(waiting))))
             case 3 if held:
-                world.residency.release(held.pop(random.randrange(len(held))))
+                world.slot_allocator.release(held.pop(random.randrange(len(held))))
             case 4:
                 for slot, loading, error in world.memory.reports():
                     report(slot, loading, error)
             case 5:
-                world.residency.take_turns()
+                world.slot_allocator.take_turns()
                 for candidate in sorted(waiting, key=lambda ref: ref.digest):
-                    if world.residency.admits(candidate) and random.random() < 0.5:
+                    if world.slot_allocator.admits(candidate) and random.random() < 0.5:
                         waiting.remove(candidate)
                         held.append(world.admit(candidate))
             case 6:
-                world.residency.prefetch(ref, random.choice([True, False, None]))
-        world.residency.check_integrity()
+                world.slot_allocator.prefetch(ref, random.choice([True, False, None]))
+        world.slot_allocator.check_integrity()
     # All that runs ends, again and again: whoever waits gets its turn, or hears why it never will.
     for _ in range(40 * len(names)):
         world.now += PATIENCE_S
         for index in held:
-            world.residency.release(index)
+            world.slot_allocator.release(index)
         held.clear()
         for slot, loading, error in world.memory.reports():
             report(slot, loading, error)
-        world.residency.take_turns()
+        world.slot_allocator.take_turns()
         for candidate in sorted(set(waiting), key=lambda ref: ref.digest):
-            if world.residency.admits(candidate):
+            if world.slot_allocator.admits(candidate):
                 waiting.remove(candidate)
                 held.append(world.admit(candidate))
-        world.residency.check_integrity()
+        world.slot_allocator.check_integrity()
     assert not waiting, "somebody starves"
 
 
@@ -368,22 +368,22 @@ def test_any_sequence_keeps_the_line_in_order(num_slots: int, random: Random) ->
         ref = random.choice(refs)
         match random.randrange(6):
             case 0 | 1:
-                world.residency.expect(ref)
+                world.slot_allocator.add_demand(ref)
                 waiting.append(ref)
             case 2 if waiting:
-                world.residency.dismiss(waiting.pop(random.randrange(len(waiting))))
+                world.slot_allocator.remove_demand(waiting.pop(random.randrange(len(waiting))))
             case 3 if held:
-                world.residency.release(held.pop(random.randrange(len(held))))
+                world.slot_allocator.release(held.pop(random.randrange(len(held))))
             case 4 if world.loads:
                 slot, loading = world.loads.pop(0)
-                world.residency.loaded(slot, loading.digest)
+                world.slot_allocator.loaded(slot, loading.digest)
             case 5:
-                world.residency.take_turns()
+                world.slot_allocator.take_turns()
                 for candidate in sorted(waiting, key=lambda ref: ref.digest):
-                    if world.residency.admits(candidate) and random.random() < 0.5:
+                    if world.slot_allocator.admits(candidate) and random.random() < 0.5:
                         waiting.remove(candidate)
                         held.append(world.admit(candidate))
-        world.residency.check_integrity()
+        world.slot_allocator.check_integrity()
 
 
 @pytest.mark.parametrize(("num_slots", "num_adapters"), [(1, 4), (2, 9), (4, 6)])
@@ -492,4 +492,4 @@ def test_slots_that_suffice_never_change_hands() -> None:
     engine.check_idle()
     assert engine.core.stats.adapter_loads == 3
     assert engine.core.stats.adapter_evictions == 0
-    assert engine.slots.want(A) is SlotState.READY
+    assert engine.slots.ensure_loaded(A) is SlotState.READY

@@ -18,7 +18,7 @@ from engine.journal.inflight_rows import (
     MAX_BODY_LEN,
     OLD_MAGIC,
     ROW_LEN,
-    read_remains,
+    recover_table,
 )
 from engine.journal.inflight_table import INITIAL_ROWS, InflightTable
 from engine.protocol import Usage
@@ -111,10 +111,10 @@ def left_behind(path: Path, *tokens: int) -> None:
 
 def found(path: Path) -> dict[str, tuple[int, int]]:
     """Cached and completion tokens, by request."""
-    remains = read_remains(path)
+    recovered = recover_table(path)
     return {
         row.event.request_id: (row.event.usage.cached_tokens, row.event.usage.completion_tokens)
-        for row in remains.rows
+        for row in recovered.rows
     }
 
 
@@ -140,7 +140,7 @@ def test_a_row_whose_body_is_damaged_costs_only_itself(tmp_path: Path, offset: i
     left_behind(path, 41, 42)
     written(path, HEADER_LEN + offset, b"\xff\xff")
     assert found(path) == {"r2": (2, 42)}
-    assert read_remains(path).damage == "1 rows are unreadable"
+    assert recover_table(path).damage == "1 rows are unreadable"
 
 
 @pytest.mark.parametrize("cut", [1, 1000, ROW_LEN, 100 * ROW_LEN + 7, (INITIAL_ROWS - 2) * ROW_LEN])
@@ -149,7 +149,7 @@ def test_a_table_that_was_cut_short_is_read_row_by_row(tmp_path: Path, cut: int)
     left_behind(path, 41, 42)
     os.truncate(path, path.stat().st_size - cut)
     assert found(path) == {"r1": (2, 41), "r2": (2, 42)}
-    assert bool(read_remains(path).damage) == (cut % ROW_LEN != 0)
+    assert bool(recover_table(path).damage) == (cut % ROW_LEN != 0)
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 24, bytes(HEADER_LEN)], ids=["garbage", "zeros"])
@@ -158,14 +158,14 @@ def test_a_table_without_a_header_is_read_row_by_row(tmp_path: Path, content: by
     left_behind(path, 41, 42)
     written(path, 0, content)
     assert found(path) == {"r1": (2, 41), "r2": (2, 42)}
-    assert read_remains(path).damage == "its header is unreadable"
+    assert recover_table(path).damage == "its header is unreadable"
 
 
 def test_times_that_cannot_be_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "t"
     left_behind(path, 41)
     written(path, HEADER_LEN + 32, b"\xff" * 24)
-    (row,) = read_remains(path).rows
+    (row,) = recover_table(path).rows
     assert (row.event.scheduled_at, row.event.first_token_at, row.event.preemptions) == (None, None, 0)
 
 
@@ -181,10 +181,10 @@ def test_a_table_of_the_release_before_is_read(tmp_path: Path) -> None:
         data[at + 16 : at + 24] = struct.pack("=Q", 3)
         data[at + ROW_LEN - 32 : at + ROW_LEN] = bytes(32)
     path.write_bytes(data)
-    remains = read_remains(path)
+    recovered = recover_table(path)
     assert found(path) == {"r1": (2, 41), "r2": (2, 42)}
-    assert (remains.damage, remains.is_current) == ("", False)
-    assert [row.owed for row in remains.rows] == [41, 42]
+    assert (recovered.damage, recovered.is_current) == ("", False)
+    assert [row.owed for row in recovered.rows] == [41, 42]
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def test_a_table_of_the_release_before_is_read(tmp_path: Path) -> None:
 def test_a_file_that_is_no_table_is_damage(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "t"
     path.write_bytes(content)
-    remains = read_remains(path)
-    assert remains.rows == []
-    assert remains.damage
-    assert not remains.is_current
+    recovered = recover_table(path)
+    assert recovered.rows == []
+    assert recovered.damage
+    assert not recovered.is_current
     assert path.read_bytes() == content
 
 

@@ -75,8 +75,8 @@ def test_the_floor_does_not_sink_when_a_tenant_served_less_is_taken_later() -> N
     assert take(queue) is waits, "served nothing, and taken last"
     late = arrivals.request("late")
     queue.push(late, 0.0)
-    assert late.account is not None
-    assert late.account.served == 900
+    assert late.tenant_share is not None
+    assert late.tenant_share.served == 900
 
 
 def test_flex_that_gets_its_turn_begins_with_the_class_that_was_served_less() -> None:
@@ -85,7 +85,7 @@ def test_flex_that_gets_its_turn_begins_with_the_class_that_was_served_less() ->
         queue.push(arrivals.request(priority=priority), 0.0)
     queue.charge_rows([1600, 4000, 0])
     queue.take_turns(10.0)
-    assert queue.due_flex(everyone) is not None, "it waits for nobody who was served more"
+    assert queue.flex_in_turn(everyone) is not None, "it waits for nobody who was served more"
 
 
 def test_a_flex_request_waits_since_it_was_queued_last() -> None:
@@ -128,8 +128,8 @@ def test_a_generated_token_costs_its_tenant_twice_a_prompts() -> None:
     take(queue)
     queue.charge_prefill(request, 7)
     queue.charge_decode([request, request])
-    assert request.account is not None
-    assert request.account.served == 7 + 2 * DECODE_COST == 11
+    assert request.tenant_share is not None
+    assert request.tenant_share.served == 7 + 2 * DECODE_COST == 11
 
 
 def test_the_last_to_come_of_whoever_has_the_most_waiting() -> None:

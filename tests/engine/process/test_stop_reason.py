@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from engine.client import EngineGone
-from engine.journal.inflight_rows import read_remains
+from engine.journal.inflight_rows import recover_table
 from engine.journal.inflight_table import InflightTable
 from engine.journal.meter import SPOOL, TABLE
-from engine.journal.salvage import LeftOnDisk, left_on_disk
+from engine.journal.salvage import PendingUsage, pending_usage
 from engine.journal.spool import Spool
 from engine.journal.usage_journal import JournalError
 from engine.protocol import TokenChunk
 from engine.stop_reason import NAME, StopReason
 from tests.engine.process.conftest import Connect
 from tests.engine.process.engines import EngineProcess, engine_process, read, submission, tokens_of, until
-from tests.engine.process.test_journal import NOWHERE
+from tests.engine.process.test_usage_journal import NOWHERE
 from tests.support.journal import numbered_event
 
 
@@ -55,10 +55,10 @@ async def test_an_engine_whose_disk_takes_no_more_says_so_and_leaves_all_usage_t
         await reader
     assert await asyncio.to_thread(away.wait) == 1
     told = (away.state_dir / NAME).read_text().strip()
-    assert told.startswith("stopped: usage can be written neither to Redis nor to the spool: [Errno 27]")
-    left = left_on_disk(away.state_dir)
-    assert left == LeftOnDisk(requests=2, events=1)
-    rows = read_remains(away.state_dir / TABLE).rows
+    assert told.startswith("stopped: cannot write usage to Redis or to the spool: [Errno 27]")
+    left = pending_usage(away.state_dir)
+    assert left == PendingUsage(requests=2, events=1)
+    rows = recover_table(away.state_dir / TABLE).rows
     billed = {row.event.request_id: row.event.usage.completion_tokens for row in rows}
     assert billed["last"] == 3
     assert billed["open"] >= len(tokens_of(received)) > 0
@@ -71,7 +71,7 @@ def test_a_full_disk_is_named_with_its_folder(tmp_path: Path) -> None:
     try:
         raise JournalError(f"usage can be written nowhere: {full}") from full
     except JournalError as error:
-        reason.tell(error)
+        reason.write(error)
     expected = f"stopped: disk full at {tmp_path}: usage can be written nowhere: [Errno 28] No space"
     assert (tmp_path / NAME).read_text().startswith(expected)
     StopReason(tmp_path)
@@ -88,7 +88,7 @@ def test_an_engine_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_engine_left_is_counted_without_changing_it(tmp_path: Path) -> None:
-    assert left_on_disk(tmp_path) == LeftOnDisk(0, 0)
+    assert pending_usage(tmp_path) == PendingUsage(0, 0)
     table = InflightTable(tmp_path / TABLE)
     for number in range(12):
         table.admit(numbered_event(number))
@@ -97,5 +97,5 @@ def test_what_a_killed_engine_left_is_counted_without_changing_it(tmp_path: Path
     spool.append([b"a", b"b", b"c"])
     spool.close()
     before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
-    assert left_on_disk(tmp_path) == LeftOnDisk(12, 3)
+    assert pending_usage(tmp_path) == PendingUsage(12, 3)
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before

@@ -64,7 +64,7 @@ def test_a_request_that_made_way_comes_before_later_ones_of_its_tenant() -> None
 def test_rows_kept_short_for_priority_are_no_want_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(num_blocks=100)
     planning = engine.scheduler._planner
-    monkeypatch.setattr(planning._bound, "closes", lambda priority: priority is not PRIORITY)
+    monkeypatch.setattr(planning._bound, "is_closed_to", lambda priority: priority is not PRIORITY)
     engine.submit(submission("urgent", [1], 9, priority=PRIORITY))
     engine.submit(submission("waits", [2], 9))
     for _ in range(3):
