@@ -1,4 +1,4 @@
-"""Draws charts as SVG text: lines over numbers or categories, and horizontal bars, readable on light and dark.
+"""Draws charts as SVG text: lines over numbers or categories, horizontal bars; readable on light and dark.
 
 It draws only the points it is given, without smoothing. Series differ by mark and dash besides colour.
 """
