@@ -149,7 +149,7 @@ class AdapterSubmission:
             await self._refuse(repository, caller.plan, name)
             repository.add_own(adapter)
             await session.flush()
-            events.record(session, caller.tenant_id, adapter.id, "adapter.created", f"{name} is made.")
+            events.record(session, caller.tenant_id, adapter.id, "adapter.created", f"{name} created.")
             version, job_id = await self._add(
                 session, caller, adapter, copies, meant.uploads, submission, base_digest
             )
@@ -335,7 +335,7 @@ class AdapterSubmission:
             caller.tenant_id,
             adapter.id,
             "version.created",
-            f"Version {version.version} {'waits for' if uploads else 'is made of'} {made_of}.",
+            f"Version {version.version} {'waiting for' if uploads else 'created from'} {made_of}.",
             version=version.version,
         )
         job = await queue_job(

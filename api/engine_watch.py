@@ -17,7 +17,7 @@ import redis.asyncio
 import structlog
 from redis.exceptions import RedisError
 
-from admin.operator.engines import EngineReport, EngineState
+from admin.operator.engines.report import EngineReport, EngineState
 from engine.client import EngineClient
 
 log = structlog.get_logger(__name__)

@@ -1,5 +1,4 @@
-"""Routes the most frequent requests straight to their endpoints, bypassing FastAPI's routing and
-dependencies.
+"""Bypasses FastAPI's routing and dependencies for the most frequent requests.
 
 The endpoints are the same functions as the routes', and errors look the same either way. The routes remain
 for the OpenAPI document and for other methods on their paths.

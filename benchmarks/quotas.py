@@ -1,4 +1,4 @@
-"""What quotas cost a request: reserve and settle against a Redis of this machine.
+"""Measures what quotas cost a request: reserve and settle against a Redis on this machine.
 
 Two loads. "closed": as many callers as given, each with one request open, as fast as they go: what one
 process can do, and what waiting for each other costs. "open": requests arrive at a rate, whether or not

@@ -36,8 +36,8 @@ from cli.restarts import RestartCounter
 from cli.servers import Stores
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from engine.client import EngineClient
-from engine.device.capabilities import kind_of_device, refusal
-from engine.journal.salvage import LeftOnDisk, left_on_disk
+from engine.device.capabilities import device_kind, refusal
+from engine.journal.salvage import PendingUsage, pending_usage
 from engine.protocol import JOURNAL_STREAM
 from telemetry.disk import DiskSettings, start_problem
 
@@ -100,7 +100,7 @@ def _chosen_quantization(options: UpOptions) -> str:
     Raises `UsageError`, before anything is started.
     """
     try:
-        kind = kind_of_device(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto"))
+        kind = device_kind(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto"))
     except ValueError as error:
         raise UsageError(str(error)) from None
     if options.quantization is None:
@@ -372,7 +372,7 @@ def not_in_ledger(engine_state: Path | None, in_journal: int) -> str:
     folder.
     """
     try:
-        on_disk = left_on_disk(engine_state) if engine_state is not None else LeftOnDisk(0, 0)
+        on_disk = pending_usage(engine_state) if engine_state is not None else PendingUsage(0, 0)
     except OSError as error:
         return f"the engine's files cannot be read: {error}"
     left = [

@@ -82,7 +82,7 @@ class KeyService:
 
         Raises:
             TenantNotFound, ProjectNotFound, ProjectArchived, UserNotFound, ServiceAccountNotFound
-            NotHeld: the admin key would have more scopes than `actor`, or act for another user.
+            RightsNotHeld: the admin key would have more scopes than `actor`, or act for another user.
             ValueError: naming the field.
         """
         if kind not in KEY_KINDS:
@@ -169,7 +169,7 @@ class KeyService:
         project_id: str | None = None,
     ) -> ShownKey:
         """Changes a key in every process within a second. Raises KeyNotFound, also if it is not of `kind` or
-        in `project_id`; KeyNotActive, NotHeld, ValueError naming the field.
+        in `project_id`; KeyNotActive, RightsNotHeld, ValueError naming the field.
         """
         async with self._database.write(tenant_id) as session:
             row = await _locked(session, tenant_id, key_id, kind, project_id)
@@ -205,7 +205,8 @@ class KeyService:
         """Replaces a key by a new one with the same restrictions, lifetime and limits; the old one keeps
         working until `grace` ends.
 
-        Raises KeyNotFound; KeyNotActive if it is revoked, expired or already rotated; NotHeld, ValueError.
+        Raises KeyNotFound; KeyNotActive if it is revoked, expired or already rotated; RightsNotHeld,
+        ValueError.
         """
         if not timedelta(0) <= grace <= MAX_GRACE:
             raise ValueError(f"grace must be from 0 to {MAX_GRACE.total_seconds():.0f} seconds")
@@ -317,7 +318,7 @@ async def _locked(
 
 async def _require_own(session: WriteSession, row: ApiKey, actor: Actor) -> None:
     """Checks that only owners manage admin keys that act for another user or for no user: such a key can do
-    what only that user may. Raises NotHeld.
+    what only that user may. Raises RightsNotHeld.
     """
     if actor.user_id is None or actor.user_id == row.user_id:
         return

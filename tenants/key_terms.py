@@ -58,7 +58,7 @@ class KeyChanges:
 
 
 def changed_columns(row: ApiKey, changes: KeyChanges, actor: Actor) -> dict[str, Any]:
-    """Returns the columns to set. Raises KeyNotActive, NotHeld, ValueError."""
+    """Returns the columns to set. Raises KeyNotActive, RightsNotHeld, ValueError."""
     changed: dict[str, Any] = {}
     if changes.name is not None:
         changed["name"] = checked_name("name", changes.name)
@@ -78,7 +78,7 @@ def changed_columns(row: ApiKey, changes: KeyChanges, actor: Actor) -> dict[str,
 
 
 def columns_of(terms: KeyTerms, kind: KeyKind, actor: Actor) -> dict[str, Any]:
-    """Returns the columns of a new key. Raises NotHeld, ValueError."""
+    """Returns the columns of a new key. Raises RightsNotHeld, ValueError."""
     return {
         "scopes": _checked_scopes(terms.scopes, kind, actor),
         "models": checked_models(terms.models),
@@ -98,7 +98,7 @@ def _checked_scopes(scopes: frozenset[str], kind: str, actor: Actor) -> list[str
 
 
 def require_held(field_name: str, scopes: frozenset[str], actor: Actor) -> None:
-    """Checks that the actor holds all scopes that it would grant. Raises NotHeld."""
+    """Checks that the actor holds all scopes that it would grant. Raises RightsNotHeld."""
     if not actor.scopes:
         return
     more = scopes - actor.scopes if scopes else {"everything"}

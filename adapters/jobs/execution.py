@@ -114,7 +114,7 @@ def _interruption(interrupted: Interrupted, outbox: Outbox) -> Callable[[Held], 
     if interrupted.reason == "cancel":
         return _cancelled
     if interrupted.reason == "pause":
-        return _paused
+        return partial(_paused, outbox=outbox)
     return partial(_given_back, outbox=outbox)
 
 
@@ -129,22 +129,30 @@ async def _failed(held: Held, failure: JobFailed) -> None:
     fail(held.session, held.job, version, failure)
 
 
-async def _paused(held: Held) -> None:
+async def _paused(held: Held, outbox: Outbox) -> None:
+    """As wanted by now: the tenant may have resumed or cancelled the job while its work was interrupted."""
     if held.job.wanted == "cancel":
         await _cancelled(held)
-    else:
+    elif held.job.wanted == "pause":
         pause(held.session, held.job)
+    else:
+        _requeue(held, outbox)
 
 
 async def _given_back(held: Held, outbox: Outbox) -> None:
     """The worker ends, the job is as it was: at once somebody else's."""
     if held.job.wanted is not None:
-        await (_cancelled if held.job.wanted == "cancel" else _paused)(held)
+        await _paused(held, outbox)
         return
+    _requeue(held, outbox)
+    held.tell("job.handed_over", "The worker that had the job was stopped; another one goes on with it.")
+
+
+def _requeue(held: Held, outbox: Outbox) -> None:
+    """Back into the queue at once; the attempt does not count."""
     held.job.status = JobStatus.QUEUED
     held.job.attempts -= 1
     held.job.lease_until = later(5)  # type: ignore[assignment]  # SQL, like any value of a row
-    held.tell("job.handed_over", "The worker that had the job was stopped; another one goes on with it.")
     outbox.add(held.session, RUN_JOB, {"job_id": held.job.id})
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import redis.asyncio
 
-from admin.app import BillingServices, ConsoleServices, Explanations, create_console
+from admin.app import BillingServices, ConsoleServices, ErrorMapping, create_console
 from admin.operator.services import OperatorServices
-from admin.sign_in_services import SignInServices
+from admin.sign_in.services import SignInServices
 from api.edge import AsgiApp
 from api.errors import ERROR_RESPONSES, envelope, response_for
 from api.organization.scopes import SCOPES
@@ -17,7 +17,7 @@ from engine.client import EngineGone
 from tenants.object_names import NameService
 from tenants.user_contexts import UserContexts
 
-EXPLANATIONS = Explanations(
+ERROR_MAPPING = ErrorMapping(
     tuple(ERROR_RESPONSES), lambda error: (response_for(error).status, envelope(error))
 )
 
@@ -57,7 +57,7 @@ def console_over(
             billing=billing,
             operation=operation,
             base_digest=base_digest,
-            explanations=EXPLANATIONS,
+            error_mapping=ERROR_MAPPING,
             sign_in=sign_in,
         )
     )

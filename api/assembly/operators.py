@@ -6,12 +6,12 @@ import redis.asyncio
 
 from adapters.jobs.everywhere import EveryJob
 from adapters.naming import AdapterNames
-from admin.operator.engines import Engines
+from admin.operator.engines.report import Engines
 from admin.operator.services import OperatorServices
 from billing.customers.service import CustomerReports
 from billing.previews.service import PricePreviews
 from billing.pricing import PriceService
-from billing.reconciliation.comparing import Comparing
+from billing.reconciliation.comparing import Comparisons
 from billing.reconciliation.service import ReconciliationService
 from billing.reports.margin import MarginReports
 from billing.reports.margin_runs import MarginRuns
@@ -40,7 +40,7 @@ def operator_services(
         margins=MarginRuns(MarginReports(database), cache),
         jobs=EveryJob(database),
         books=ReconciliationService(database, cache),
-        comparing=Comparing(database, cache, outbox),
+        comparing=Comparisons(database, cache, outbox),
         incidents=Incidents(database),
         burn=ServiceBurn(database),
     )

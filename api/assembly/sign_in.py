@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import structlog
 
 from admin.mail import ConsoleMail
-from admin.oidc.provider import Provider
 from admin.settings import ConsoleSettings
-from admin.sign_in_services import SignInServices
+from admin.sign_in.oidc.provider import Provider
+from admin.sign_in.services import SignInServices
 from billing.notifications.settings import NotificationSettings
 
 log = structlog.get_logger(__name__)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from api.error_mapping import INTERNAL, INVALID, NOT_FOUND, UNAVAILABLE, ErrorResponse
 from billing.errors import (
     AlreadyReversed,
-    BooksBusy,
     GenerationNotFound,
     InvalidBillingMonth,
     InvalidReportQuery,
     MalformedEvent,
     NothingToReverse,
     PriceTaken,
+    ReconciliationRunning,
     StillRunning,
 )
 from billing.invoices.errors import (
@@ -41,7 +41,7 @@ from billing.spend.errors import SpendAlertNotFound, TooManyAlerts
 ERROR_RESPONSES: dict[type[Exception], ErrorResponse] = {
     InvalidReportQuery: ErrorResponse(400, INVALID, "invalid_value", retry=False),
     GenerationNotFound: NOT_FOUND,
-    BooksBusy: ErrorResponse(409, "conflict_error", "books_busy", retry=False),
+    ReconciliationRunning: ErrorResponse(409, "conflict_error", "books_busy", retry=False),
     InvalidBillingMonth: ErrorResponse(400, INVALID, "invalid_value", retry=False, param="month"),
     MonthSettled: ErrorResponse(404, INVALID, "not_found", retry=False, param="month"),
     InvoiceNotFound: NOT_FOUND,

@@ -1,4 +1,4 @@
-"""Records once per generation request whether it was served, for service-level reports and metrics.
+"""Decides and records whether a generation request was served, for service-level reports and metrics.
 
 Answers and server errors count. Client errors, rate limits and clients that disconnect before the first token
 do not.

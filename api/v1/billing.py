@@ -23,8 +23,8 @@ from billing.payments.service import AccountView, PaymentService
 router = Router(prefix="/v1/organization/billing", tags=["Billing"])
 
 
-def _printable(length: int, description: str | None = None, format: str = "printable") -> msgspec.Meta:
-    return msgspec.Meta(max_length=length, description=description, extra_json_schema={"format": format})
+def _printable(length: int, description: str | None = None) -> msgspec.Meta:
+    return msgspec.Meta(max_length=length, description=description, extra_json_schema={"format": "printable"})
 
 
 class TopUpRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,8 +37,28 @@ class UpdateBillingRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defa
     """Changes to billing; fields that are left out keep their values."""
 
     name: Annotated[str, _printable(200, "As invoices have it.")] | None = None
-    email: Annotated[str, _printable(254, "Where bills go.", "email")] | None = None
-    address: Annotated[str, msgspec.Meta(max_length=600, description="Lines of text.")] | None = None
+    email: (
+        Annotated[
+            str,
+            msgspec.Meta(
+                max_length=254,
+                description="Where invoices are sent; empty for nowhere.",
+                extra_json_schema={"pattern": r"^([!-?A-~]+@[!-?A-~]+\.[!-?A-~]+)?$"},
+            ),
+        ]
+        | None
+    ) = None
+    address: (
+        Annotated[
+            str,
+            msgspec.Meta(
+                max_length=600,
+                description="Lines of text.",
+                extra_json_schema={"format": "printable-lines"},
+            ),
+        ]
+        | None
+    ) = None
     country: (
         Annotated[
             str,

@@ -106,7 +106,8 @@ async def create_file(request: Request) -> FileObject:
     refuse_declared(request, "file", limit)
 
     async def take(fields: Mapping[str, str], filename: str | None, data: AsyncIterator[bytes]) -> Received:
-        if "purpose" in fields:  # invalid fields are refused before the file is read
+        if "purpose" in fields and (_ANCHOR in fields) == (_SECONDS in fields):
+            # Invalid fields are refused before the file is read; the other one may come after it.
             _description(fields, filename)
         return await files.receive(data, max_bytes=limit)
 

@@ -33,6 +33,7 @@ router = Router(
     errors=(AccountSuspended(),),
 )
 
+_TEXT = {"schema": {"type": "string"}}
 # A report contains names that tenants chose: browsers must not run scripts in it.
 _SHOWN_SAFELY = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox",
@@ -149,7 +150,7 @@ async def list_job_events(
     "/{job_id}/report",
     operation_id="retrieveCalibrationReport",
     response_class=Response,
-    responses={200: {"content": {"application/json": {}, "text/html": {}}}},
+    responses={200: {"content": {"application/json": {"schema": {"type": "object"}}, "text/html": _TEXT}}},
 )
 @fails_with(JobNotFound("job_1"), ReportNotFound("job_1"), StorageUnavailable("the store does not answer"))
 async def retrieve_report(
@@ -163,7 +164,7 @@ async def retrieve_report(
     "/{job_id}/report.html",
     operation_id="retrieveCalibrationReportPage",
     response_class=Response,
-    responses={200: {"content": {"text/html": {}}}},
+    responses={200: {"content": {"text/html": _TEXT}}},
 )
 @fails_with(JobNotFound("job_1"), ReportNotFound("job_1"), StorageUnavailable("the store does not answer"))
 async def retrieve_report_page(request: Request, job_id: str) -> Response:
@@ -175,7 +176,7 @@ async def retrieve_report_page(request: Request, job_id: str) -> Response:
     "/{job_id}/report/{chart}.svg",
     operation_id="retrieveCalibrationChart",
     response_class=Response,
-    responses={200: {"content": {"image/svg+xml": {}}}},
+    responses={200: {"content": {"image/svg+xml": _TEXT}}},
 )
 @fails_with(JobNotFound("job_1"), ReportNotFound("job_1"), StorageUnavailable("the store does not answer"))
 async def retrieve_chart(request: Request, job_id: str, chart: str) -> Response:

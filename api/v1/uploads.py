@@ -48,7 +48,8 @@ class ExpiresAfter(Body, frozen=True, kw_only=True):
 class CreateUploadRequest(Body, frozen=True, kw_only=True):
     bytes: Annotated[int, Meta(ge=1, le=2**60)]
     filename: Annotated[str, Meta(min_length=1, max_length=255)]
-    mime_type: Annotated[str, Meta(min_length=1, max_length=255)]
+    """`adapter_model.safetensors`, `adapter_config.json`, or a name that ends in `.jsonl`."""
+    mime_type: Annotated[str, Meta(min_length=1, max_length=255, extra_json_schema={"format": "printable"})]
     purpose: Literal["adapter", "calibration"]
     expires_after: ExpiresAfter | None = None
 
@@ -109,7 +110,7 @@ PART_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["data"],
     "additionalProperties": False,
-    "properties": {"data": {"type": "string", "format": "binary"}},
+    "properties": {"data": {"type": "string", "format": "binary", "minLength": 1}},
 }
 
 

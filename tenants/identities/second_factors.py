@@ -65,7 +65,7 @@ class SecondFactors:
 
     async def begin(self, account: Membership) -> Enrolment:
         """Starts the enrolment and returns its secret, the same one until it is confirmed. Raises
-        SecondFactorKept if the user already has a second factor.
+        SecondFactorConflict if the user already has a second factor.
         """
         async with self._database.write(account.tenant_id) as session:
             if await MemberRepository(session, account.tenant_id).lock(account.user_id) is None:
@@ -128,8 +128,8 @@ class SecondFactors:
 
     async def remove(self, account: Membership, actor: Actor) -> None:
         """Removes the user's own second factor; the caller has authenticated the user again. An unconfirmed
-        enrolment is removed without a record. Raises SecondFactorKept while the tenant, or for operators the
-        service, requires one.
+        enrolment is removed without a record. Raises SecondFactorConflict while the tenant, or for operators
+        the service, requires one.
         """
         async with self._database.write(account.tenant_id) as session:
             factors = IdentityRepository(session, account.tenant_id)

@@ -65,7 +65,9 @@ class Identities:
             raise IdentityTaken(vouched.issuer) from error
 
     async def unbind(self, account: Membership, identity_id: str, actor: Actor) -> None:
-        """Unlinks an identity. Raises IdentityNotFound; LastWayIn if it is the user's only way to sign in."""
+        """Unlinks an identity. Raises IdentityNotFound; LastSignInMethod if it is the user's only way to sign
+        in.
+        """
         async with self._database.write(account.tenant_id) as session:
             user = await MemberRepository(session, account.tenant_id).lock(account.user_id)
             identities = IdentityRepository(session, account.tenant_id)

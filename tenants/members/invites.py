@@ -193,7 +193,7 @@ class InviteService:
         """Creates the invited user without a password: an identity provider has verified who they are, and
         that the invited address is theirs.
 
-        Raises InviteInvalid; InviteNotTheirs if the verified address is another or the provider has not
+        Raises InviteInvalid; InviteAddressMismatch if the verified address is another or the provider has not
         verified it; NameTaken, also if the identity is linked to another user.
         """
         tenant_id = await self._tenant_of(digest)

@@ -288,7 +288,7 @@ async def _locked(members: MemberRepository, user_id: str) -> tuple[set[str], Us
 async def require_may_appoint(members: MemberRepository, actor: Actor, *roles: str) -> None:
     """Checks that `actor` can grant and take away these roles. Keys without a user act for the organization;
     a restricted key cannot grant or take away roles with more rights than its own. Raises OwnersOnly,
-    NotHeld.
+    RightsNotHeld.
     """
     if actor.kind == "api_key" and actor.scopes:
         for role in roles:

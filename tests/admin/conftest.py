@@ -19,8 +19,8 @@ from starlette.routing import Mount
 from adapters.service import AdapterService, ModelResolver
 from admin.app import BillingServices, ConsoleServices, create_console
 from admin.operator.services import OperatorServices
-from admin.sign_in_services import SignInServices
-from api.assembly.console import EXPLANATIONS
+from admin.sign_in.services import SignInServices
+from api.assembly.console import ERROR_MAPPING
 from api.assembly.operators import operator_services
 from api.edge import BodyLimit, BodyLimits, Edge
 from api.organization.scopes import SCOPES
@@ -218,7 +218,7 @@ async def site(
                 billing=billing,
                 operation=operation,
                 base_digest=lambda: BASE_DIGEST,
-                explanations=EXPLANATIONS,
+                error_mapping=ERROR_MAPPING,
                 sign_in=sign_in_services,
             )
         )

@@ -33,19 +33,10 @@ PACKAGES = (
 PENDING: frozenset[str] = frozenset(
     {
         "adapters",
-        "admin",
-        "benchmarks",
-        "billing",
+        "api",
         "cli",
         "db",
-        "engine",
         "examples",
-        "kernels",
-        "migrations",
-        "sla",
-        "telemetry",
-        "tokenization",
-        "worker",
     }
 )
 """Packages that have not been rewritten yet."""
@@ -64,6 +55,15 @@ VERB = re.compile(r"[A-Z][a-z]+(?:s|es)\b(?!,)")
 """Third person: "Plans the next step", "Reads settings"."""
 NOUNS = frozenset((Path(__file__).parent / "plural_nouns.txt").read_text().split())
 """Words that only look like verbs."""
+VERBS_TOO = re.compile(
+    r"(?:Charges|Counts|Exports|Names|Previews|Queries|Records|Reports|Sums)\b"
+    r"(?! (?:and|as|at|between|by|for|from|in|of|on|over|that|to|with)\b)"
+)
+"""Nouns that are verbs unless one of these words follows: "Queries invoices", not "Queries on invoices"."""
+RELEASED = frozenset(
+    line.split()[1] for line in (ROOT / "migrations" / "released.txt").read_text().splitlines() if line
+)
+"""Migrations that are never edited again."""
 
 
 def python_files(package: str) -> Iterator[Path]:
@@ -92,7 +92,11 @@ def opening(path: Path) -> str:
 def is_sentence(sentence: str) -> bool:
     """Whether it opens with a route or command in backticks, or with a verb in the third person."""
     word = VERB.match(sentence)
-    return sentence.startswith("`") or (word is not None and word.group(0) not in NOUNS)
+    return (
+        sentence.startswith("`")
+        or VERBS_TOO.match(sentence) is not None
+        or (word is not None and word.group(0) not in NOUNS)
+    )
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -102,6 +106,7 @@ def test_code_uses_plain_words(package: str) -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {', '.join(words)}"
         for path in python_files(package)
+        if path.name not in RELEASED
         for line, text in texts(path)
         if (words := banned_in(text))
     ]
@@ -162,4 +167,6 @@ def test_the_check_notices_what_it_is_for(tmp_path: Path) -> None:
     assert [words for _, text in texts(odd) for words in banned_in(text)] == ["nobody", "whoever"]
     assert not [words for _, text in texts(plain) for words in banned_in(text)]
     assert not is_sentence(opening(odd))
+    assert not is_sentence("Queries on invoices.")
+    assert is_sentence("Queries invoices.")
     assert is_sentence(opening(plain))
