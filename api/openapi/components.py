@@ -1,4 +1,4 @@
-"""Schemas of the document's components, made from the types of requests and responses.
+"""Makes the schemas of the document's components from the types of requests and responses.
 
 A field is described by the docstring below it, in the order of the class. `AdapterObject` is called `Adapter`
 in the document, a page of it `AdapterList`.

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI sees of the routes, with schemas, errors, links and texts put in.
+"""Builds the OpenAPI document: FastAPI's view of the routes, with schemas, errors, links and texts added.
 
 Tests are generated from it, and the API reference is made from it: it must say what the server does.
 """

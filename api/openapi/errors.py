@@ -1,4 +1,4 @@
-"""Responses of the document for errors: statuses, codes and example bodies from the one table of errors.
+"""Documents error responses: statuses, codes and example bodies from the one table of errors.
 
 Each operation lists its own errors, by an example of each. Those that follow from what an operation is, such
 as 401 of one that needs a key, are added here.

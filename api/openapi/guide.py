@@ -1,4 +1,4 @@
-"""Texts of the OpenAPI document that belong to no single route: introduction, tags, summaries, parameters."""
+"""Holds texts of the OpenAPI document that belong to no single route: introduction, tags, parameters."""
 
 from __future__ import annotations
 

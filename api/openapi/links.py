@@ -1,6 +1,7 @@
-"""Links of the OpenAPI document: which operations take the id of what another one created or listed.
+"""Builds the links of the OpenAPI document: which operations take the id that another one created or listed.
 
-Owns where an answer has the id. Which operations take it follows from the names of their path parameters.
+It knows where a response has the id. Which operations take it follows from the names of their path
+parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A router whose routes carry what the OpenAPI document says of them: the response's type and the errors.
+"""Defines a router whose routes carry their part of the OpenAPI document: the response's type and the errors.
 
 A handler's return annotation, a TypedDict, is the schema of its response. mypy compares it with the code,
 tests with real responses; nothing is validated when a request is served.

@@ -1,4 +1,4 @@
-"""Rules between the fields of a request body, as JSON Schema: what the types of single fields cannot say.
+"""States rules between the fields of a request body as JSON Schema, which types of single fields cannot say.
 
 A field that is null counts as left out.
 """

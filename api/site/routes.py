@@ -1,4 +1,4 @@
-"""Routes of the landing page at `/`, the documentation below `/docs`, and the API reference among it."""
+"""Serves the landing page at `/`, and the documentation with the API reference below `/docs`."""
 
 from __future__ import annotations
 

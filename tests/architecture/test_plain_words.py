@@ -33,7 +33,6 @@ PACKAGES = (
 PENDING: frozenset[str] = frozenset(
     {
         "adapters",
-        "api",
         "cli",
         "db",
         "examples",
