@@ -1,8 +1,7 @@
-"""Pages of a list by cursor: the rows beyond the one whose id a client gives as `after`.
+"""Pages through lists by cursor: returns the rows beyond the id that a client passes as `after`.
 
-A cursor that is not the id of a row of the list is refused: malformed, unknown, of another list and of
-another tenant alike. Rows that a filter leaves out, or that were deleted and kept, are still places to go on
-from.
+A cursor is rejected unless it is the id of a row in the list: malformed, unknown, of another list or of
+another tenant alike. Rows hidden by a filter or soft-deleted are still valid cursors.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ async def page_beyond(
     limit: int,
     newest_first: bool,
 ) -> Result[*tuple[Any, ...]]:
-    """At most `limit` rows of `listed` that match `filters`, beyond the row whose `column` is `after`, in the
-    order of `column`: ids sort as the rows were made. Raises UnknownCursor.
+    """Returns at most `limit` rows of `listed` that match `filters`, beyond the row whose `column` is
+    `after`, ordered by `column`: ids sort by creation time. Raises UnknownCursor.
     """
     query = listed.where(*filters)
     if after is not None:
@@ -35,7 +34,7 @@ async def page_beyond(
 
 
 async def require_cursor(session: AsyncSession, listed: Select[Any], column: Any, after: Any) -> None:
-    """Raises UnknownCursor when `after` is the `column` of no row of `listed`."""
+    """Raises UnknownCursor if no row of `listed` has `after` as its `column`."""
     if isinstance(after, str) and "\x00" in after:
         raise UnknownCursor
     found = listed.with_only_columns(column, maintain_column_froms=True).where(column == after).limit(1)
