@@ -1,6 +1,6 @@
-"""What an operator does to tenants' adapters from the command line, beside packing new ones (`operator`).
+"""Manages tenants' adapters for the operator's commands; `cli.operator` packs and adds new ones.
 
-Owns one call to the services per command. Refuses to know printing.
+Each command makes one call to the services.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PAGE = 100
 
 
 def list_adapters(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
-    """Model, state, active version, rank, since when, id."""
+    """Returns rows of model, state, active version, rank, creation time, id."""
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         owner = await services.accounts.tenants.find_tenant(tenant)
@@ -62,7 +62,9 @@ def _state(shown: Shown) -> str:
 def show_adapter(
     data: Path | None, tenant: str, name: str
 ) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """Its last versions (number, state, rank, dtype, since, digest, why not) and events (when, what)."""
+    """Returns the latest versions (number, state, rank, dtype, created, digest, reason) and events (time,
+    type, message).
+    """
 
     async def work(services: Services) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         owner = await services.accounts.tenants.find_tenant(tenant)
@@ -95,7 +97,7 @@ def _event_row(event: AdapterEvent) -> tuple[str, ...]:
 
 
 def activate_adapter(data: Path | None, tenant: str, name: str, version: int) -> str:
-    """The model that the name serves now."""
+    """Returns the model name that is served now."""
     from tenants.actors import OPERATOR
 
     return _change(data, tenant, lambda adapters, owner: adapters.activate(owner, name, version, by=OPERATOR))
@@ -118,7 +120,7 @@ def set_adapter_disabled(data: Path | None, tenant: str, name: str, disabled: bo
 
 
 def delete_adapter(data: Path | None, tenant: str, name: str) -> str:
-    """The id it had."""
+    """Returns the deleted adapter's id."""
 
     async def work(services: Services) -> str:
         from adapters.deletion import AdapterDeletion
@@ -148,7 +150,9 @@ def _change(data: Path | None, tenant: str, change: Callable[[AdapterService, st
 
 @asynccontextmanager
 async def _pinning(services: Services) -> AsyncIterator[Pinning | None]:
-    """Tells the engine what to load; without one that answers soon, it loads at the first request."""
+    """Yields a client that makes the engine load adapters early, or None when no engine answers soon: an
+    engine loads an adapter at its first request in any case.
+    """
     from adapters.pinning import Pinning
     from engine.client import EngineClient
 

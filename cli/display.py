@@ -1,7 +1,6 @@
-"""What `rootstock up` shows while it works: steps that tick, notes, and the closing panel.
+"""Shows the progress of `rootstock up`: steps with their duration, notes, and the closing panel.
 
-Owns: the two ways to show the same things, alive on a terminal and as plain lines anywhere else.
-Refuses to know: what the steps do.
+`LiveDisplay` draws on a terminal; `PlainDisplay` writes plain lines to logs and pipes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Welcome:
-    """What to tell the operator once everything serves."""
+    """Addresses and examples shown to the operator once everything serves."""
 
     base_url: str
     console_url: str
@@ -31,13 +30,13 @@ class Welcome:
     model: str
     prompt: str = "Hello"
     api_key: str | None = None
-    """Shown only for the demo: a real key is shown once, by `rootstock key create`."""
+    """Only the demo's key is shown: other keys are shown once, by `rootstock key create`."""
     sign_in: str | None = None
     payments: str | None = None
-    """By whom they are taken, where that is not Stripe."""
+    """The payment provider, unless that is Stripe."""
 
     def curl(self) -> str:
-        """A request to paste into a shell."""
+        """Returns a request to paste into a shell."""
         key = self.api_key or "$ROOTSTOCK_API_KEY"
         return (
             f"curl {self.base_url}/chat/completions \\\n"
@@ -48,7 +47,7 @@ class Welcome:
         )
 
     def python(self) -> str:
-        """The same with the stock client."""
+        """Returns the same request for the stock `openai` client."""
         key = f'"{self.api_key}"' if self.api_key else 'os.environ["ROOTSTOCK_API_KEY"]'
         first = "from openai import OpenAI" if self.api_key else "import os\nfrom openai import OpenAI"
         return (
@@ -61,7 +60,7 @@ class Welcome:
         )
 
     def places(self) -> list[tuple[str, str]]:
-        """Label and address of everything that can be visited."""
+        """Returns label and address of everything that can be visited."""
         rows = [("API", self.base_url), ("Console", self.console_url), ("Metrics", self.metrics_url)]
         if self.sign_in:
             rows.append(("Sign in", self.sign_in))
@@ -71,16 +70,16 @@ class Welcome:
 
 
 class Display(Protocol):
-    """Where progress goes."""
+    """Where progress is shown."""
 
     def step(self, title: str, done: str = "ready") -> _Step:
-        """A step to enter; `done` is what it is when it ended well and has no detail of its own."""
+        """Returns a step to enter; `done` describes its success unless it has a detail."""
 
     def note(self, text: str) -> None:
-        """Something the operator should know; one line."""
+        """Shows one line of information for the operator."""
 
     def trouble(self, text: str, lines: list[str]) -> None:
-        """Something went wrong; `lines` are the evidence, such as the end of a log."""
+        """Shows an error; `lines` are the evidence, such as the end of a log."""
 
     def welcome(self, welcome: Welcome) -> None: ...
 
@@ -98,13 +97,13 @@ class _Step(Protocol):
 
 
 def open_display(stream: TextIO | None = None) -> Display:
-    """The display that suits where the output goes."""
+    """Returns the display that suits the output: a terminal, or anything else."""
     stream = stream or sys.stdout
     return LiveDisplay(stream) if stream.isatty() else PlainDisplay(stream)
 
 
 class PlainDisplay:
-    """One line when a step ends, one per note: for logs and pipes."""
+    """Writes one line when a step ends and one per note, for logs and pipes."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -157,7 +156,7 @@ class _Say(Protocol):
 
 
 class LiveDisplay:
-    """Spinners that turn into ticks, on a terminal."""
+    """Draws spinners that turn into check marks, on a terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -189,7 +188,7 @@ class LiveDisplay:
         self._console.print(
             Panel(places, title=title, title_align="left", border_style="green", expand=False, padding=(1, 2))
         )
-        # Outside the frame and unwrapped: what is to be copied must not carry borders along.
+        # Outside the frame and unwrapped, so that copied text carries no borders.
         for code, language in ((welcome.curl(), "bash"), (welcome.python(), "python")):
             syntax = Syntax("", language, theme="ansi_dark", background_color="default")
             self._console.print("\n", syntax.highlight(code), sep="", end="", soft_wrap=True)
@@ -264,7 +263,7 @@ def _escaped(text: str) -> str:
 
 @contextmanager
 def closing_display(display: Display) -> Iterator[Display]:
-    """Close the display whatever happens inside."""
+    """Closes the display at the end of the block, also after an error."""
     try:
         yield display
     finally:

@@ -1,8 +1,7 @@
-"""`rootstock up`: everything on one machine, started in order, kept alive, drained in order.
+"""Runs `rootstock up`: starts everything on one machine in order, keeps it alive, drains it in order.
 
-Owns that order, and what the operator is told meanwhile. Refuses to know how processes are kept alive
-(`supervisor`), what they are told (`programs`), what the demo consists of (`demo`) and how any of it is drawn
-(`display`).
+`supervisor` keeps processes alive, `programs` has their settings, `demo` the demo's content, `display` the
+output.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from telemetry.disk import DiskSettings, start_problem
 T = TypeVar("T")
 _METERING_S = 15.0
 _START_S = 600.0
-"""A large base model on a slow disk takes minutes to load."""
+"""Seconds for the start: a large base model on a slow disk takes minutes to load."""
 _DEMO_QUANTIZATION = {"cpu": "int8", "cuda": "fp8"}
 
 
@@ -58,23 +57,23 @@ class UpOptions:
     base: Path | None
     base_name: str | None
     quantization: str | None
-    """Of the base's weights; None leaves it open."""
+    """Weight format of the base model; None: chosen by `_chosen_quantization`."""
     demo: bool = False
     showcase: bool = False
     once: bool = False
 
     def chosen_base(self) -> tuple[Path, str]:
-        """Directory and name of the base model. Raises `UsageError` when none was given, `CliError` for a bad
-        one.
+        """Returns directory and name of the base model. Raises `UsageError` when none was given, `CliError`
+        for an invalid one.
         """
         base = self.base or (DEMO_BASE if self.demo else None)
         if base is None:
             raise UsageError(
-                "which model? pass --base DIR (Hugging Face layout), or --demo for the one that is shipped"
+                "no base model: pass --base DIR (Hugging Face layout), or --demo for the one that is included"
             )
         if not (base / "config.json").is_file():
             raise CliError(
-                f"{base} holds no config.json: --base is a model's directory in Hugging Face layout"
+                f"{base} holds no config.json: pass a model's directory in Hugging Face layout as --base"
             )
         name = self.base_name or (
             "sapling" if self.demo and self.base is None else base.resolve().name.lower()
@@ -83,7 +82,9 @@ class UpOptions:
 
 
 def run_up(options: UpOptions) -> int:
-    """Run until told to stop; the exit status. Raises `CliError` for what the operator can put right."""
+    """Runs until SIGTERM or SIGINT; returns the exit status. Raises `CliError` for what the operator
+    can fix.
+    """
     base, base_name = options.chosen_base()
     quantization = _chosen_quantization(options)
     silence_logs()
@@ -95,9 +96,8 @@ def run_up(options: UpOptions) -> int:
 
 
 def _chosen_quantization(options: UpOptions) -> str:
-    """What was asked for, if the device has it; unasked, the demo takes the smallest that answers the same.
-
-    Raises `UsageError`, before anything is started.
+    """Returns the requested weight format, if the device supports it. The demo's default is the smallest that
+    gives the same answers. Raises `UsageError`, before anything starts.
     """
     try:
         kind = kind_of_device(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto"))
@@ -112,7 +112,7 @@ def _chosen_quantization(options: UpOptions) -> str:
 
 
 class _Stopped(Exception):
-    """The operator said stop."""
+    """The operator stopped the service."""
 
 
 class _Up:
@@ -138,7 +138,7 @@ class _Up:
         self._payments: PaymentsDouble | None = None
         self._watching: set[asyncio.Task[None]] = set()
         self._engine_state: Path | None = None
-        """The folder of an engine that was started."""
+        """The folder of the engine that was started."""
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -158,7 +158,7 @@ class _Up:
         return status
 
     def _told_to_stop(self) -> None:
-        if self._stop.is_set():  # told twice: now
+        if self._stop.is_set():  # a second signal: stop now
             self._supervisor.kill_all()
         self._stop.set()
 
@@ -168,7 +168,7 @@ class _Up:
         demo = Demo(self._data, self._base_name) if self._options.demo else None
         if demo is not None:
             if not demo.adapters:
-                raise CliError(f"{SAPLING} holds no adapters, and --demo needs them: install Rootstock again")
+                raise CliError(f"{SAPLING} holds no adapters for --demo: reinstall Rootstock")
             demo.set_aside()
             if PaymentsDouble.is_wanted():
                 self._payments = PaymentsDouble(self._data, self._url)
@@ -181,7 +181,7 @@ class _Up:
         return 0
 
     async def _until_stopped(self, work: Coroutine[None, None, T]) -> T:
-        """Await `work`, giving it up when the operator says stop."""
+        """Awaits `work`, but cancels it when the operator stops the service."""
         task = asyncio.create_task(work)
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -261,7 +261,7 @@ class _Up:
             raise CliError(f"cannot run {program.argv[0]}: {error.strerror}") from error
 
     async def _bounded(self, work: Coroutine[None, None, T], *needed: Child) -> T:
-        """Await `work`, but no longer than a start may take nor than the children it needs live."""
+        """Awaits `work`, no longer than a start may take and only while the children it needs live."""
         task = asyncio.create_task(work)
         deaths = [asyncio.create_task(child.failed()) for child in needed]
         try:
@@ -272,7 +272,7 @@ class _Up:
                 if death in done:
                     death.result()
             if task not in done:
-                raise CliError(f"not ready after {_START_S:.0f} s; the logs are in {self._data.logs}")
+                raise CliError(f"not ready after {_START_S:.0f} s: see the logs in {self._data.logs}")
             return task.result()
         finally:
             await _cancel(task, *deaths)
@@ -301,7 +301,7 @@ class _Up:
     # Serve --------------------------------------------------------------------------------------------------
 
     async def _show(self) -> int:
-        """Run the showcase against ourselves; its exit status."""
+        """Runs the showcase against this service; returns its exit status."""
         command = (sys.executable, "-m", "examples.showcase", "--demo", str(self._data.demo_file))
         process = await asyncio.create_subprocess_exec(*command, cwd=CHECKOUT, start_new_session=True)
         try:
@@ -327,8 +327,8 @@ class _Up:
     # Stop ---------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """API first, so that nothing new comes in; jobs before the engine they measure on; the worker after,
-        so that it meters the last word.
+        """Stops everything: the API first, so that no new request comes in; jobs before the engine they
+        measure on; the worker after it, so that it meters the last usage.
         """
         await _cancel(*self._watching)
         await self._restarts.close()
@@ -347,10 +347,10 @@ class _Up:
         await self._stores.stop()
 
     async def _finish_metering(self) -> str:
-        """Wait, not for ever, until the worker has moved the engine's last words from the journal to the
+        """Waits, with a limit, until the worker has moved the engine's last usage from the journal to the
         ledger.
 
-        What is left is no loss: the journal is on disk and the next start goes on with it.
+        What is left is not lost: the journal is on disk, and the next start continues with it.
         """
         redis = Redis.from_url(self._stores.redis.url, socket_timeout=2)
         deadline = time.monotonic() + _METERING_S
@@ -368,7 +368,7 @@ class _Up:
 
 
 def not_in_ledger(engine_state: Path | None, in_journal: int) -> str:
-    """What is not billed yet: usage events in the journal, and what an engine that was killed left in its
+    """Describes what is not billed yet: usage events in the journal, and what a killed engine left in its
     folder.
     """
     try:
@@ -388,7 +388,7 @@ def not_in_ledger(engine_state: Path | None, in_journal: int) -> str:
 
 
 async def _all(*work: Coroutine[None, None, None]) -> None:
-    """Await all of it; at the first failure cancel the rest and raise that failure."""
+    """Awaits all of it; at the first failure cancels the rest and raises that failure."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -399,12 +399,12 @@ async def _all(*work: Coroutine[None, None, None]) -> None:
 
 
 async def _cancel(*tasks: asyncio.Task[T]) -> None:
-    """Cancel, and again as often as it takes: in Python 3.11 `asyncio.wait_for` swallows a cancellation that
-    comes together with its result, and client libraries use it everywhere.
+    """Cancels tasks repeatedly until they end: in Python 3.11 `asyncio.wait_for` swallows a cancellation that
+    arrives together with its result, and client libraries use it everywhere.
     """
     pending: set[asyncio.Task[T]] = {task for task in tasks if not task.done()}
     while pending:
         for task in pending:
             task.cancel()
         _, pending = await asyncio.wait(pending, timeout=0.5)
-    await asyncio.gather(*tasks, return_exceptions=True)  # seen: an exception nobody asks for is no surprise
+    await asyncio.gather(*tasks, return_exceptions=True)  # retrieved, so that asyncio does not log them

@@ -56,12 +56,12 @@ async def test_a_piece_of_a_spool_is_billed_and_importing_again_changes_nothing(
     shown = await asyncio.to_thread(run, "billing", "import-spool", str(file))
     assert f"{file.name}: 4 usage events of 4 requests could be read" in shown
     assert f"{len(damaged)} bytes could not be read" in shown
-    assert "an event was refused: completion_tokens is -1" in shown
-    assert "2 requests were added to the ledger, 1 grew and 1 were there already" in shown
+    assert "rejected an event: completion_tokens is -1" in shown
+    assert "added 2 requests to the ledger, extended 1, 1 were there already" in shown
     assert "130 completion tokens were added" in shown
     assert await ledger(environment) == {"req-1": 50, "req-2": 50, "req-3": 50, "req-5": 50}
     again = await asyncio.to_thread(run, "billing", "import-spool", str(file))
-    assert "0 requests were added to the ledger, 0 grew and 4 were there already; 0 completion" in again
+    assert "added 0 requests to the ledger, extended 0, 4 were there already; added 0 completion" in again
     assert file.exists(), "to be removed by a person"
     async with (
         operator.open_services(environment) as services,

@@ -72,7 +72,7 @@ def test_a_month_is_closed_shown_paid_corrected_and_proved(
     assert "No invoice" in refusal("invoice", "show", "inv_nobodys")
     assert "12.345" in refusal("invoice", "paid", invoice, "12.345", "--reference", "x")
 
-    assert run("invoice", "verify") == "every invoice is what the ledger says\n"
+    assert run("invoice", "verify") == "every invoice matches the ledger\n"
     asyncio.run(_damage(owner_url))
     assert "usage input sapling default" in run("invoice", "verify", "acme", code=1)
 

@@ -62,7 +62,7 @@ def test_help_loads_nothing_heavy() -> None:
         (("up", "--nonsense"), "No such option"),
         (("up", "--quantization", "int3"), "'int3' is not one of"),
         (("up", "--port", "65536"), "less than or equal to 65535"),
-        (("up",), "which model? pass --base DIR"),
+        (("up",), "no base model: pass --base DIR"),
         (("up", "--showcase"), "pass --demo too"),
         (("up", "--demo", "--once"), "pass --showcase too"),
         (("key", "create"), "Missing argument"),

@@ -33,6 +33,6 @@ async def test_sums_are_checked_and_mended(environment: Mapping[str, str]) -> No
         *("5", "1", "7", "4"),
     ]
     assert "every hour and day" in await asyncio.to_thread(run, "sla", "rederive", "--month", "2025-11")
-    assert "1 sums made right" in await asyncio.to_thread(run, *check, "--fix")
+    assert "1 sums corrected" in await asyncio.to_thread(run, *check, "--fix")
     assert "every hour" in await asyncio.to_thread(run, *check)
     assert "2027-01" in await asyncio.to_thread(refusal, "sla", "rederive", "--month", "December")
