@@ -1,7 +1,8 @@
-"""Measuring a version again: with other samples, another dtype, other thresholds, on another engine.
+"""Queues a new calibration of a version: with other samples, another dtype, other thresholds or another
+engine.
 
-Owns which versions can be, and the transaction that makes the job. A version in service stays there and keeps
-its weights, whatever is found; one that the gate refused is judged anew. Refuses to know how a job is done.
+A version in service stays in service and keeps its weights, whatever the result; one that the gate rejected
+is judged again.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ AGAIN = (VersionState.READY, VersionState.DISABLED, VersionState.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A job that is in the queue, and what it is about."""
+    """A queued job and the model it is about."""
 
     job: Job
     model: str
 
 
 class Recalibration:
-    """Of versions on one base model."""
+    """Calibrates versions on one base model again."""
 
     def __init__(
         self,
@@ -64,8 +65,8 @@ class Recalibration:
         *,
         by: Actor = SYSTEM,
     ) -> Started:
-        """Queue a job. `model`: as requests name it; without a version, there or in `version`, the one that
-        serves is meant, or else the latest.
+        """Queues a job. `model`: as requests name it; without a version, there or in `version`, it is the
+        active one, or else the latest.
 
         Raises AdapterNotFound, VersionNotFound, VersionNotReady, InvalidAdapter, JobUnfinished, FileNotFound.
         """
@@ -127,10 +128,10 @@ class Recalibration:
 
 def _refuse(adapter: str, version: AdapterVersion) -> None:
     if version.state in PENDING:
-        return  # it has a job, and which, `queue_job` tells
+        return  # it has a job already: `queue_job` raises JobUnfinished with its id
     if version.state not in AGAIN or not version.artifacts:
         if version.state == VersionState.READY:
-            raise InvalidAdapter("model", "the operator packed this version; its files are not kept")
+            raise InvalidAdapter("model", "the operator packed this version; its files are not stored")
         raise VersionNotReady(adapter, version.version, version.state)
     if not set(SOURCE_FILES) <= set(version.sources):
-        raise InvalidAdapter("model", "this version's files are not kept")
+        raise InvalidAdapter("model", "this version's files are not stored: add them as a new version")

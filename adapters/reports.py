@@ -1,7 +1,4 @@
-"""Reading what a calibration has left: its document, its page, its charts.
-
-Owns which names a report has. They are made where the calibration is, and only handed out here.
-"""
+"""Reads the stored report of a calibration: its document, its page, its charts."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _TYPES = {"json": "application/json", "html": "text/html; charset=utf-8", "svg":
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A document of it."""
+    """One document of a report."""
 
     content: bytes
     media_type: str
@@ -30,7 +27,7 @@ class ReportReader:
         self._store = store
 
     async def read(self, job: Job, name: str) -> Report:
-        """`report.json`, `report.html`, or a chart such as `sample-nll.svg`. Raises ReportNotFound,
+        """Returns `report.json`, `report.html`, or a chart such as `sample-nll.svg`. Raises ReportNotFound,
         StorageUnavailable.
         """
         if name not in ("report.json", "report.html") and _CHART.fullmatch(name) is None:

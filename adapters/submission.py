@@ -1,8 +1,7 @@
-"""Making adapters and versions from uploaded files: copied, looked at, written down, handed to a worker.
+"""Creates adapters and versions from uploaded files: copies and inspects them, adds the rows, queues the job.
 
-Owns the order: the copies (`copies`) come first, inspected; then one transaction makes the version, its job
-and the message that starts it. A version whose uploads are still pending is made at once and waits for them
-(`awaiting`). Refuses to know HTTP, and what the job does.
+Inspected copies (`copies`) come first; then one transaction creates the version, its job and the message that
+starts it. A version whose uploads are still pending is created at once and waits for them (`awaiting`).
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Dtype = Literal["auto", "bfloat16", "float8_e4m3"]
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """On whose behalf, and what they may."""
+    """The tenant, user and plan on whose behalf a version is created."""
 
     tenant_id: str
     created_by: str
@@ -58,12 +57,12 @@ class Calibration:
     file_id: str | None = None
     """The tenant's own samples; None: the default set."""
     dtype: Dtype = "auto"
-    """Of the packed weights; auto: whichever does."""
+    """Type of the packed weights; auto: chosen by the calibration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What a version is to be made of. One of the two lists is given, with both files in any order."""
+    """What a version is made of. Exactly one of the two lists is given, with both files in any order."""
 
     file_ids: Sequence[str] | None = None
     upload_ids: Sequence[str] | None = None
@@ -73,7 +72,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A version that is on its way, or that was there already."""
+    """A version that was created, or that existed already."""
 
     adapter: Adapter
     version: AdapterVersion
@@ -83,16 +82,16 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class _Meant:
-    """What a version is to be made of, found."""
+    """The files or uploads of a submission."""
 
     files: Mapping[str, StoredFile]
-    """To be copied now, by what they are."""
+    """Files to copy now, by file name."""
     uploads: Mapping[str, str]
-    """To be waited for, by what they will be; empty when the files are there."""
+    """Uploads to wait for, by file name; empty when the files exist."""
 
 
 class AdapterSubmission:
-    """Takes uploads on one base model."""
+    """Creates adapters on one base model."""
 
     def __init__(
         self,
@@ -123,8 +122,8 @@ class AdapterSubmission:
         base_digest: str,
         description: str | None = None,
     ) -> Submitted:
-        """A new adapter and its first version. Raises NameTaken, AdapterLimitReached, InvalidAdapter,
-        InspectionRefused, what the services of files raise, ValueError naming the field.
+        """Creates an adapter with its first version. Raises NameTaken, AdapterLimitReached, InvalidAdapter,
+        InspectionRefused, the errors of the file services, ValueError naming the field.
         """
         check_new_name(name)
         checked_text("description", description or "", MAX_DESCRIPTION)
@@ -149,7 +148,9 @@ class AdapterSubmission:
             await self._refuse(repository, caller.plan, name)
             repository.add_own(adapter)
             await session.flush()
-            events.record(session, caller.tenant_id, adapter.id, "adapter.created", f"{name} is made.")
+            events.record(
+                session, caller.tenant_id, adapter.id, "adapter.created", f"Adapter {name} was created."
+            )
             version, job_id = await self._add(
                 session, caller, adapter, copies, meant.uploads, submission, base_digest
             )
@@ -160,8 +161,8 @@ class AdapterSubmission:
     async def add_version(
         self, caller: Caller, adapter: str, submission: Submission, *, base_digest: str
     ) -> Submitted:
-        """The adapter's next version; the one it has already when that is made of the same files and has not
-        failed. Raises AdapterNotFound, and what `create` does of the rest.
+        """Adds the adapter's next version; returns the existing one if that was made from the same files and
+        has not failed. Raises AdapterNotFound, and otherwise what `create` raises.
         """
         async with self._database.read(caller.tenant_id) as session:
             repository = AdapterRepository(session, caller.tenant_id)
@@ -188,7 +189,7 @@ class AdapterSubmission:
                     )
                     await _audit(session, caller, "adapter_version.created", row, version)
                     return Submitted(row, version, job_id, created=True)
-            await self._copies.discard(copies)  # somebody was faster with the very same files
+            await self._copies.discard(copies)  # another request was first with the same files
         known = await self._known(caller, adapter_id, wanted, submission.activate)
         if known is None:
             raise AdapterNotFound(adapter)
@@ -203,7 +204,7 @@ class AdapterSubmission:
         submission: Submission,
         base_digest: str,
     ) -> Submitted:
-        """The adapter's next version, which waits for its files; the one that waits for them already."""
+        """Adds the adapter's next version, which waits for its uploads, unless one waits for them already."""
         async with self._copies.made(caller.tenant_id, adapter_id, meant.files) as copies:
             async with self._database.write(caller.tenant_id) as session:
                 await hold_uploads(session, caller.tenant_id, meant.uploads.values())
@@ -228,14 +229,14 @@ class AdapterSubmission:
     async def _waiting_for(
         self, session: WriteSession, adapter: Adapter, uploads: Mapping[str, str]
     ) -> AdapterVersion | None:
-        """The version of a locked adapter that waits for these very uploads."""
+        """Returns the version of a locked adapter that waits for exactly these uploads."""
         for job in await JobRepository(session, adapter.tenant_id).awaiting(uploads[WEIGHTS_FILE]):
             if job.adapter_id == adapter.id and job.parameters[AWAITED] == uploads:
                 return await AdapterRepository(session, adapter.tenant_id).version(adapter.id, job.version)
         return None
 
     async def _arrived_meanwhile(self, tenant_id: str, meant: _Meant) -> None:
-        """Uploads may have been completed before anybody could see that something waits for them."""
+        """Starts the version if its uploads were completed before they could find it."""
         if meant.uploads:
             await self._waiting.completed(tenant_id, meant.uploads[WEIGHTS_FILE])
 
@@ -287,7 +288,7 @@ class AdapterSubmission:
     async def _known(
         self, caller: Caller, adapter_id: str, wanted: Mapping[str, str], activate: bool
     ) -> Submitted | None:
-        """The version that these files have become, which is active now, or will be, when that is wanted."""
+        """Returns the version made from these files, if any; activates it, now or when ready, if wanted."""
         async with self._database.write(caller.tenant_id) as session:
             repository = AdapterRepository(session, caller.tenant_id)
             adapter = await repository.lock(ModelName(adapter_id=adapter_id))
@@ -315,7 +316,9 @@ class AdapterSubmission:
         submission: Submission,
         base_digest: str,
     ) -> tuple[AdapterVersion, str]:
-        """The next version of an adapter that is locked or new, and its job. With `uploads`, both wait."""
+        """Adds the next version of an adapter that is locked or new, and its job. With `uploads`,
+        both wait.
+        """
         repository = AdapterRepository(session, caller.tenant_id)
         version = AdapterVersion(
             adapter_id=adapter.id,
@@ -329,13 +332,13 @@ class AdapterSubmission:
         )
         repository.add_own(version)
         await session.flush()
-        made_of = ", ".join(sorted(copies.sources or uploads))
+        files = ", ".join(sorted(copies.sources or uploads))
         events.record(
             session,
             caller.tenant_id,
             adapter.id,
             "version.created",
-            f"Version {version.version} {'waits for' if uploads else 'is made of'} {made_of}.",
+            f"Version {version.version} {'waits for' if uploads else 'was created from'} {files}.",
             version=version.version,
         )
         job = await queue_job(
@@ -363,8 +366,8 @@ async def _audit(
 async def samples_of(
     files: FileService, tenant_id: str, calibration: Calibration, param: str
 ) -> dict[str, StoredFile]:
-    """The tenant's own samples, if any, as what is to be copied. Raises FileNotFound, InvalidAdapter, which
-    names `param`.
+    """Returns the tenant's own samples, if any, as files to copy. Raises FileNotFound, and InvalidAdapter
+    naming `param`.
     """
     file_id = calibration.file_id
     if file_id is None:
@@ -376,7 +379,7 @@ async def samples_of(
 
 
 def _parameters(copies: Copies, calibration: Calibration) -> dict[str, Any]:
-    """What the job is told: only what differs from the default."""
+    """Returns the job's parameters: only those that differ from the default."""
     parameters: dict[str, Any] = {}
     if copies.calibration is not None:
         parameters["calibration"] = copies.calibration

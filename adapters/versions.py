@@ -1,9 +1,8 @@
-"""What becomes of a version on its way to being served: inspected, packed, calibrated, ready.
+"""Records a version's progress: inspected, packed, calibrated, ready.
 
-Owns the states and what is kept of each step. A job's step is part of a transaction in which the job that
-does the work is locked (`jobs.lease`), so that whoever has lost the lease changes nothing; doing a step again
-says the same again. That a version fails is said with the job's end (`jobs.service`). Refuses to know how a
-step is done.
+A step is part of a transaction in which the job is locked (`jobs.lease`), so that a worker that lost its
+lease changes nothing; repeating a step writes the same again. `jobs.service` records that a version failed,
+with its job.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class PackedArtifact:
 
 
 async def locked_version(session: WriteSession, job: Job) -> tuple[Adapter, AdapterVersion]:
-    """The job's version and its adapter, locked. Raises VersionGone when the adapter is deleted."""
+    """Returns the job's version and its adapter, locked. Raises VersionGone when the adapter is deleted."""
     repository = AdapterRepository(session, job.tenant_id)
     adapter = await repository.lock(ModelName(adapter_id=job.adapter_id))
     version = await repository.lock_version(job.adapter_id, job.version)
@@ -44,7 +43,7 @@ async def locked_version(session: WriteSession, job: Job) -> tuple[Adapter, Adap
 
 
 async def note_inspected(session: WriteSession, job: Job, inspection: Mapping[str, Any]) -> None:
-    """Its files are what they should be. Raises VersionGone."""
+    """Records that the files are valid. Raises VersionGone."""
     _, version = await locked_version(session, job)
     if version.inspection != dict(inspection):
         version.inspection = dict(inspection)
@@ -52,7 +51,7 @@ async def note_inspected(session: WriteSession, job: Job, inspection: Mapping[st
 
 
 async def note_packed(session: WriteSession, job: Job, artifacts: Mapping[str, PackedArtifact]) -> None:
-    """It is packed, by dtype, and about to be measured. Raises VersionGone."""
+    """Records the packed artifacts, by dtype. Raises VersionGone."""
     _, version = await locked_version(session, job)
     packed = {dtype: {"digest": one.digest, "size": one.size} for dtype, one in artifacts.items()}
     version.rank = max(one.rank for one in artifacts.values())
@@ -65,20 +64,20 @@ async def note_packed(session: WriteSession, job: Job, artifacts: Mapping[str, P
 
 
 async def note_calibrated(session: WriteSession, job: Job, summary: Mapping[str, Any], dtype: str) -> None:
-    """It is measured, and is to serve from the artifact of that dtype. A version in service keeps the one it
-    has: what it serves never changes. Raises VersionGone.
+    """Records the calibration and the dtype to serve. A version in service keeps its artifact: what it serves
+    never changes. Raises VersionGone.
     """
     _, version = await locked_version(session, job)
     if version.calibration != dict(summary):
         version.calibration = dict(summary)
-        tell(session, job, "version.calibrated", f"The adapter is measured; {dtype} weights are chosen.")
+        tell(session, job, "version.calibrated", f"The adapter was measured; {dtype} weights were chosen.")
     if version.state in PENDING:
         chosen = version.artifacts[dtype]
         version.dtype, version.digest, version.size = dtype, chosen["digest"], chosen["size"]
 
 
 async def finish_ready(session: WriteSession, job: Job, announcer: Announcer) -> None:
-    """It may serve, and does under the unpinned name if that was asked for and no newer version does already.
+    """Makes the version ready, and active if that was requested and no newer version is active.
 
     Raises VersionGone.
     """
@@ -96,7 +95,7 @@ async def make_ready(
     *,
     job_id: str | None = None,
 ) -> None:
-    """Have a packed version serve, as `finish_ready` says; both rows are locked."""
+    """Makes a packed version ready, as `finish_ready` says; both rows are locked."""
     version.state, version.ready_at = VersionState.READY, datetime.now(UTC)
     version.error = version.error_field = None
     events.record(

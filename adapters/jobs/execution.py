@@ -1,7 +1,7 @@
-"""One attempt at a job, from the claimed lease to whatever comes of it.
+"""Runs one attempt at a job, from the claimed lease to its outcome.
 
-Owns what every end of the work means for the job's row: done, failed, cancelled, paused, given back, to be
-tried again. Refuses to know what the work is: that is the pipeline it is given.
+Decides what every outcome means for the job's row: done, failed, cancelled, paused, handed back, or retried
+later. The work itself is done by a `Pipeline`.
 """
 
 from __future__ import annotations
@@ -28,37 +28,35 @@ T = TypeVar("T")
 
 MAX_ATTEMPTS = 5
 FIRST_PAUSE = 2.0
-"""Seconds before a second attempt; doubled for every further one."""
+"""Seconds before the second attempt; doubled for every further one."""
 PATIENCE = 120.0
-"""Seconds an outage of the database or the object store is waited for in the middle of a job."""
+"""Seconds to wait for an unavailable database or object store in the middle of a job."""
 
 
 class Pipeline(Protocol):
-    """What a job does."""
+    """The work of a job."""
 
     async def run(self, lease: Lease) -> None:
-        """All of it, up to the completed job. Everything done already may be found done.
+        """Does all of it, up to the completed job. Parts may have been done by an earlier attempt.
 
-        Raises JobFailed for an end that the tenant is told of, VersionGone; may be cancelled anywhere.
+        Raises JobFailed for a failure that the tenant should see, VersionGone; may be cancelled anywhere.
         """
         ...
 
     def announce(self, session: WriteSession, tenant_id: str) -> None:
-        """Have others told, after the commit, that a version of the tenant's is what it was not."""
+        """Announces, after the commit, that a version of the tenant has changed."""
         ...
 
 
 async def attempt(
     lease: Lease, pipeline: Pipeline, outbox: Outbox, *, max_attempts: int = MAX_ATTEMPTS
 ) -> None:
-    """Run the job once and write what came of it. Raises nothing but what a bug, or a long outage, makes."""
+    """Runs the job once and records the outcome. Raises only after a bug or a long outage."""
     job = lease.job
     end = partial(_end, lease, pipeline)
     try:
         if job.attempts > max_attempts:
-            raise JobFailed(
-                "too_many_attempts", f"The job did not come to an end in {max_attempts} attempts."
-            )
+            raise JobFailed("too_many_attempts", f"The job did not finish in {max_attempts} attempts.")
         await lease.run(pipeline.run(lease))
     except LeaseLost as lost:
         logger.warning("%s", lost)
@@ -69,12 +67,12 @@ async def attempt(
     except JobFailed as failure:
         await end(partial(_failed, failure=failure))
     except (DatabaseUnavailable, StorageUnavailable) as error:
-        logger.warning("job %s is put off: %s", job.id, error)
+        logger.warning("job %s is retried later: %s", job.id, error)
         await end(partial(_put_off, reason=str(error)))
     except Exception as error:
         logger.exception("job %s: attempt %d failed", job.id, job.attempts)
         if job.attempts >= max_attempts:
-            poison = JobFailed("internal_error", "The server failed at this job again and again.")
+            poison = JobFailed("internal_error", "The job failed repeatedly because of a server error.")
             await end(partial(_failed, failure=poison))
         else:
             reason = f"Attempt {job.attempts} failed ({type(error).__name__})."
@@ -82,7 +80,7 @@ async def attempt(
 
 
 async def patiently(action: Callable[[], Awaitable[T]], seconds: float = PATIENCE) -> T:
-    """What `action` returns, tried again while the database or the object store is away."""
+    """Returns what `action` returns; retries it while the database or the object store is unavailable."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     pause = 0.25
@@ -137,19 +135,19 @@ async def _paused(held: Held) -> None:
 
 
 async def _given_back(held: Held, outbox: Outbox) -> None:
-    """The worker ends, the job is as it was: at once somebody else's."""
+    """Returns the job to the queue because the worker stops; another one takes it at once."""
     if held.job.wanted is not None:
         await (_cancelled if held.job.wanted == "cancel" else _paused)(held)
         return
     held.job.status = JobStatus.QUEUED
     held.job.attempts -= 1
     held.job.lease_until = later(5)  # type: ignore[assignment]  # SQL, like any value of a row
-    held.tell("job.handed_over", "The worker that had the job was stopped; another one goes on with it.")
+    held.tell("job.handed_over", "The worker of the job was stopped; another one continues it.")
     outbox.add(held.session, RUN_JOB, {"job_id": held.job.id})
 
 
 async def _put_off(held: Held, reason: str) -> None:
-    """Back into the queue, by the sweep, after a pause that grows."""
+    """Returns the job to the queue; the sweep sends it again after a pause that grows."""
     seconds = FIRST_PAUSE * 2 ** min(held.job.attempts - 1, 6)
     held.job.status = JobStatus.QUEUED
     held.job.lease_until = later(seconds)  # type: ignore[assignment]  # SQL, like any value of a row

@@ -27,7 +27,7 @@ from tests.support.onboarding import BASE_DIGEST, Scene
 DTYPE = "bfloat16"
 
 
-def report_of(made: Submitted, reason: str = "bf16, the only one there is") -> CalibrationReport:
+def report_of(made: Submitted, reason: str = "bf16, the only one available") -> CalibrationReport:
     half = Estimate(0.5, 0.4, 0.6)
     whole = Estimate(1.0, 0.9, 1.1)
     agreement = Estimate(0.98, 0.97, 0.99)

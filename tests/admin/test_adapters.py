@@ -63,7 +63,7 @@ async def test_the_list_says_how_each_is(site: Site, visitor: httpx.AsyncClient)
     assert "bf16" in quiet
     assert "100 B" in quiet
     assert "version 2: waiting for a worker" in quiet
-    assert "The job is in the queue." in quiet
+    assert "The job is queued." in quiet
     assert "Validating" in row_of(page, "coming")
     assert "secret" not in page
     assert "data-pending" in page
@@ -205,14 +205,14 @@ async def test_a_refusal_is_shown_with_what_is_at_fault(site: Site, visitor: htt
 async def test_a_version_shows_its_report(site: Site, visitor: httpx.AsyncClient) -> None:
     await sign_in(visitor)
     made = await site.place.create("pirate")
-    report = report_of(made, reason=f"bf16, the only one there is {XSS}")
+    report = report_of(made, reason=f"bf16, the only one available {XSS}")
     await finish_with_report(site.place, made, report)
     here = f"/adapters/{made.adapter.id}/versions/1"
     page = (await visitor.get(here)).text
     assert "It passed the gate" in page
     assert "Better than the base alone" in page
     assert "On your samples the adapter is 0.500 nats per token better" in page
-    assert "bf16, the only one there is &lt;img" in page
+    assert "bf16, the only one available &lt;img" in page
     assert page.partition("<main")[2].count("<svg") == 4
     assert "What quantising costs, sample by sample" in page
     assert "<style" not in page
@@ -376,10 +376,10 @@ async def test_events_have_pages(
     await sign_in(visitor)
     made = await site.place.create("pirate")
     first = (await visitor.get(f"/adapters/{made.adapter.id}")).text
-    assert "pirate is made." not in first
+    assert "Adapter pirate was created." not in first
     older = re.search(r'href="/console(/adapters/\w+\?before=\w+)"', first)
     assert older is not None
-    assert "pirate is made." in (await visitor.get(older[1])).text
+    assert "Adapter pirate was created." in (await visitor.get(older[1])).text
     assert (await visitor.get(f"/adapters/{made.adapter.id}?before=<b>")).status_code == 404
 
 

@@ -256,7 +256,7 @@ async def test_a_tenant_may_have_bf16(tmp_path: Path, sapling_codec: TextCodec) 
     report = await make_bench(tmp_path, sapling_codec, dtype="bfloat16", num_samples=FEW).run()
     assert report.decision.ready
     assert report.decision.dtype == "bfloat16"
-    assert "as asked for" in report.decision.dtype_reason
+    assert "as requested" in report.decision.dtype_reason
 
 
 async def test_the_engine_is_asked_as_the_tenant_behind_everybody(

@@ -77,7 +77,7 @@ ASSISTANT = {"role": "assistant", "content": "x"}
         ({"messages": [], "prompt": "a"}, "prompt", "is not known"),
         ({"messages": []}, "messages", "must be a list of messages"),
         ({"messages": "hi"}, "messages", "must be a list of messages"),
-        (said(ASSISTANT), "messages", "must hold what the assistant answers to"),
+        (said(ASSISTANT), "messages", "must contain a message before the assistant's answer"),
         (said(USER), "messages[0].role", "must be 'assistant'"),
         (said({"role": "robot", "content": "a"}, ASSISTANT), "messages[0].role", "must be one of"),
         (said({"role": "user"}, ASSISTANT), "messages[0].content", "must be a text, not nothing"),
