@@ -1,4 +1,6 @@
-"""Records events of adapters in the transaction that causes them; reads them in pages or as they happen."""
+"""Records the events of adapters in the transaction that causes them; reads them in pages or as they
+happen.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ log = structlog.get_logger(__name__)
 
 PAGE = 200
 ANNOUNCE_INTERVAL = 60.0
-"""Seconds after which the engine is told again: plans may have changed, and messages may have been lost."""
+"""Seconds after which the engine gets all pins again: plans may have changed, and messages may have been
+lost.
+"""
 LOOK_INTERVAL = 0.5
 """Seconds between two checks whether the engine has restarted."""
 

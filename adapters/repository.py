@@ -1,4 +1,4 @@
-"""Queries adapters and their versions.
+"""Queries the tables of adapters and their versions.
 
 `AdapterRepository` sees one tenant's rows, without deleted adapters. `AdapterDirectory` sees all tenants'
 rows: for the engine, whose memory they share, and for the clean-up. What it finds is not shown to a tenant.

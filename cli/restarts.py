@@ -1,4 +1,4 @@
-"""Counts restarts of supervised processes in Redis, where the API's /metrics reads them.
+"""Counts the restarts of supervised processes in Redis, where the API's /metrics reads them.
 
 Counts that Redis does not accept (it may be the process that restarted) are kept and added later.
 """

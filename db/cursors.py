@@ -1,4 +1,4 @@
-"""Pages through lists by cursor: returns the rows beyond the id that a client passes as `after`.
+"""Fetches pages of a list by cursor: the rows beyond the id that a client passes as `after`.
 
 A cursor is rejected unless it is the id of a row in the list: malformed, unknown, of another list or of
 another tenant alike. Rows hidden by a filter or soft-deleted are still valid cursors.

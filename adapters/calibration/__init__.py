@@ -1,5 +1,4 @@
-"""Calibration: measures, before an adapter serves, whether it works on the quantised base as it was trained
-to.
+"""Calibration: measures whether an adapter works on the quantised base, before it serves.
 
 The engine that will serve the adapter (`serving`) and the unquantised base with the uploaded adapter
 (`reference`) score the same samples (`samples`); the scores are compared (`measures`), judged (`gate`) and

@@ -1,4 +1,4 @@
-"""Measures, per layer and module, how rounding an adapter's weights changes its output on real activations.
+"""Measures how rounding an adapter's weights changes its output on real activations, per layer and module.
 
 Computes two ratios of root mean squares: the adapter's output to the base's, and the error of the stored
 adapter's output (bf16, FP8) to the adapter's output.

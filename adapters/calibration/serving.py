@@ -1,4 +1,4 @@
-"""Scores samples on the serving engine: over its normal path, at lower priority than all paid requests.
+"""Scores the samples on the serving engine: over its normal path, at lower priority than all paid requests.
 
 A few samples at a time run at FLEX priority; while others are served, one now and then. Requests are retried
 while the engine is busy or away. Results are in the order of the samples, whatever order they ran in, so that

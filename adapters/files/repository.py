@@ -1,4 +1,6 @@
-"""Queries files and uploads: one tenant's through `FileRepository`, all tenants' through `FileInventory`."""
+"""Queries the tables of files and uploads: one tenant's through `FileRepository`, all tenants' through
+`FileInventory`.
+"""
 
 from __future__ import annotations
 

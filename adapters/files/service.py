@@ -1,4 +1,4 @@
-"""Creates, lists, reads and deletes tenants' files.
+"""Stores tenants' files: creates, lists, reads and deletes them.
 
 No database connection is held while bytes are transferred.
 """

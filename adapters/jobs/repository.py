@@ -1,4 +1,4 @@
-"""Queries jobs: one tenant's for the API, and by id for the workers, which serve every tenant.
+"""Queries the table of jobs: one tenant's for the API, and by id for the workers, which serve every tenant.
 
 A worker's writes start with `JobLeases.hold`, which locks the job's row if the worker's lease is still the
 latest. Lease times are the database's, so that workers' clocks need not agree.

@@ -1,4 +1,4 @@
-"""Reads, cancels, pauses, resumes and retries a tenant's jobs. Every method is one transaction.
+"""Serves a tenant's jobs: reads, cancels, pauses, resumes and retries them. Every method is one transaction.
 
 A job without a worker changes at once; for one that a worker holds, the request is stored (`jobs.wanted`),
 and the worker follows it within a second.

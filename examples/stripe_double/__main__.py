@@ -1,10 +1,9 @@
-"""`python -m examples.stripe_double`: serve until the input ends; the first line printed is the URL.
+"""`python -m examples.stripe_double`: serves until its input ends; the first line printed is the URL.
 
-Webhooks are sent to the endpoints given (URL and secret) about once a second. As part of the demo it is given
-its socket (`--listen-fd`), a file to remember everything in (`--keep`), where webhooks go (`--webhooks`), and
-by the environment the key and the secret that the service has (`ROOTSTOCK_STRIPE_API_KEY`,
-`ROOTSTOCK_STRIPE_WEBHOOK_SECRET`); then it has pages for people, its time is the real one, and it serves
-until it is told to stop.
+Webhooks are sent about once a second to the endpoints given (URL and secret). The demo passes a socket
+(`--listen-fd`), a file to remember everything in (`--keep`), the URL for webhooks (`--webhooks`), and, in the
+environment, the service's key and secret (`ROOTSTOCK_STRIPE_API_KEY`, `ROOTSTOCK_STRIPE_WEBHOOK_SECRET`);
+then the double has pages for people, its time is the real one, and it serves until it is terminated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Meters of the double: events, their rules, and sums of them."""
+"""Simulates Stripe's meters: events, their rules, and sums."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Meters:
     def __init__(self, books: Books) -> None:
         self._books = books
         self.received: list[Object] = []
-        """Every event taken, in order; `received_at` beside what was sent."""
+        """Accepted events in order, each with `received_at`."""
         self.summary_lag = 0
         """Seconds until a summary counts an event."""
 
@@ -106,7 +106,7 @@ class Meters:
         return self._books.page(data[::-1], url, query)
 
     def total(self, meter: str, customer: str, start: float, end: float, *, lag: int = 0) -> int | None:
-        """The sum of a customer's events in [start, end); None when there is none."""
+        """Returns the sum of a customer's events in [start, end); None when there is none."""
         seen = self._books.now() - lag
         values = [
             one["value"]

@@ -1,7 +1,6 @@
-"""The double's pages for people: the portal, a checkout, an invoice; every one says that it is a double.
+"""Renders the double's pages for people: the portal, a checkout, an invoice; each says that it is a double.
 
-Owns their HTML and what their buttons ask the double for. Whoever has a page's address may use it, as with
-Stripe's.
+A page needs no sign-in: its address is the secret, as with Stripe's.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 from examples.stripe_double.books import Books, Object, Refused
 
 Ask = Callable[[str, str, Object], tuple[int, Any]]
-"""Asks the double: method, path, form."""
+"""Sends a request to the double: method, path, form."""
 PREFIX = "/pages/"
 _NOTICE = (
     "Test mode. This is a double of Stripe that Rootstock's demo runs on this machine: "
@@ -28,7 +27,7 @@ _STYLE = (
 
 
 def answer(books: Books, ask: Ask, method: str, path: str, form: Object) -> tuple[int, str]:
-    """Status, and the page or, with 303, where to go."""
+    """Returns the status, and the page or, with 303, the redirect's target."""
     kind, _, one = path.removeprefix(PREFIX).partition("/")
     try:
         if kind == "checkout":

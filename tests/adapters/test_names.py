@@ -65,7 +65,12 @@ def test_a_wrong_part_names_its_field() -> None:
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [(".", "removed from URLs"), ("..", "removed from URLs"), ("adp_mine", "reserved for adapter ids"), (ID, "reserved for adapter ids")],
+    [
+        (".", "removed from URLs"),
+        ("..", "removed from URLs"),
+        ("adp_mine", "reserved for adapter ids"),
+        (ID, "reserved for adapter ids"),
+    ],
 )
 def test_names_that_no_path_could_mean_are_refused_from_now_on(name: str, reason: str) -> None:
     with pytest.raises(InvalidAdapter, match=reason) as caught:
