@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from adapters import events
 from adapters.errors import AdapterNotFound, VersionNotFound
 from adapters.events import EventRepository
+from adapters.model_names import ADAPTER_ID, PART, ModelName, checked_part
 from adapters.models import Adapter, AdapterEvent, AdapterVersion
-from adapters.names import ADAPTER_ID, PART, ModelName, checked_part
 from adapters.repository import AdapterRepository
 from db.session import Database
 from tenants.naming import Named, NameRepository
@@ -18,7 +18,7 @@ MAX_VERSION = 10**9 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class AdapterWithVersion:
     """An adapter and the version that represents it: the active one, else the latest, if any."""
 
     adapter: Adapter
@@ -40,20 +40,20 @@ class AdapterCatalogue:
         limit: int = 20,
         newest_first: bool = True,
         name: str | None = None,
-    ) -> list[Shown]:
+    ) -> list[AdapterWithVersion]:
         """Returns adapters after the one whose id is `after`, in order of creation."""
         async with self._database.read(tenant_id) as session:
             page = await AdapterRepository(session, tenant_id).page(
                 self.base, after=after, limit=limit, newest_first=newest_first, name=name
             )
-        return [Shown(*row) for row in page]
+        return [AdapterWithVersion(*row) for row in page]
 
     async def count(self, tenant_id: str) -> int:
         """Returns the number of adapters, as the plan's limit counts them."""
         async with self._database.read(tenant_id) as session:
             return await AdapterRepository(session, tenant_id).count()
 
-    async def get(self, tenant_id: str, adapter: str) -> Shown:
+    async def get(self, tenant_id: str, adapter: str) -> AdapterWithVersion:
         """Returns an adapter by id or name. Raises AdapterNotFound."""
         async with self._database.read(tenant_id) as session:
             return await self._shown(AdapterRepository(session, tenant_id), adapter)
@@ -66,7 +66,7 @@ class AdapterCatalogue:
         after: int | None = None,
         limit: int = 100,
         newest_first: bool = False,
-    ) -> tuple[Shown, list[AdapterVersion]]:
+    ) -> tuple[AdapterWithVersion, list[AdapterVersion]]:
         """Returns the adapter and a page of its versions, in any state. Raises AdapterNotFound."""
         async with self._database.read(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
@@ -129,14 +129,14 @@ class AdapterCatalogue:
         """Follows an adapter's events, see `events.follow`."""
         return events.follow(self._database, tenant_id, adapter_id, after)
 
-    async def _shown(self, repository: AdapterRepository, adapter: str) -> Shown:
-        found = await repository.find_with_version(self.base, name_of(self.base, adapter))
+    async def _shown(self, repository: AdapterRepository, adapter: str) -> AdapterWithVersion:
+        found = await repository.find_with_version(self.base, parse_reference(self.base, adapter))
         if found is None:
             raise AdapterNotFound(adapter)
-        return Shown(*found)
+        return AdapterWithVersion(*found)
 
 
-def name_of(base: str, adapter: str) -> ModelName:
+def parse_reference(base: str, adapter: str) -> ModelName:
     """Parses an adapter's id or name for a look-up. Raises AdapterNotFound for anything else."""
     if ADAPTER_ID.fullmatch(adapter):
         return ModelName(adapter_id=adapter)

@@ -14,14 +14,14 @@ import redis.asyncio
 import structlog
 
 from adapters import events
-from adapters.announcing import Announcer
-from adapters.catalogue import name_of
+from adapters.announcer import Announcer
+from adapters.catalogue import parse_reference
 from adapters.errors import AdapterNotFound
 from adapters.jobs.models import JobStatus
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import finish
 from adapters.models import Adapter, AdapterVersion
-from adapters.objects import adapter_of, adapter_prefix, is_source
+from adapters.object_keys import adapter_of, adapter_prefix, is_source
 from adapters.pinning import Pinning
 from adapters.repository import AdapterDirectory, AdapterRepository
 from adapters.storage.objects import ObjectStore
@@ -58,7 +58,7 @@ class AdapterDeletion:
         """Takes an adapter out of service permanently. Its name is free at once, running requests finish, its
         jobs stop; `purge_deleted` removes what is stored. Raises AdapterNotFound.
         """
-        name = name_of(self.base, adapter)
+        name = parse_reference(self.base, adapter)
         async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             found = await repository.find_with_version(self.base, name)

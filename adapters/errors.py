@@ -50,7 +50,7 @@ class VersionNotReady(AdapterError):
         self.field = "version"
 
 
-class NothingToRollBackTo(AdapterError):
+class NoPreviousVersion(AdapterError):
     """No other version was active before, or the one that was can no longer be served."""
 
     def __init__(self, adapter: str) -> None:

@@ -20,15 +20,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from adapters.announcing import Announcer
+from adapters.announcer import Announcer
 from adapters.inspection import Inspection, InspectionRefused
 from adapters.jobs.errors import JobFailed
-from adapters.jobs.execution import patiently
-from adapters.jobs.lease import Held, Lease
+from adapters.jobs.execution import retry_unavailable
+from adapters.jobs.lease import Lease, LeaseTransaction
 from adapters.jobs.models import Job
 from adapters.jobs.service import fail, succeed
+from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
-from adapters.names import ModelName
 from adapters.storage.errors import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.versions import (
     PackedArtifact,
@@ -54,7 +54,7 @@ SHARES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class JobInput:
     """A job's input, read once."""
 
     job_id: str
@@ -77,7 +77,7 @@ class Work:
     """The dtype that the tenant requested, if any."""
 
     @classmethod
-    def of(cls, job: Job, adapter: Adapter, version: AdapterVersion, gate: Mapping[str, Any]) -> Work:
+    def of(cls, job: Job, adapter: Adapter, version: AdapterVersion, gate: Mapping[str, Any]) -> JobInput:
         return cls(
             job_id=job.id,
             tenant_id=job.tenant_id,
@@ -124,33 +124,33 @@ class Steps(Protocol):
         """Called after a job."""
         ...
 
-    async def fetch(self, work: Work, directory: Path) -> None:
+    async def fetch(self, work: JobInput, directory: Path) -> None:
         """Downloads the version's files as they were uploaded. Raises ObjectNotFound, DigestMismatch."""
         ...
 
-    async def inspect(self, work: Work, directory: Path) -> Inspection:
+    async def inspect(self, work: JobInput, directory: Path) -> Inspection:
         """Inspects the files. Raises InspectionRefused."""
         ...
 
-    async def pack(self, work: Work, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
+    async def pack(self, work: JobInput, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
         """Packs the files, and puts the artifacts into the store and where the engine finds them. Raises
         InspectionRefused.
         """
         ...
 
-    async def ensure_artifacts(self, work: Work) -> None:
+    async def ensure_artifacts(self, work: JobInput) -> None:
         """Puts missing artifacts where the engine finds them. Raises ObjectNotFound, DigestMismatch."""
         ...
 
     async def calibrate(
-        self, work: Work, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
+        self, work: JobInput, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
     ) -> Verdict:
         """Measures the adapter and stores the report. Calls `waiting` with the reason when it waits for the
         engine. Raises JobFailed.
         """
         ...
 
-    async def forget(self, work: Work) -> None:
+    async def forget(self, work: JobInput) -> None:
         """Removes the checkpoint of a finished calibration."""
         ...
 
@@ -197,7 +197,7 @@ class _Attempt:
         if work.base != self._base:
             raise JobFailed("base_changed", f"The base model {work.base} is no longer served.", "base_model")
         try:
-            await patiently(lambda: self._steps.fetch(work, self._directory))
+            await retry_unavailable(lambda: self._steps.fetch(work, self._directory))
             if not work.artifacts:
                 await self._validate(work)
                 work = replace(work, artifacts=await self._pack(work))
@@ -211,35 +211,35 @@ class _Attempt:
         with contextlib.suppress(StorageUnavailable):  # it is removed with its adapter later
             await self._steps.forget(work)
 
-    async def _load(self) -> Work:
-        async def once() -> Work:
+    async def _load(self) -> JobInput:
+        async def once() -> JobInput:
             async with self._lease.write() as held:
                 adapter, version = await locked_version(held.session, held.job)
                 if version.state == VersionState.UPLOADING:
                     version.state = VersionState.VALIDATING
                 plan = await TenantDirectory(held.session).plan_of(held.job.tenant_id)
                 gate = plan.gate if plan is not None else {}
-                return Work.of(held.job, adapter, version, gate)
+                return JobInput.of(held.job, adapter, version, gate)
 
-        return await patiently(once)
+        return await retry_unavailable(once)
 
-    async def _validate(self, work: Work) -> None:
+    async def _validate(self, work: JobInput) -> None:
         self._enter("validating")
         inspection = await self._steps.inspect(work, self._directory)
         await self._write(
             lambda held: note_inspected(held.session, held.job, msgspec.to_builtins(inspection))
         )
 
-    async def _pack(self, work: Work) -> dict[str, PackedArtifact]:
+    async def _pack(self, work: JobInput) -> dict[str, PackedArtifact]:
         progress = self._enter("packing")
-        artifacts = await patiently(lambda: self._steps.pack(work, self._directory, progress))
+        artifacts = await retry_unavailable(lambda: self._steps.pack(work, self._directory, progress))
         await self._write(lambda held: note_packed(held.session, held.job, artifacts))
         return artifacts
 
-    async def _calibrate(self, work: Work) -> Verdict:
+    async def _calibrate(self, work: JobInput) -> Verdict:
         progress = self._enter("calibrating")
-        await patiently(lambda: self._steps.ensure_artifacts(work))
-        verdict = await patiently(
+        await retry_unavailable(lambda: self._steps.ensure_artifacts(work))
+        verdict = await retry_unavailable(
             lambda: self._steps.calibrate(work, self._directory, progress, self._tell_waiting)
         )
         self._enter("gate")
@@ -248,7 +248,7 @@ class _Attempt:
     async def _conclude(self, verdict: Verdict) -> None:
         """Ends the job and sets its version's state, in one transaction."""
 
-        async def write(held: Held) -> None:
+        async def write(held: LeaseTransaction) -> None:
             _, version = await locked_version(held.session, held.job)
             held.job.phase = "gate"
             await note_calibrated(held.session, held.job, verdict.summary, verdict.dtype)
@@ -264,20 +264,20 @@ class _Attempt:
             async with self._lease.conclude() as held:
                 await write(held)
 
-        await patiently(once)
+        await retry_unavailable(once)
 
     # ------------------------------------------------------------------------------------------------------
 
-    async def _write(self, write: Callable[[Held], Awaitable[None]]) -> None:
+    async def _write(self, write: Callable[[LeaseTransaction], Awaitable[None]]) -> None:
         async def once() -> None:
             async with self._lease.write() as held:
                 await write(held)
 
-        await patiently(once)
+        await retry_unavailable(once)
 
     async def _tell_waiting(self, reason: str) -> None:
-        async def write(held: Held) -> None:
-            held.tell("job.waiting", reason, level="warning")
+        async def write(held: LeaseTransaction) -> None:
+            held.record_event("job.waiting", reason, level="warning")
 
         await self._write(write)
 

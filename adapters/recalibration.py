@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapters.announcing import Announcer
-from adapters.copies import SourceCopies
+from adapters.announcer import Announcer
 from adapters.errors import AdapterNotFound, InvalidAdapter, VersionNotFound, VersionNotReady
 from adapters.files.service import FileService
 from adapters.jobs.models import Job
 from adapters.jobs.service import queue_job
+from adapters.model_names import InvalidModelName, ModelName, parse
 from adapters.models import PENDING, AdapterVersion, VersionState
-from adapters.names import InvalidModelName, ModelName, parse
-from adapters.objects import SOURCE_FILES
+from adapters.object_keys import SOURCE_FILES
 from adapters.repository import AdapterRepository
+from adapters.source_copies import SourceCopies
 from adapters.submission import Calibration, samples_of
 from db.outbox import Outbox
 from db.session import Database
@@ -29,7 +29,7 @@ AGAIN = (VersionState.READY, VersionState.DISABLED, VersionState.FAILED)
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedCalibration:
     """A queued job and the model it is about."""
 
     job: Job
@@ -64,7 +64,7 @@ class Recalibration:
         calibration: Calibration,
         *,
         by: Actor = SYSTEM,
-    ) -> Started:
+    ) -> StartedCalibration:
         """Queues a job. `model`: as requests name it; without a version, there or in `version`, it is the
         active one, or else the latest.
 
@@ -110,7 +110,7 @@ class Recalibration:
             await AuditLog.record(
                 session, tenant_id, by, "calibration_job.created", ("job", job.id), {"model": named}
             )
-        return Started(job, named)
+        return StartedCalibration(job, named)
 
     def _name_of(self, model: str, version: int | None) -> ModelName:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from adapters.jobs.errors import ReportNotFound
 from adapters.jobs.models import Job
-from adapters.objects import report_prefix
+from adapters.object_keys import report_prefix
 from adapters.storage import ObjectNotFound, ObjectStore
 
 _CHART = re.compile(r"[a-z0-9][a-z0-9_-]{0,80}\.svg")

@@ -16,8 +16,8 @@ from sqlalchemy.dialects.postgresql import JSONPATH
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.jobs.models import Job
+from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
-from adapters.names import ModelName
 from db.cursors import page_beyond, require_cursor
 from db.repository import TenantRepository, select_owned
 from tenants.models import Plan, Tenant

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import redis.asyncio
 
 from adapters.errors import ModelNotFound, ModelNotReady
+from adapters.model_names import InvalidModelName, ModelName, checked_part, parse
 from adapters.models import Adapter, AdapterVersion, VersionState
-from adapters.names import InvalidModelName, ModelName, checked_part, parse
 from adapters.repository import AdapterRepository
 from db.cache import RowCache
 from db.session import Database

@@ -15,11 +15,11 @@ import redis.asyncio
 from sqlalchemy.exc import IntegrityError
 
 from adapters import events
-from adapters.announcing import Announcer
-from adapters.catalogue import MAX_VERSION, Shown, name_of
-from adapters.errors import AdapterNotFound, NothingToRollBackTo, VersionNotFound, VersionNotReady
+from adapters.announcer import Announcer
+from adapters.catalogue import MAX_VERSION, AdapterWithVersion, parse_reference
+from adapters.errors import AdapterNotFound, NoPreviousVersion, VersionNotFound, VersionNotReady
+from adapters.model_names import MAX_DESCRIPTION, ModelName, check_new_name, checked_part, checked_text
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
-from adapters.names import MAX_DESCRIPTION, ModelName, check_new_name, checked_part, checked_text
 from adapters.pinning import Pinning, ref_of
 from adapters.repository import AdapterRepository
 from adapters.resolver import ModelCard, ModelResolver, ResolvedModel
@@ -31,13 +31,21 @@ from tenants.actors import OPERATOR, SYSTEM, Actor
 from tenants.audit.service import AuditLog
 from tenants.errors import NameTaken
 
-__all__ = ["AdapterService", "Changes", "ModelCard", "ModelResolver", "Registered", "ResolvedModel", "Shown"]
+__all__ = [
+    "AdapterChanges",
+    "AdapterService",
+    "AdapterWithVersion",
+    "ModelCard",
+    "ModelResolver",
+    "RegisteredVersion",
+    "ResolvedModel",
+]
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredVersion:
     """A registered version."""
 
     adapter_id: str
@@ -49,7 +57,7 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class AdapterChanges:
     """Changes to an adapter; None leaves a field unchanged."""
 
     name: str | None = None
@@ -76,7 +84,9 @@ class AdapterService:
         self._announcer = Announcer(redis_client, pinning)
         self.base = checked_part("base", base)
 
-    async def update(self, tenant_id: str, adapter: str, changes: Changes, *, by: Actor = SYSTEM) -> Shown:
+    async def update(
+        self, tenant_id: str, adapter: str, changes: AdapterChanges, *, by: Actor = SYSTEM
+    ) -> AdapterWithVersion:
         """Changes an adapter. Raises AdapterNotFound, NameTaken, InvalidAdapter, ValueError naming
         the field.
         """
@@ -105,9 +115,11 @@ class AdapterService:
             await AuditLog.record(
                 session, tenant_id, by, "adapter.updated", ("adapter", row.id), changes.told()
             )
-        return Shown(*found)
+        return AdapterWithVersion(*found)
 
-    async def activate(self, tenant_id: str, adapter: str, version: int, *, by: Actor = SYSTEM) -> Shown:
+    async def activate(
+        self, tenant_id: str, adapter: str, version: int, *, by: Actor = SYSTEM
+    ) -> AdapterWithVersion:
         """Makes `version` the active one, which the unpinned name serves. Raises AdapterNotFound,
         VersionNotFound, VersionNotReady.
         """
@@ -119,9 +131,9 @@ class AdapterService:
             await AuditLog.record(
                 session, tenant_id, by, "adapter.activated", ("adapter", row.id), {"version": version}
             )
-        return Shown(row, chosen)
+        return AdapterWithVersion(row, chosen)
 
-    async def rollback(self, tenant_id: str, adapter: str, *, by: Actor = SYSTEM) -> Shown:
+    async def rollback(self, tenant_id: str, adapter: str, *, by: Actor = SYSTEM) -> AdapterWithVersion:
         """Activates the version that was active before; a second call reverts the first. Raises
         AdapterNotFound, NothingToRollBackTo, VersionNotReady.
         """
@@ -129,7 +141,7 @@ class AdapterService:
             repository = AdapterRepository(session, tenant_id)
             row = await self._locked(repository, adapter)
             if row.previous_version is None:
-                raise NothingToRollBackTo(row.name)
+                raise NoPreviousVersion(row.name)
             chosen = await self._ready(repository, row, row.previous_version)
             await self._announcer.activate(session, row, chosen)
             await AuditLog.record(
@@ -140,15 +152,15 @@ class AdapterService:
                 ("adapter", row.id),
                 {"version": chosen.version},
             )
-        return Shown(row, chosen)
+        return AdapterWithVersion(row, chosen)
 
     async def set_disabled(
         self, tenant_id: str, adapter: str, disabled: bool, *, by: Actor = SYSTEM
-    ) -> Shown:
+    ) -> AdapterWithVersion:
         """Takes an adapter with all its versions out of service or back, within a second. Raises
         AdapterNotFound.
         """
-        return await self.update(tenant_id, adapter, Changes(disabled=disabled), by=by)
+        return await self.update(tenant_id, adapter, AdapterChanges(disabled=disabled), by=by)
 
     async def set_version_disabled(
         self, tenant_id: str, adapter: str, version: int, disabled: bool, *, by: Actor = SYSTEM
@@ -185,7 +197,7 @@ class AdapterService:
 
     async def override(
         self, tenant_id: str, adapter: str, version: int, reason: str, *, by: Actor = OPERATOR
-    ) -> Shown:
+    ) -> AdapterWithVersion:
         """Lets a version pass that the calibration gate rejected, or will; for the operator, who gives a
         reason.
 
@@ -221,7 +233,7 @@ class AdapterService:
                 ("adapter", row.id),
                 {"version": version, "reason": reason.strip()},
             )
-        return Shown(row, chosen)
+        return AdapterWithVersion(row, chosen)
 
     async def register_version(
         self,
@@ -233,7 +245,7 @@ class AdapterService:
         size: int | None = None,
         activate: bool = True,
         by: Actor = OPERATOR,
-    ) -> Registered:
+    ) -> RegisteredVersion:
         """Adds packed weights as the next version of the adapter `name`, which is created if needed;
         activates it at once if `activate`. The same weights again add nothing. For the operator, so there is
         no inspection or calibration. Raises ValueError, InvalidAdapter; tenants must exist.
@@ -281,7 +293,7 @@ class AdapterService:
         except IntegrityError as error:
             raise ValueError(f"tenant_id: there is no tenant {tenant_id!r}") from error
         pinned = ModelName(self.base, name, row.version)
-        return Registered(adapter.id, row.version, str(pinned), created)
+        return RegisteredVersion(adapter.id, row.version, str(pinned), created)
 
     async def _ensured(self, session: WriteSession, repository: AdapterRepository, name: str) -> Adapter:
         """Returns the adapter, locked; creates it if needed."""
@@ -295,7 +307,7 @@ class AdapterService:
         return adapter
 
     async def _locked(self, repository: AdapterRepository, adapter: str) -> Adapter:
-        row = await repository.lock(name_of(self.base, adapter))
+        row = await repository.lock(parse_reference(self.base, adapter))
         if row is None:
             raise AdapterNotFound(adapter)
         return row

@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from adapters import events
-from adapters.announcing import Announcer
-from adapters.awaiting import AwaitedUploads, awaited, hold_uploads, kind_of
-from adapters.catalogue import name_of
-from adapters.copies import CALIBRATION_FILE, Copies, SourceCopies
+from adapters.announcer import Announcer
+from adapters.catalogue import parse_reference
 from adapters.errors import AdapterLimitReached, AdapterNotFound, InvalidAdapter
 from adapters.files.models import Purpose, StoredFile
 from adapters.files.service import FileService
 from adapters.files.uploads import UploadService
-from adapters.jobs.models import AWAITED
+from adapters.jobs.models import PENDING_UPLOADS
 from adapters.jobs.repository import JobRepository
 from adapters.jobs.service import queue_job
+from adapters.model_names import MAX_DESCRIPTION, ModelName, check_new_name, checked_text
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
-from adapters.names import MAX_DESCRIPTION, ModelName, check_new_name, checked_text
-from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.pending_uploads import PendingUploads, file_kind, find_pending, lock_uploads
 from adapters.repository import AdapterRepository
+from adapters.source_copies import CALIBRATION_FILE, Copies, SourceCopies
 from db.base import new_id
 from db.outbox import Outbox
 from db.session import Database, WriteSession
@@ -71,7 +71,7 @@ class Submission:
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class SubmittedVersion:
     """A version that was created, or that existed already."""
 
     adapter: Adapter
@@ -100,7 +100,7 @@ class AdapterSubmission:
         files: FileService,
         uploads: UploadService,
         copies: SourceCopies,
-        waiting: AwaitedUploads,
+        waiting: PendingUploads,
         outbox: Outbox,
         base: str,
     ) -> None:
@@ -121,7 +121,7 @@ class AdapterSubmission:
         *,
         base_digest: str,
         description: str | None = None,
-    ) -> Submitted:
+    ) -> SubmittedVersion:
         """Creates an adapter with its first version. Raises NameTaken, AdapterLimitReached, InvalidAdapter,
         InspectionRefused, the errors of the file services, ValueError naming the field.
         """
@@ -142,7 +142,7 @@ class AdapterSubmission:
             self._copies.made(caller.tenant_id, adapter.id, meant.files) as copies,
             self._database.write(caller.tenant_id) as session,
         ):
-            await hold_uploads(session, caller.tenant_id, meant.uploads.values())
+            await lock_uploads(session, caller.tenant_id, meant.uploads.values())
             repository = AdapterRepository(session, caller.tenant_id)
             await repository.hold_tenant("adapters")
             await self._refuse(repository, caller.plan, name)
@@ -156,17 +156,17 @@ class AdapterSubmission:
             )
             await _audit(session, caller, "adapter.created", adapter, version)
         await self._arrived_meanwhile(caller.tenant_id, meant)
-        return Submitted(adapter, version, job_id, created=True)
+        return SubmittedVersion(adapter, version, job_id, created=True)
 
     async def add_version(
         self, caller: Caller, adapter: str, submission: Submission, *, base_digest: str
-    ) -> Submitted:
+    ) -> SubmittedVersion:
         """Adds the adapter's next version; returns the existing one if that was made from the same files and
         has not failed. Raises AdapterNotFound, and otherwise what `create` raises.
         """
         async with self._database.read(caller.tenant_id) as session:
             repository = AdapterRepository(session, caller.tenant_id)
-            found = await repository.find(self._base, name_of(self._base, adapter))
+            found = await repository.find(self._base, parse_reference(self._base, adapter))
         if found is None:
             raise AdapterNotFound(adapter)
         adapter_id = found.id
@@ -188,7 +188,7 @@ class AdapterSubmission:
                         session, caller, row, copies, {}, submission, base_digest
                     )
                     await _audit(session, caller, "adapter_version.created", row, version)
-                    return Submitted(row, version, job_id, created=True)
+                    return SubmittedVersion(row, version, job_id, created=True)
             await self._copies.discard(copies)  # another request was first with the same files
         known = await self._known(caller, adapter_id, wanted, submission.activate)
         if known is None:
@@ -203,11 +203,11 @@ class AdapterSubmission:
         meant: _Meant,
         submission: Submission,
         base_digest: str,
-    ) -> Submitted:
+    ) -> SubmittedVersion:
         """Adds the adapter's next version, which waits for its uploads, unless one waits for them already."""
         async with self._copies.made(caller.tenant_id, adapter_id, meant.files) as copies:
             async with self._database.write(caller.tenant_id) as session:
-                await hold_uploads(session, caller.tenant_id, meant.uploads.values())
+                await lock_uploads(session, caller.tenant_id, meant.uploads.values())
                 repository = AdapterRepository(session, caller.tenant_id)
                 row = await repository.lock(ModelName(adapter_id=adapter_id))
                 if row is None:
@@ -224,14 +224,14 @@ class AdapterSubmission:
             if known is not None:
                 await self._copies.discard(copies)
         await self._arrived_meanwhile(caller.tenant_id, meant)
-        return Submitted(row, version, job_id, created=known is None)
+        return SubmittedVersion(row, version, job_id, created=known is None)
 
     async def _waiting_for(
         self, session: WriteSession, adapter: Adapter, uploads: Mapping[str, str]
     ) -> AdapterVersion | None:
         """Returns the version of a locked adapter that waits for exactly these uploads."""
         for job in await JobRepository(session, adapter.tenant_id).awaiting(uploads[WEIGHTS_FILE]):
-            if job.adapter_id == adapter.id and job.parameters[AWAITED] == uploads:
+            if job.adapter_id == adapter.id and job.parameters[PENDING_UPLOADS] == uploads:
                 return await AdapterRepository(session, adapter.tenant_id).version(adapter.id, job.version)
         return None
 
@@ -256,7 +256,7 @@ class AdapterSubmission:
         param, file_ids = "file_ids", submission.file_ids
         found: dict[str, StoredFile] = {}
         if submission.upload_ids is not None:
-            uploads = await awaited(self._uploads, tenant_id, submission.upload_ids)
+            uploads = await find_pending(self._uploads, tenant_id, submission.upload_ids)
             if uploads is not None:
                 return _Meant(await self._samples(tenant_id, submission), uploads)
             param, file_ids = "upload_ids", await self._uploaded(tenant_id, submission.upload_ids)
@@ -265,7 +265,7 @@ class AdapterSubmission:
             file = await self._files.get(tenant_id, file_id)
             if file.purpose != Purpose.ADAPTER:
                 raise InvalidAdapter(param, f"{file_id} was uploaded for the purpose '{file.purpose}'")
-            kind = kind_of(file.filename)
+            kind = file_kind(file.filename)
             if kind in found:
                 raise InvalidAdapter(param, f"give one {WEIGHTS_FILE} and one {CONFIG_FILE}")
             found[kind] = file
@@ -287,7 +287,7 @@ class AdapterSubmission:
 
     async def _known(
         self, caller: Caller, adapter_id: str, wanted: Mapping[str, str], activate: bool
-    ) -> Submitted | None:
+    ) -> SubmittedVersion | None:
         """Returns the version made from these files, if any; activates it, now or when ready, if wanted."""
         async with self._database.write(caller.tenant_id) as session:
             repository = AdapterRepository(session, caller.tenant_id)
@@ -302,7 +302,7 @@ class AdapterSubmission:
                     await _audit(session, caller, "adapter.activated", adapter, found)
             elif activate and found.state in PENDING:
                 found.activate = True
-        return Submitted(adapter, found, None, created=False)
+        return SubmittedVersion(adapter, found, None, created=False)
 
     # Rows -------------------------------------------------------------------------------------------------
 
@@ -347,7 +347,8 @@ class AdapterSubmission:
             tenant_id=caller.tenant_id,
             adapter_id=adapter.id,
             version=version.version,
-            parameters=_parameters(copies, submission.calibration) | ({AWAITED: uploads} if uploads else {}),
+            parameters=_parameters(copies, submission.calibration)
+            | ({PENDING_UPLOADS: uploads} if uploads else {}),
             created_by=caller.created_by,
         )
         self._announcer.changed(session, caller.tenant_id)

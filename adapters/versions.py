@@ -13,12 +13,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from adapters import events
-from adapters.announcing import Announcer
-from adapters.jobs.errors import VersionGone
+from adapters.announcer import Announcer
+from adapters.jobs.errors import VersionDeleted
 from adapters.jobs.models import Job
-from adapters.jobs.repository import tell
+from adapters.jobs.repository import record_job_event
+from adapters.model_names import ModelName
 from adapters.models import PENDING, Adapter, AdapterVersion, VersionState
-from adapters.names import ModelName
 from adapters.repository import AdapterRepository
 from db.session import WriteSession
 
@@ -38,7 +38,7 @@ async def locked_version(session: WriteSession, job: Job) -> tuple[Adapter, Adap
     adapter = await repository.lock(ModelName(adapter_id=job.adapter_id))
     version = await repository.lock_version(job.adapter_id, job.version)
     if adapter is None or version is None or version.state == VersionState.DELETING:
-        raise VersionGone(job.adapter_id, job.version)
+        raise VersionDeleted(job.adapter_id, job.version)
     return adapter, version
 
 
@@ -47,7 +47,7 @@ async def note_inspected(session: WriteSession, job: Job, inspection: Mapping[st
     _, version = await locked_version(session, job)
     if version.inspection != dict(inspection):
         version.inspection = dict(inspection)
-        tell(session, job, "version.inspected", "The files are valid.")
+        record_job_event(session, job, "version.inspected", "The files are valid.")
 
 
 async def note_packed(session: WriteSession, job: Job, artifacts: Mapping[str, PackedArtifact]) -> None:
@@ -58,7 +58,7 @@ async def note_packed(session: WriteSession, job: Job, artifacts: Mapping[str, P
     if version.artifacts != packed:
         version.artifacts = packed
         dtypes = ", ".join(sorted(packed))
-        tell(session, job, "version.packed", f"The weights are packed as {dtypes}.", data=packed)
+        record_job_event(session, job, "version.packed", f"The weights are packed as {dtypes}.", data=packed)
     if version.state in (VersionState.UPLOADING, VersionState.VALIDATING):
         version.state = VersionState.CALIBRATING
 
@@ -70,7 +70,9 @@ async def note_calibrated(session: WriteSession, job: Job, summary: Mapping[str,
     _, version = await locked_version(session, job)
     if version.calibration != dict(summary):
         version.calibration = dict(summary)
-        tell(session, job, "version.calibrated", f"The adapter was measured; {dtype} weights were chosen.")
+        record_job_event(
+            session, job, "version.calibrated", f"The adapter was measured; {dtype} weights were chosen."
+        )
     if version.state in PENDING:
         chosen = version.artifacts[dtype]
         version.dtype, version.digest, version.size = dtype, chosen["digest"], chosen["size"]

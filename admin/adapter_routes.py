@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from adapters.names import ADAPTER_ID
+from adapters.model_names import ADAPTER_ID
 from admin import snippets
 from admin.asking import after_of
 from admin.frame import Changing, Frame, Serving, Visitor, origin_of

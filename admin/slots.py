@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 
 Slot = Literal["weights", "config", "calibration"]
 

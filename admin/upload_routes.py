@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from adapters.catalogue import Shown
+from adapters.catalogue import AdapterWithVersion
 from adapters.files.models import UploadPart
-from adapters.names import check_new_name
-from adapters.submission import DTYPES, Calibration, Caller, Dtype, Submission, Submitted
+from adapters.model_names import check_new_name
+from adapters.submission import DTYPES, Calibration, Caller, Dtype, Submission, SubmittedVersion
 from admin.forms import read_body
 from admin.frame import Frame, Visitor
 from admin.services import ConsoleServices
@@ -228,7 +228,7 @@ class UploadRoutes:
 
     async def _make(
         self, request: Request, visitor: Visitor, adapter_id: str | None, order: Order
-    ) -> Submitted:
+    ) -> SubmittedVersion:
         account = visitor.account
         caller = Caller(account.tenant_id, account.user_id, account.plan, visitor.acting(request))
         submission = Submission(
@@ -244,7 +244,7 @@ class UploadRoutes:
         _check_name(order.name)
         return await self._services.submission.create(caller, order.name, submission, base_digest=digest)
 
-    async def _adapter(self, request: Request, visitor: Visitor) -> Shown | None:
+    async def _adapter(self, request: Request, visitor: Visitor) -> AdapterWithVersion | None:
         adapter = request.path_params.get("adapter")
         return None if adapter is None else await self._services.catalogue.get(visitor.tenant_id, adapter)
 
@@ -252,7 +252,7 @@ class UploadRoutes:
         self,
         request: Request,
         visitor: Visitor,
-        adapter: Shown | None,
+        adapter: AdapterWithVersion | None,
         fields: Mapping[str, str],
         problems: Mapping[str, str],
         status: int = 200,
@@ -301,7 +301,7 @@ def _check_name(name: str) -> None:
         raise Refused("name", _NAME_RULE) from None
 
 
-def _place(made: Submitted) -> str:
+def _place(made: SubmittedVersion) -> str:
     return f"/adapters/{made.adapter.id}"
 
 

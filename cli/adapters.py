@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from cli.operator import Services, call, minute, setting
 
 if TYPE_CHECKING:
-    from adapters.catalogue import AdapterCatalogue, Shown
+    from adapters.catalogue import AdapterCatalogue, AdapterWithVersion
     from adapters.models import AdapterEvent, AdapterVersion
     from adapters.pinning import Pinning
     from adapters.service import AdapterService
@@ -41,7 +41,7 @@ def list_adapters(data: Path | None, tenant: str) -> list[tuple[str, ...]]:
     return call(data, work)
 
 
-def _row(shown: Shown) -> tuple[str, ...]:
+def _row(shown: AdapterWithVersion) -> tuple[str, ...]:
     adapter, version = shown.adapter, shown.version
     return (
         f"{adapter.base}:{adapter.name}",
@@ -53,7 +53,7 @@ def _row(shown: Shown) -> tuple[str, ...]:
     )
 
 
-def _state(shown: Shown) -> str:
+def _state(shown: AdapterWithVersion) -> str:
     if shown.adapter.disabled_at is not None:
         return "disabled"
     return shown.version.state if shown.version is not None else "-"
@@ -134,7 +134,9 @@ def delete_adapter(data: Path | None, tenant: str, name: str) -> str:
     return call(data, work)
 
 
-def _change(data: Path | None, tenant: str, change: Callable[[AdapterService, str], Awaitable[Shown]]) -> str:
+def _change(
+    data: Path | None, tenant: str, change: Callable[[AdapterService, str], Awaitable[AdapterWithVersion]]
+) -> str:
     async def work(services: Services) -> str:
         from adapters.service import AdapterService
 

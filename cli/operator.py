@@ -175,7 +175,7 @@ def migrate(data: Path | None) -> str:
 def add_adapters(data: Path | None, tenant: str, directories: Mapping[str, Path]) -> list[str]:
     """Packs PEFT directories, by adapter name, and activates them; returns the pinned model names."""
     from adapters.errors import InvalidAdapter
-    from adapters.names import check_new_name
+    from adapters.model_names import check_new_name
 
     for name, directory in directories.items():
         try:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import redis.asyncio
 
-from adapters.jobs.execution import Pipeline, attempt, patiently
+from adapters.jobs.execution import Pipeline, attempt, retry_unavailable
 from adapters.jobs.lease import Lease, claim
 from adapters.jobs.repository import JobLeases
 from adapters.storage import ObjectStore, StorageSettings, open_store
@@ -137,7 +137,7 @@ class Runtime:
         """One attempt at a job, unless somebody has it or it has ended. Raises DatabaseUnavailable."""
         assert self.jobs is not None, "a worker without jobs listens to no queue of jobs"
         pipeline = await self._pipeline()  # first: what cannot be opened here may be elsewhere
-        lease = await patiently(lambda: self._claim(job_id))
+        lease = await retry_unavailable(lambda: self._claim(job_id))
         if lease is not None:
             await attempt(lease, pipeline, self.outbox, max_attempts=self.jobs.max_attempts)
             await self.outbox.settle()

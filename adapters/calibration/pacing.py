@@ -28,7 +28,7 @@ LOOK = 0.1
 _OTHERS = [str(priority) for priority in PriorityClass if priority is not PriorityClass.FLEX]
 
 
-class Others:
+class OtherTraffic:
     """Tells from an engine's last heartbeat whether it serves anything but calibrations."""
 
     def __init__(self, stats: Callable[[], EngineStats | None]) -> None:
@@ -58,7 +58,7 @@ class Others:
 class Pace:
     """The pace of one kind of work."""
 
-    others: Others
+    others: OtherTraffic
     share: float
     """Share of the time while others are served; 1: never rests."""
     longest: float = LONGEST_REST

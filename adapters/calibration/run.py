@@ -24,12 +24,12 @@ import torch
 from adapters.calibration.errors import ServingUnavailable
 from adapters.calibration.gate import Gate, StoredDtype, decide
 from adapters.calibration.measures import BASE, ModuleError, measure
-from adapters.calibration.pacing import REFERENCE_SHARE, Others, Pace
+from adapters.calibration.pacing import REFERENCE_SHARE, OtherTraffic, Pace
 from adapters.calibration.reference import Reference, passes
 from adapters.calibration.report import CalibrationReport, Cost, Data, Subject
 from adapters.calibration.samples import Sample, SampleLimits, SampleSet, default_set, read_samples
 from adapters.calibration.scores import Scores, decode_scores, encode_scores
-from adapters.calibration.serving import Asker, ScoringEngine, Served
+from adapters.calibration.serving import EngineScorer, ScoringAccount, ScoringEngine
 from adapters.calibration.shared import SharedScores
 from engine.lora.artifact import PackedAdapter, artifact_path
 from engine.protocol import AdapterRef, EngineInfo
@@ -61,7 +61,7 @@ class Checkpoint(Protocol):
 class CalibrationRequest:
     """The adapter to calibrate, and how."""
 
-    asker: Asker
+    asker: ScoringAccount
     peft_dir: Path
     """Folder of the adapter's two files as they were uploaded."""
     artifacts: Mapping[StoredDtype, AdapterRef]
@@ -181,14 +181,14 @@ class _Calibration:
         self._base_referred = f"reference-{_name(info.base_digest, arithmetic, _digest(samples), whose)}"
         # On the cores of a busy engine, the reference disturbs it more than thread priorities can prevent.
         share = REFERENCE_SHARE if info.device == stack.device else 1.0
-        self._pace = Pace(Others(lambda: stack.engine.stats), share, longest=math.inf)
+        self._pace = Pace(OtherTraffic(lambda: stack.engine.stats), share, longest=math.inf)
         source = [_file_digest(path) for path in sorted(request.peft_dir.iterdir()) if path.is_file()]
         artifacts = [f"{dtype}:{ref.digest}" for dtype, ref in sorted(request.artifacts.items())]
         self._referred_by = _name(info.base_digest, *source, *artifacts, _digest(samples))
 
     async def serve(self) -> dict[str, list[Scores]]:
         """Returns the scores of all samples, by dtype and for the base alone."""
-        served = Served(self._stack.engine, self._request.asker, patience=self._stack.patience)
+        served = EngineScorer(self._stack.engine, self._request.asker, patience=self._stack.patience)
         ways: dict[str, AdapterRef | None] = {BASE: None} | dict(self._request.artifacts)
         total = len(ways) * len(self._samples)
         found: dict[str, list[Scores]] = {name: [] for name in ways}

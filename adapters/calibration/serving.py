@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import Protocol
 
 from adapters.calibration.errors import ServingRefused, ServingUnavailable
-from adapters.calibration.pacing import SERVING_SHARE, Others, Pace
+from adapters.calibration.pacing import SERVING_SHARE, OtherTraffic, Pace
 from adapters.calibration.samples import Sample
 from adapters.calibration.scores import Scores
 from engine.client import EngineGone, Generation, ReaderStalled, RequestRejected
@@ -54,7 +54,7 @@ class ScoringEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class ScoringAccount:
     """The tenant, model and version that scoring is billed and labelled with."""
 
     tenant: str
@@ -75,18 +75,18 @@ class Asker:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class EngineScorer:
     """Scores samples on the engine."""
 
     engine: ScoringEngine
-    asker: Asker
+    asker: ScoringAccount
     at_once: int = AT_ONCE
     patience: float = PATIENCE
     pace: Pace = field(init=False)
     labels: Mapping[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "pace", Pace(Others(lambda: self.engine.stats), SERVING_SHARE))
+        object.__setattr__(self, "pace", Pace(OtherTraffic(lambda: self.engine.stats), SERVING_SHARE))
         object.__setattr__(self, "labels", self.asker.labels())
 
     async def scores(self, samples: Sequence[Sample], adapter: AdapterRef | None) -> list[Scores]:

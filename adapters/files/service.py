@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from adapters.files.description import FileDescription, describe
 from adapters.files.errors import FileNotFound, InvalidFile
-from adapters.files.intake import FileInspector, Intake, now
+from adapters.files.ingestion import FileIngestion, FileInspector, now
 from adapters.files.models import Purpose, StoredFile
 from adapters.files.repository import FileRepository
 from adapters.files.uploads import UploadService, UploadState
@@ -37,7 +37,7 @@ class FileService:
     def __init__(self, database: Database, store: ObjectStore, inspector: FileInspector) -> None:
         self._database = database
         self._store = store
-        self._intake = Intake(store, inspector)
+        self._ingestion = FileIngestion(store, inspector)
 
     async def create(
         self,
@@ -66,10 +66,10 @@ class FileService:
         """Does the first half of `create`, for bytes that arrive before their description: `keep` or
         `discard` the result. Raises FileTooLarge, StorageUnavailable.
         """
-        return await self._intake.receive(stream, max_bytes=max_bytes, field="file")
+        return await self._ingestion.receive(stream, max_bytes=max_bytes, field="file")
 
     async def discard(self, received: Received) -> None:
-        await self._intake.discard(received)
+        await self._ingestion.discard(received)
 
     async def keep(
         self,
@@ -81,7 +81,7 @@ class FileService:
         by: Actor = SYSTEM,
     ) -> StoredFile:
         """Does the second half of `create`: inspects, stores and records the file."""
-        row = await self._intake.keep(tenant_id, created_by, said, received)
+        row = await self._ingestion.keep(tenant_id, created_by, said, received)
         try:
             async with self._database.write(tenant_id) as session:
                 repository = FileRepository(session, tenant_id)
@@ -90,7 +90,7 @@ class FileService:
                 details = {"purpose": row.purpose, "filename": row.filename, "bytes": row.size}
                 await AuditLog.record(session, tenant_id, by, "file.created", ("file", row.id), details)
         except BaseException:
-            await self._intake.withdraw(row.object_key)
+            await self._ingestion.withdraw(row.object_key)
             raise
         return row
 
@@ -138,7 +138,7 @@ class FileService:
             if key is None:
                 raise FileNotFound(file_id)
             await AuditLog.record(session, tenant_id, by, "file.deleted", ("file", file_id))
-        await self._intake.withdraw(key)
+        await self._ingestion.withdraw(key)
 
     async def content(self, tenant_id: str, file_id: str) -> tuple[StoredFile, AsyncIterator[bytes]]:
         """Returns the file and its bytes, verified as they are read. Raises FileNotFound; StorageUnavailable

@@ -23,7 +23,7 @@ from adapters.files.errors import (
     UploadNotFound,
     UploadNotPending,
 )
-from adapters.files.intake import FileInspector, Intake, now
+from adapters.files.ingestion import FileIngestion, FileInspector, now
 from adapters.files.models import Purpose, StoredFile, Upload, UploadPart, UploadStatus
 from adapters.files.repository import FileRepository
 from adapters.inspection.errors import InspectionRefused
@@ -81,7 +81,7 @@ class UploadService:
         self, database: Database, store: ObjectStore, inspector: FileInspector, *, max_pending: int = 100
     ) -> None:
         self._database = database
-        self._intake = Intake(store, inspector)
+        self._ingestion = FileIngestion(store, inspector)
         self._max_pending = max_pending
         self._completing: dict[str, asyncio.Lock] = {}
         self._waiting: Counter[str] = Counter()
@@ -159,15 +159,15 @@ class UploadService:
 
     async def receive(self, stream: AsyncIterator[bytes] | bytes) -> Received:
         """Does the first half of `add_part`: `keep_part` or `discard` the result."""
-        return await self._intake.receive(stream, max_bytes=MAX_PART_BYTES, field="data", md5=True)
+        return await self._ingestion.receive(stream, max_bytes=MAX_PART_BYTES, field="data", md5=True)
 
     async def discard(self, received: Received) -> None:
-        await self._intake.discard(received)
+        await self._ingestion.discard(received)
 
     async def keep_part(self, tenant_id: str, upload_id: str, received: Received) -> UploadPart:
         """Does the second half of `add_part`: stores and records the part."""
         if not received.size:
-            await self._intake.discard(received)
+            await self._ingestion.discard(received)
             raise InvalidFile("data", "the part is empty")
         part = UploadPart(
             id=new_id("part"),
@@ -179,14 +179,14 @@ class UploadService:
             created_at=now(),
         )
         part.object_key = f"tenants/{tenant_id}/uploads/{upload_id}/{part.id}"
-        await self._intake.store.put_file(part.object_key, received.path, sha256=received.sha256)
+        await self._ingestion.store.put_file(part.object_key, received.path, sha256=received.sha256)
         try:
             async with self._database.write(tenant_id) as session:
                 repository = FileRepository(session, tenant_id)
                 await self._room_for(repository, upload_id, part.size, lock=True)
                 repository.add_own(part)
         except BaseException:
-            await self._intake.withdraw(part.object_key)
+            await self._ingestion.withdraw(part.object_key)
             raise
         return part
 
@@ -226,17 +226,17 @@ class UploadService:
                 Purpose(state.upload.purpose), state.upload.filename, state.upload.file_expires_after
             )
             keys = [part.object_key for part in parts]
-            received = await self._intake.receive(
-                joined(self._intake.store, keys),
+            received = await self._ingestion.receive(
+                joined(self._ingestion.store, keys),
                 max_bytes=state.upload.size,
                 field="part_ids",
                 md5=md5 is not None,
             )
             if md5 is not None and received.md5 != md5.lower():
-                await self._intake.discard(received)
+                await self._ingestion.discard(received)
                 raise InvalidFile("md5", f"the parts' MD5 in this order is {received.md5}")
             try:
-                file = await self._intake.keep(tenant_id, state.upload.created_by, said, received)
+                file = await self._ingestion.keep(tenant_id, state.upload.created_by, said, received)
             except InspectionRefused as refused:
                 await self._cancel(tenant_id, upload_id, by, refused)
                 raise
@@ -285,12 +285,12 @@ class UploadService:
                     session, tenant_id, by, "upload.completed", ("upload", upload_id), details
                 )
         except UploadNotPending as error:
-            await self._intake.withdraw(file.object_key)
+            await self._ingestion.withdraw(file.object_key)
             if error.status == UploadStatus.COMPLETED:
                 return await self.get(tenant_id, upload_id)
             raise
         except BaseException:
-            await self._intake.withdraw(file.object_key)
+            await self._ingestion.withdraw(file.object_key)
             raise
         await self._drop_parts(tenant_id, upload_id)
         return UploadState(upload, [], file)
@@ -302,7 +302,7 @@ class UploadService:
         if not parts:
             return
         for part in parts:
-            await self._intake.withdraw(part.object_key)
+            await self._ingestion.withdraw(part.object_key)
         async with self._database.write(tenant_id) as session:
             await FileRepository(session, tenant_id).forget_parts(upload_id)
 

@@ -38,7 +38,7 @@ class ReportNotFound(AdapterError):
         self.job_id = job_id
 
 
-class VersionGone(AdapterError):
+class VersionDeleted(AdapterError):
     """The version of a job has been deleted."""
 
     def __init__(self, adapter_id: str, version: int) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from adapters.jobs.errors import JobFailed, LeaseLost, VersionGone
-from adapters.jobs.lease import Held, Interrupted, Lease
+from adapters.jobs.errors import JobFailed, LeaseLost, VersionDeleted
+from adapters.jobs.lease import Interrupted, Lease, LeaseTransaction
 from adapters.jobs.models import JobStatus
 from adapters.jobs.repository import JobRepository, later
 from adapters.jobs.service import cancel, fail, pause
@@ -62,7 +62,7 @@ async def attempt(
         logger.warning("%s", lost)
     except Interrupted as interrupted:
         await end(_interruption(interrupted, outbox))
-    except VersionGone:
+    except VersionDeleted:
         await end(_cancelled)
     except JobFailed as failure:
         await end(partial(_failed, failure=failure))
@@ -79,7 +79,7 @@ async def attempt(
             await end(partial(_put_off, reason=reason))
 
 
-async def patiently(action: Callable[[], Awaitable[T]], seconds: float = PATIENCE) -> T:
+async def retry_unavailable(action: Callable[[], Awaitable[T]], seconds: float = PATIENCE) -> T:
     """Returns what `action` returns; retries it while the database or the object store is unavailable."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
@@ -95,7 +95,9 @@ async def patiently(action: Callable[[], Awaitable[T]], seconds: float = PATIENC
         pause = min(2 * pause, 5.0)
 
 
-async def _end(lease: Lease, pipeline: Pipeline, write: Callable[[Held], Awaitable[None]]) -> None:
+async def _end(
+    lease: Lease, pipeline: Pipeline, write: Callable[[LeaseTransaction], Awaitable[None]]
+) -> None:
     async def once() -> None:
         async with lease.give_up() as held:
             await write(held)
@@ -103,12 +105,12 @@ async def _end(lease: Lease, pipeline: Pipeline, write: Callable[[Held], Awaitab
                 pipeline.announce(held.session, held.job.tenant_id)
 
     try:
-        await patiently(once)
+        await retry_unavailable(once)
     except LeaseLost as lost:
         logger.warning("%s", lost)
 
 
-def _interruption(interrupted: Interrupted, outbox: Outbox) -> Callable[[Held], Awaitable[None]]:
+def _interruption(interrupted: Interrupted, outbox: Outbox) -> Callable[[LeaseTransaction], Awaitable[None]]:
     if interrupted.reason == "cancel":
         return _cancelled
     if interrupted.reason == "pause":
@@ -116,25 +118,25 @@ def _interruption(interrupted: Interrupted, outbox: Outbox) -> Callable[[Held], 
     return partial(_given_back, outbox=outbox)
 
 
-async def _cancelled(held: Held) -> None:
+async def _cancelled(held: LeaseTransaction) -> None:
     jobs = JobRepository(held.session, held.job.tenant_id)
     cancel(held.session, held.job, await jobs.lock_version(held.job.adapter_id, held.job.version))
 
 
-async def _failed(held: Held, failure: JobFailed) -> None:
+async def _failed(held: LeaseTransaction, failure: JobFailed) -> None:
     jobs = JobRepository(held.session, held.job.tenant_id)
     version = await jobs.lock_version(held.job.adapter_id, held.job.version)
     fail(held.session, held.job, version, failure)
 
 
-async def _paused(held: Held) -> None:
+async def _paused(held: LeaseTransaction) -> None:
     if held.job.wanted == "cancel":
         await _cancelled(held)
     else:
         pause(held.session, held.job)
 
 
-async def _given_back(held: Held, outbox: Outbox) -> None:
+async def _given_back(held: LeaseTransaction, outbox: Outbox) -> None:
     """Returns the job to the queue because the worker stops; another one takes it at once."""
     if held.job.wanted is not None:
         await (_cancelled if held.job.wanted == "cancel" else _paused)(held)
@@ -142,13 +144,15 @@ async def _given_back(held: Held, outbox: Outbox) -> None:
     held.job.status = JobStatus.QUEUED
     held.job.attempts -= 1
     held.job.lease_until = later(5)  # type: ignore[assignment]  # SQL, like any value of a row
-    held.tell("job.handed_over", "The worker of the job was stopped; another one continues it.")
+    held.record_event("job.handed_over", "The worker of the job was stopped; another one continues it.")
     outbox.add(held.session, RUN_JOB, {"job_id": held.job.id})
 
 
-async def _put_off(held: Held, reason: str) -> None:
+async def _put_off(held: LeaseTransaction, reason: str) -> None:
     """Returns the job to the queue; the sweep sends it again after a pause that grows."""
     seconds = FIRST_PAUSE * 2 ** min(held.job.attempts - 1, 6)
     held.job.status = JobStatus.QUEUED
     held.job.lease_until = later(seconds)  # type: ignore[assignment]  # SQL, like any value of a row
-    held.tell("job.put_off", f"{reason} Another attempt follows in about {seconds:.0f} s.", level="warning")
+    held.record_event(
+        "job.put_off", f"{reason} Another attempt follows in about {seconds:.0f} s.", level="warning"
+    )

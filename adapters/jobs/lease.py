@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from adapters.events import Level
 from adapters.jobs.errors import LeaseLost
 from adapters.jobs.models import Job, JobStatus
-from adapters.jobs.repository import Beat, JobLeases, tell
+from adapters.jobs.repository import Beat, JobLeases, record_job_event
 from db.errors import DatabaseUnavailable
 from db.session import EVERY_TENANT, Database, WriteSession
 
@@ -47,18 +47,18 @@ class Interrupted(Exception):
 
 
 @dataclass
-class Held:
+class LeaseTransaction:
     """A transaction of the lease's holder; it commits when the block ends."""
 
     session: WriteSession
     job: Job
     """Locked and current."""
 
-    def tell(
+    def record_event(
         self, event_type: str, message: str, *, level: Level = "info", data: dict[str, Any] | None = None
     ) -> None:
         """Records an event of the job."""
-        tell(self.session, self.job, event_type, message, level=level, data=data)
+        record_job_event(self.session, self.job, event_type, message, level=level, data=data)
 
 
 class Lease:
@@ -78,7 +78,7 @@ class Lease:
         self._concluding = False
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[Held]:
+    async def write(self) -> AsyncIterator[LeaseTransaction]:
         """Opens a transaction that commits only if this lease is the latest. Raises LeaseLost, Interrupted
         when the tenant has cancelled the job, DatabaseUnavailable.
         """
@@ -88,10 +88,10 @@ class Lease:
                 raise LeaseLost(self.job.id, self.fence)
             if job.wanted == "cancel":
                 raise Interrupted("cancel")
-            yield Held(session, job)
+            yield LeaseTransaction(session, job)
 
     @asynccontextmanager
-    async def conclude(self) -> AsyncIterator[Held]:
+    async def conclude(self) -> AsyncIterator[LeaseTransaction]:
         """Opens the transaction that ends the job, like `write`; work after it is not interrupted although
         the lease has ended.
         """
@@ -104,7 +104,7 @@ class Lease:
             raise
 
     @asynccontextmanager
-    async def give_up(self) -> AsyncIterator[Held]:
+    async def give_up(self) -> AsyncIterator[LeaseTransaction]:
         """Opens the last transaction, like `write`, even if the tenant cancelled the job; the lease ends with
         it.
         """
@@ -113,7 +113,7 @@ class Lease:
             if job is None:
                 raise LeaseLost(self.job.id, self.fence)
             job.lease_owner = job.lease_until = job.estimated_finish_at = None
-            yield Held(session, job)
+            yield LeaseTransaction(session, job)
             assert job.status != JobStatus.RUNNING, "no worker would continue it"
 
     def progress(self, phase: str, share: float, finish_in: float | None = None) -> None:
@@ -207,5 +207,7 @@ async def claim(
         job = await JobLeases(session).claim(job_id, owner, seconds, owner_gone=owner_gone)
         if job is None:
             return None
-        tell(session, job, "job.started", f"Attempt {job.attempts} started.", data={"attempt": job.attempts})
+        record_job_event(
+            session, job, "job.started", f"Attempt {job.attempts} started.", data={"attempt": job.attempts}
+        )
     return Lease(database, job, seconds, stopping, tick)

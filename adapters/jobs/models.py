@@ -13,7 +13,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from db.base import Base
 from db.repository import TenantOwned
 
-AWAITED = "uploads"
+PENDING_UPLOADS = "uploads"
 """Name of the job parameter, while its version waits for files, that holds the upload ids by file name."""
 
 

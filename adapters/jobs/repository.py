@@ -15,9 +15,9 @@ from sqlalchemy import ColumnElement, Row, func, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from adapters.events import Level, record
-from adapters.jobs.models import AWAITED, Job, JobStatus
+from adapters.jobs.models import PENDING_UPLOADS, Job, JobStatus
 from adapters.models import Adapter, AdapterVersion
-from adapters.objects import SOURCE_FILES
+from adapters.object_keys import SOURCE_FILES
 from db.cursors import page_beyond
 from db.repository import TenantRepository
 from tenants.models import Tenant
@@ -34,7 +34,7 @@ def later(seconds: float) -> ColumnElement[datetime]:
     return func.clock_timestamp() + timedelta(seconds=seconds)
 
 
-def tell(
+def record_job_event(
     session: AsyncSession,
     job: Job,
     event_type: str,
@@ -154,7 +154,9 @@ class JobLeases:
 
     async def awaiting(self, after: str, limit: int) -> list[Job]:
         """Returns jobs whose versions wait for uploads, paused ones included, after the job `after`."""
-        query = select(Job).where(Job.status.in_(WAITING), Job.parameters.has_key(AWAITED), Job.id > after)
+        query = select(Job).where(
+            Job.status.in_(WAITING), Job.parameters.has_key(PENDING_UPLOADS), Job.id > after
+        )
         return list((await self._session.execute(query.order_by(Job.id).limit(limit))).scalars())
 
     async def owner(self, job_id: str) -> str | None:
@@ -198,7 +200,7 @@ class JobLeases:
         return (await self._session.execute(query)).scalars().all()
 
 
-class EveryTenantsJobs:
+class AllTenantsJobs:
     """Jobs of all tenants, for the operator. The session's scope is every tenant."""
 
     def __init__(self, session: AsyncSession) -> None:
@@ -229,5 +231,5 @@ class EveryTenantsJobs:
 
 
 def _awaits(upload_id: str) -> ColumnElement[bool]:
-    either = [Job.parameters[AWAITED][name].as_string() == upload_id for name in SOURCE_FILES]
+    either = [Job.parameters[PENDING_UPLOADS][name].as_string() == upload_id for name in SOURCE_FILES]
     return or_(*either)

@@ -14,10 +14,10 @@ from sqlalchemy import func
 
 from adapters.events import POLL_INTERVAL, EventRepository, Tail
 from adapters.jobs.errors import JobFailed, JobFinished, JobNotFound, JobUnfinished
-from adapters.jobs.models import AWAITED, Job, JobStatus
-from adapters.jobs.repository import OPEN, JobRepository, later, tell
+from adapters.jobs.models import PENDING_UPLOADS, Job, JobStatus
+from adapters.jobs.repository import OPEN, JobRepository, later, record_job_event
+from adapters.model_names import ModelName
 from adapters.models import PENDING, AdapterEvent, AdapterVersion, VersionState
-from adapters.names import ModelName
 from db.base import new_id
 from db.outbox import Outbox
 from db.session import Database, ReadSession, WriteSession
@@ -57,10 +57,10 @@ async def queue_job(
         created_by=created_by,
     )
     jobs.add_own(job)
-    if AWAITED in parameters:
-        tell(session, job, "job.created", "The job waits for the files to be uploaded.")
+    if PENDING_UPLOADS in parameters:
+        record_job_event(session, job, "job.created", "The job waits for the files to be uploaded.")
     else:
-        tell(session, job, "job.created", "The job is queued.")
+        record_job_event(session, job, "job.created", "The job is queued.")
         enqueue(session, outbox, job)
     return job
 
@@ -174,7 +174,7 @@ class JobService:
                 self._announce(session, tenant_id)
             elif job.wanted != "cancel":
                 job.wanted = "cancel"
-                tell(session, job, "job.cancel_requested", "The job is being cancelled.")
+                record_job_event(session, job, "job.cancel_requested", "The job is being cancelled.")
             return await _as_written(session, job, by, "cancelled")
 
     async def pause(self, tenant_id: str, job_id: str, *, by: Actor = SYSTEM) -> Job:
@@ -188,7 +188,7 @@ class JobService:
                 pause(session, job)
             else:
                 job.wanted = "pause"
-                tell(session, job, "job.pause_requested", "The job is being paused.")
+                record_job_event(session, job, "job.pause_requested", "The job is being paused.")
             return await _as_written(session, job, by, "paused")
 
     async def resume(self, tenant_id: str, job_id: str, *, by: Actor = SYSTEM) -> Job:
@@ -196,16 +196,16 @@ class JobService:
         async with self._database.write(tenant_id) as session:
             job = await _found(session, tenant_id, job_id, lock=True)
             _refuse_finished(job)
-            if job.status == JobStatus.PAUSED and AWAITED in job.parameters:
+            if job.status == JobStatus.PAUSED and PENDING_UPLOADS in job.parameters:
                 job.status = JobStatus.VALIDATING_FILES
-                tell(session, job, "job.resumed", "The job waits for the files to be uploaded.")
+                record_job_event(session, job, "job.resumed", "The job waits for the files to be uploaded.")
             elif job.status == JobStatus.PAUSED:
                 job.attempts = 0
-                tell(session, job, "job.resumed", "The job is queued again.")
+                record_job_event(session, job, "job.resumed", "The job is queued again.")
                 enqueue(session, self._outbox, job)
             elif job.wanted == "pause":
                 job.wanted = None
-                tell(session, job, "job.resumed", "The job continues.")
+                record_job_event(session, job, "job.resumed", "The job continues.")
             return await _as_written(session, job, by, "resumed")
 
     async def retry(self, tenant_id: str, job_id: str, *, by: Actor) -> Job:
@@ -218,7 +218,7 @@ class JobService:
                 raise JobUnfinished(failed.id)
             version = await JobRepository(session, tenant_id).lock_version(failed.adapter_id, failed.version)
             gone = version is None or version.state == VersionState.DELETING
-            if failed.status != JobStatus.FAILED or gone or AWAITED in failed.parameters:
+            if failed.status != JobStatus.FAILED or gone or PENDING_UPLOADS in failed.parameters:
                 raise JobFinished(failed.id, failed.status)
             job = await queue_job(
                 session,
@@ -244,29 +244,29 @@ class JobService:
 def cancel(session: WriteSession, job: Job, version: AdapterVersion | None) -> None:
     """Ends a locked job, and fails its locked version unless that was ready before."""
     finish(job, JobStatus.CANCELLED)
-    tell(session, job, "job.cancelled", "The job was cancelled.")
+    record_job_event(session, job, "job.cancelled", "The job was cancelled.")
     if version is not None and version.state in PENDING:
         version.state = VersionState.FAILED
         version.error, version.error_field = CANCELLED, None
-        tell(session, job, "version.failed", CANCELLED, level="warning")
+        record_job_event(session, job, "version.failed", CANCELLED, level="warning")
 
 
 def succeed(session: WriteSession, job: Job, result: dict[str, Any]) -> None:
     """Ends a locked job successfully."""
     finish(job, JobStatus.SUCCEEDED)
     job.progress, job.result = 1.0, result
-    tell(session, job, "job.succeeded", "The job succeeded.", data=result)
+    record_job_event(session, job, "job.succeeded", "The job succeeded.", data=result)
 
 
 def fail(session: WriteSession, job: Job, version: AdapterVersion | None, failure: JobFailed) -> None:
     """Ends a locked job with an error, and fails its locked version unless that was ready before."""
     finish(job, JobStatus.FAILED)
     job.error = {"code": failure.code, "message": failure.message, "param": failure.param}
-    tell(session, job, "job.failed", failure.message, level="error", data=job.error)
+    record_job_event(session, job, "job.failed", failure.message, level="error", data=job.error)
     if version is not None and version.state in PENDING:
         version.state = VersionState.FAILED
         version.error, version.error_field = failure.message, failure.param
-        tell(session, job, "version.failed", failure.message, level="error", data=job.error)
+        record_job_event(session, job, "version.failed", failure.message, level="error", data=job.error)
 
 
 def pause(session: WriteSession, job: Job) -> None:
@@ -275,7 +275,7 @@ def pause(session: WriteSession, job: Job) -> None:
     job.wanted = None
     job.fence += 1
     job.lease_owner = job.lease_until = job.estimated_finish_at = None
-    tell(session, job, "job.paused", "The job is paused; finished work is kept.")
+    record_job_event(session, job, "job.paused", "The job is paused; finished work is kept.")
 
 
 def finish(job: Job, status: JobStatus) -> None:

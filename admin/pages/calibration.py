@@ -22,8 +22,8 @@ from adapters.jobs.errors import ReportNotFound
 from adapters.jobs.models import Job
 from adapters.jobs.repository import OPEN
 from adapters.jobs.service import JobService
+from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
-from adapters.names import ModelName
 from adapters.reports import ReportReader
 from admin import words
 from admin.pages.adapters import MAX_JOBS, State, Work, version_state, work_of

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 
-from adapters.catalogue import AdapterCatalogue, Shown
+from adapters.catalogue import AdapterCatalogue, AdapterWithVersion
 from admin import chart, words
 from admin.chart import COUNT, Chart, Point, Series, Spark
 from admin.pages.adapters import State, state_of
@@ -254,7 +254,7 @@ def _class_row(lately: Lately) -> ClassRow:
     )
 
 
-def _adapter_row(shown: Shown, used: Sequence[Used], today: date) -> AdapterRow:
+def _adapter_row(shown: AdapterWithVersion, used: Sequence[Used], today: date) -> AdapterRow:
     by_day = {one.bucket.astimezone(UTC).date(): one for one in used if one.requests}
     tokens = [_tokens(by_day.get(today - timedelta(days=DAYS - 1 - number))) for number in range(DAYS)]
     return AdapterRow(

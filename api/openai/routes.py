@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from adapters.errors import ModelNotFound, ModelNotReady
-from adapters.names import ADAPTER_ID
+from adapters.model_names import ADAPTER_ID
 from adapters.resolver import ResolvedModel
 from api.deps import GENERATE, authenticate, check_model, engine_of, read_json, services_of
 from api.errors import ContextLengthExceeded, GenerationFailed, NoRoomForFlex

@@ -19,11 +19,11 @@ from sqlalchemy import text
 from adapters.deletion import sweep_copies
 from adapters.errors import InvalidAdapter
 from adapters.inspection import InspectionRefused
-from adapters.jobs.sweep import requeue_overdue
+from adapters.jobs.requeue import requeue_overdue
 from adapters.models import VersionState
-from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
 from adapters.storage import StorageUnavailable
-from adapters.submission import Calibration, Submission, Submitted
+from adapters.submission import Calibration, Submission, SubmittedVersion
 from cli.programs import CHECKOUT
 from db.session import EVERY_TENANT
 from db.tasks import SETTLE_UPLOADS
@@ -52,12 +52,12 @@ class Arriving:
     def submission(self, **options: Any) -> Submission:
         return Submission(upload_ids=list(self.ids.values()), **options)
 
-    async def announce(self, name: str = "pirate", **options: Any) -> Submitted:
+    async def announce(self, name: str = "pirate", **options: Any) -> SubmittedVersion:
         return await self.place.onboarding.submission.create(
             self.place.caller(), name, self.submission(**options), base_digest=BASE_DIGEST
         )
 
-    async def add(self, adapter: str, **options: Any) -> Submitted:
+    async def add(self, adapter: str, **options: Any) -> SubmittedVersion:
         return await self.place.onboarding.submission.add_version(
             self.place.caller(), adapter, self.submission(**options), base_digest=BASE_DIGEST
         )

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from adapters.files.uploads import MAX_PART_BYTES
-from adapters.objects import CONFIG_FILE, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, WEIGHTS_FILE
 from admin import upload_routes
 from api.app import _body_limits
 from api.services import RequestLimits

@@ -66,7 +66,7 @@ BEFORE_OBJECT = re.compile(
     r"\s+(?:the|an?|its|each|every|all|one|which|what|whether|how)\b|\s+(?:\w+\s+)?\w+'s\b"
 )
 TRAINING_TEXT = ROOT / "examples" / "sapling"
-"""Its strings are what the packaged model was trained on: only its docstrings and comments are ours to word."""
+"""Its strings are what the packaged model was trained on; its docstrings and comments are checked."""
 
 
 def python_files(package: str) -> Iterator[Path]:

@@ -16,7 +16,7 @@ from adapters.calibration.gate import UNSURE_NLL, Gate, StoredDtype
 from adapters.calibration.report import CalibrationReport
 from adapters.calibration.run import CalibrationRequest, CalibrationStack, calibrate
 from adapters.calibration.samples import SampleLimits
-from adapters.calibration.serving import Asker
+from adapters.calibration.serving import ScoringAccount
 from engine.client import EngineGone
 from engine.protocol import Submit
 from tests.adapters.calibration.engines import TorchEngine
@@ -36,7 +36,7 @@ from tests.adapters.calibration.sapling import (
 from tests.e2e.onboarding import widened_adapter
 from tokenization.codec import TextCodec
 
-ASKER = Asker(tenant="ten_one", model="sapling:mine@1", adapter_id="adp_mine", version=1)
+ASKER = ScoringAccount(tenant="ten_one", model="sapling:mine@1", adapter_id="adp_mine", version=1)
 TASK = "sort-numbers"
 NUM_SAMPLES = 24
 FEW = 8

@@ -12,8 +12,8 @@ from sqlalchemy import text
 from adapters.jobs.errors import JobUnfinished, LeaseLost
 from adapters.jobs.lease import Interrupted, Lease, claim
 from adapters.jobs.models import Job, JobStatus
+from adapters.jobs.requeue import requeue_overdue
 from adapters.jobs.service import JobService, queue_job
-from adapters.jobs.sweep import requeue_overdue
 from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database
 from db.tasks import TaskSender

@@ -14,20 +14,20 @@ from collections.abc import Collection, Mapping, Sequence
 
 import structlog
 
-from adapters.announcing import Announcer
-from adapters.copies import Copies, SourceCopies
+from adapters.announcer import Announcer
 from adapters.errors import InvalidAdapter
 from adapters.files.errors import FileNotFound, UploadNotFound
 from adapters.files.models import Purpose, StoredFile, Upload, UploadStatus
 from adapters.files.repository import FileRepository
 from adapters.files.uploads import UploadService, status_of
 from adapters.inspection import InspectionRefused, SandboxUnavailable
-from adapters.jobs.errors import JobFailed, VersionGone
-from adapters.jobs.models import AWAITED, Job, JobStatus
-from adapters.jobs.repository import JobLeases, JobRepository, tell
+from adapters.jobs.errors import JobFailed, VersionDeleted
+from adapters.jobs.models import PENDING_UPLOADS, Job, JobStatus
+from adapters.jobs.repository import JobLeases, JobRepository, record_job_event
 from adapters.jobs.service import enqueue, fail
 from adapters.models import VersionState
-from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE
+from adapters.source_copies import Copies, SourceCopies
 from adapters.storage import DigestMismatch, ObjectNotFound, StorageUnavailable
 from adapters.versions import locked_version
 from db.errors import DatabaseUnavailable
@@ -39,12 +39,12 @@ log = structlog.get_logger(__name__)
 PAGE = 100
 
 
-def kind_of(filename: str) -> str:
+def file_kind(filename: str) -> str:
     """Returns which of a version's two files it is, by its suffix."""
     return CONFIG_FILE if filename.lower().endswith(".json") else WEIGHTS_FILE
 
 
-async def awaited(
+async def find_pending(
     uploads: UploadService, tenant_id: str, upload_ids: Sequence[str]
 ) -> Mapping[str, str] | None:
     """Returns the upload ids by file kind if one is still pending; None if all are completed.
@@ -61,7 +61,7 @@ async def awaited(
                 "upload_ids", f"{upload_id} has the purpose '{upload.purpose}': use 'adapter'"
             )
         statuses.add(upload.status)
-        found[kind_of(upload.filename)] = upload_id
+        found[file_kind(upload.filename)] = upload_id
     if UploadStatus.PENDING not in statuses:
         return None
     if len(found) != len(SOURCE_FILES) or len(upload_ids) != len(SOURCE_FILES):
@@ -69,7 +69,7 @@ async def awaited(
     return found
 
 
-async def hold_uploads(session: WriteSession, tenant_id: str, upload_ids: Collection[str]) -> None:
+async def lock_uploads(session: WriteSession, tenant_id: str, upload_ids: Collection[str]) -> None:
     """Locks the uploads until the transaction ends, so that a request that ends one finds the version that
     waits.
 
@@ -82,7 +82,7 @@ async def hold_uploads(session: WriteSession, tenant_id: str, upload_ids: Collec
         _refuse_ended(upload)
 
 
-class AwaitedUploads:
+class PendingUploads:
     """Starts or fails waiting versions on one base model. An `adapters.files.uploads.Follower`."""
 
     def __init__(
@@ -170,7 +170,7 @@ class AwaitedUploads:
     async def _arrived(self, job: Job) -> dict[str, StoredFile] | None:
         """Returns the files by kind; None while one is missing. Raises JobFailed if one will never come."""
         files: dict[str, StoredFile] = {}
-        for kind, upload_id in job.parameters[AWAITED].items():
+        for kind, upload_id in job.parameters[PENDING_UPLOADS].items():
             state = await self._uploads.get(job.tenant_id, upload_id)
             if state.upload.status in (UploadStatus.CANCELLED, UploadStatus.EXPIRED):
                 raise _failure(state.upload)
@@ -187,12 +187,12 @@ class AwaitedUploads:
             return False
         try:
             _, version = await locked_version(session, job)
-        except VersionGone:
+        except VersionDeleted:
             return False
         version.sources, version.state = copies.sources, VersionState.VALIDATING
-        job.parameters = {name: value for name, value in job.parameters.items() if name != AWAITED}
+        job.parameters = {name: value for name, value in job.parameters.items() if name != PENDING_UPLOADS}
         names = ", ".join(sorted(copies.sources))
-        tell(
+        record_job_event(
             session, job, "version.uploaded", f"The files of version {version.version} are uploaded: {names}."
         )
         enqueue(session, self._outbox, job)
@@ -203,7 +203,7 @@ class AwaitedUploads:
         """Returns the job, locked, if its version still waits."""
         job = await JobRepository(session, waiting.tenant_id).find(waiting.id, lock=True)
         waits = job is not None and job.status in (JobStatus.VALIDATING_FILES, JobStatus.PAUSED)
-        return job if job is not None and waits and AWAITED in job.parameters else None
+        return job if job is not None and waits and PENDING_UPLOADS in job.parameters else None
 
     async def _fail(self, session: WriteSession, job: Job, failure: JobFailed) -> None:
         version = await JobRepository(session, job.tenant_id).lock_version(job.adapter_id, job.version)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from adapters.jobs.models import Job, JobStatus
-from adapters.jobs.repository import OPEN, UNFINISHED, WAITING, EveryTenantsJobs
+from adapters.jobs.repository import OPEN, UNFINISHED, WAITING, AllTenantsJobs
 from db.session import EVERY_TENANT, Database
 
 GROUPS: Mapping[str, Sequence[JobStatus]] = {
@@ -29,7 +29,7 @@ class FoundJob:
     """The adapter's name, also of a deleted one."""
 
 
-class EveryJob:
+class JobOverview:
     """Jobs of all tenants. Every method is one transaction and may raise DatabaseUnavailable."""
 
     def __init__(self, database: Database) -> None:
@@ -38,20 +38,20 @@ class EveryJob:
     async def page(self, group: str, *, after: str | None = None, limit: int = 50) -> list[FoundJob]:
         """Returns jobs of a group, newest first, after the one whose id is `after`."""
         async with self._database.read(EVERY_TENANT) as session:
-            rows = await EveryTenantsJobs(session).page(GROUPS[group], after=after, limit=limit)
+            rows = await AllTenantsJobs(session).page(GROUPS[group], after=after, limit=limit)
         return [FoundJob(*row) for row in rows]
 
     async def counts(self) -> dict[str, int]:
         """Returns the number of jobs in each group except `all`."""
         async with self._database.read(EVERY_TENANT) as session:
-            found = await EveryTenantsJobs(session).counts()
+            found = await AllTenantsJobs(session).counts()
         groups = {name: statuses for name, statuses in GROUPS.items() if name != "all"}
         return {name: sum(found.get(status, 0) for status in statuses) for name, statuses in groups.items()}
 
     async def owner(self, job_id: str) -> str | None:
         """Returns the id of the job's tenant."""
         async with self._database.read(EVERY_TENANT) as session:
-            return await EveryTenantsJobs(session).owner(job_id)
+            return await AllTenantsJobs(session).owner(job_id)
 
 
-__all__ = ["GROUPS", "UNFINISHED", "EveryJob", "FoundJob"]
+__all__ = ["GROUPS", "UNFINISHED", "FoundJob", "JobOverview"]

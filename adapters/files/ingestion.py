@@ -37,7 +37,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-class Intake:
+class FileIngestion:
     """Receives and stores files for `FileService` and `UploadService`."""
 
     def __init__(self, store: ObjectStore, inspector: FileInspector) -> None:

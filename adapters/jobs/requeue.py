@@ -7,7 +7,7 @@ been attempted too often.
 from __future__ import annotations
 
 from adapters.jobs.models import JobStatus
-from adapters.jobs.repository import JobLeases, later, tell
+from adapters.jobs.repository import JobLeases, later, record_job_event
 from db.outbox import Outbox
 from db.session import EVERY_TENANT, Database
 from db.tasks import RUN_JOB, RUN_JOB_EXPIRES
@@ -22,7 +22,7 @@ async def requeue_overdue(database: Database, outbox: Outbox) -> int:
         for job in jobs:
             if job.lease_owner is not None:
                 message = "The worker of the job was lost; another one continues it."
-                tell(session, job, "job.worker_lost", message, level="warning")
+                record_job_event(session, job, "job.worker_lost", message, level="warning")
             job.lease_owner = None
             job.lease_until = later(RUN_JOB_EXPIRES)  # type: ignore[assignment]  # SQL, like any value of a row
             job.status = JobStatus.QUEUED

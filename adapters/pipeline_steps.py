@@ -24,11 +24,11 @@ from adapters.calibration.errors import (
 from adapters.calibration.gate import Gate, StoredDtype
 from adapters.calibration.report import CalibrationReport
 from adapters.calibration.run import CalibrationRequest, CalibrationStack, calibrate
-from adapters.calibration.serving import Asker
+from adapters.calibration.serving import ScoringAccount
 from adapters.calibration.shared import FOLDER, SharedScores
 from adapters.inspection import Inspection, Sandbox
 from adapters.jobs.errors import JobFailed
-from adapters.objects import (
+from adapters.object_keys import (
     CONFIG_FILE,
     SOURCE_FILES,
     WEIGHTS_FILE,
@@ -37,7 +37,7 @@ from adapters.objects import (
     report_prefix,
 )
 from adapters.packing import pack
-from adapters.pipeline import DTYPES, Progress, Verdict, Work
+from adapters.pipeline import DTYPES, JobInput, Progress, Verdict
 from adapters.storage import ObjectNotFound, ObjectStore
 from adapters.versions import PackedArtifact
 from engine.client import EngineClient
@@ -106,7 +106,7 @@ class AdapterSteps:
 
     # Inspecting ---------------------------------------------------------------------------------------------
 
-    async def fetch(self, work: Work, directory: Path) -> None:
+    async def fetch(self, work: JobInput, directory: Path) -> None:
         for name in SOURCE_FILES:
             source = work.sources[name]
             await self._store.fetch(source["key"], _source_dir(directory) / name, sha256=source["sha256"])
@@ -114,7 +114,7 @@ class AdapterSteps:
             target = directory / SAMPLES_FILE
             await self._store.fetch(work.samples["key"], target, sha256=work.samples["sha256"])
 
-    async def inspect(self, work: Work, directory: Path) -> Inspection:
+    async def inspect(self, work: JobInput, directory: Path) -> Inspection:
         source = _source_dir(directory)
         base_config = self._base.directory / "config.json"
         return await self._sandbox.inspect(
@@ -123,14 +123,14 @@ class AdapterSteps:
 
     # Packing ------------------------------------------------------------------------------------------------
 
-    async def pack(self, work: Work, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
+    async def pack(self, work: JobInput, directory: Path, progress: Progress) -> dict[str, PackedArtifact]:
         packed: dict[str, PackedArtifact] = {}
         for index, dtype in enumerate(DTYPES):
             progress(index, len(DTYPES))
             packed[dtype] = await self._pack(work, directory, cast(Dtype, dtype))
         return packed
 
-    async def _pack(self, work: Work, directory: Path, dtype: Dtype) -> PackedArtifact:
+    async def _pack(self, work: JobInput, directory: Path, dtype: Dtype) -> PackedArtifact:
         ref = await asyncio.to_thread(
             pack, _source_dir(directory), self._config, work.base_digest, self._artifacts_dir, dtype
         )
@@ -141,7 +141,7 @@ class AdapterSteps:
             stored = await self._store.put(key, _pieces(path), sha256=ref.digest)
         return PackedArtifact(ref.digest, stored.size, ref.rank)
 
-    async def ensure_artifacts(self, work: Work) -> None:
+    async def ensure_artifacts(self, work: JobInput) -> None:
         for dtype, artifact in work.artifacts.items():
             key = artifact_key(work.tenant_id, work.adapter_id, work.version, dtype)
             await ensure_artifact(self._store, key, self._artifacts_dir, artifact.digest)
@@ -149,7 +149,7 @@ class AdapterSteps:
     # Calibrating --------------------------------------------------------------------------------------------
 
     async def calibrate(
-        self, work: Work, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
+        self, work: JobInput, directory: Path, progress: Progress, waiting: Callable[[str], Awaitable[None]]
     ) -> Verdict:
         request = self._request(work, directory)
         checkpoint = self._checkpoint(work)
@@ -162,13 +162,13 @@ class AdapterSteps:
             summary=report.summary(),
         )
 
-    async def forget(self, work: Work) -> None:
+    async def forget(self, work: JobInput) -> None:
         await self._checkpoint(work).forget()
 
-    def _checkpoint(self, work: Work) -> _StoredCheckpoint:
+    def _checkpoint(self, work: JobInput) -> _StoredCheckpoint:
         return _StoredCheckpoint(self._store, checkpoint_prefix(work.tenant_id, work.adapter_id, work.job_id))
 
-    def _request(self, work: Work, directory: Path) -> CalibrationRequest:
+    def _request(self, work: JobInput, directory: Path) -> CalibrationRequest:
         artifacts = {
             cast(StoredDtype, dtype): AdapterRef(one.digest, one.rank)
             for dtype, one in work.artifacts.items()
@@ -179,7 +179,7 @@ class AdapterSteps:
             log.error("the plan's gate is invalid, using the defaults", reason=str(error))
             gate = Gate()
         return CalibrationRequest(
-            asker=Asker(work.tenant_id, work.model, work.adapter_id, work.version),
+            asker=ScoringAccount(work.tenant_id, work.model, work.adapter_id, work.version),
             peft_dir=_source_dir(directory),
             artifacts=artifacts,
             samples=directory / SAMPLES_FILE if work.samples is not None else None,
@@ -189,7 +189,7 @@ class AdapterSteps:
 
     async def _measure(
         self,
-        work: Work,
+        work: JobInput,
         request: CalibrationRequest,
         checkpoint: _StoredCheckpoint,
         progress: Progress,
@@ -223,7 +223,7 @@ class AdapterSteps:
             except ServingRefused as error:
                 raise JobFailed("not_servable", str(error)) from error
 
-    async def _keep_report(self, work: Work, report: CalibrationReport) -> None:
+    async def _keep_report(self, work: JobInput, report: CalibrationReport) -> None:
         """Stores document, page and charts under the job that made them."""
         prefix = report_prefix(work.tenant_id, work.adapter_id, work.job_id)
         page, plots = await asyncio.to_thread(lambda: (report.to_html(), report.to_plots()))
@@ -282,7 +282,7 @@ async def _ready(engine: EngineClient, waiting: Callable[[str], Awaitable[None]]
     return await engine.wait_ready()
 
 
-def _check_base(info: EngineInfo, work: Work) -> None:
+def _check_base(info: EngineInfo, work: JobInput) -> None:
     if info.base != work.base or info.base_digest != work.base_digest:
         raise JobFailed(
             "base_changed",

@@ -26,7 +26,7 @@ class AdapterName:
     version: int
 
 
-class AdapterNames:
+class AdapterNameCache:
     """Names of adapters by digest and of tenants by id, at most a minute old."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:

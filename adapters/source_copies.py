@@ -17,7 +17,7 @@ from typing import Any
 from adapters.files.models import StoredFile
 from adapters.files.service import FileService
 from adapters.inspection import Sandbox
-from adapters.objects import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE, source_key
+from adapters.object_keys import CONFIG_FILE, SOURCE_FILES, WEIGHTS_FILE, source_key
 from adapters.storage import ObjectNotFound, ObjectStore, StorageUnavailable, StoredObject
 from db.base import new_id
 from db.errors import DatabaseUnavailable

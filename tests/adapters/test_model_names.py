@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.errors import InvalidAdapter
-from adapters.names import InvalidModelName, ModelName, check_new_name, checked_part, parse
+from adapters.model_names import InvalidModelName, ModelName, check_new_name, checked_part, parse
 
 ID = "adp_" + "0123456789abcdefghjkmnpqrs"
 PARTS = st.from_regex(r"[a-z0-9._-]{1,64}", fullmatch=True)
