@@ -95,7 +95,8 @@ def up(
 
     ROOTSTOCK_DB_URL and ROOTSTOCK_REDIS_URL name servers to use instead of private ones.
     """
-    from cli.up import UpOptions, run_up
+    from cli.up import run_up
+    from cli.up_options import UpOptions
 
     if once and not showcase:
         raise UsageError("--once stops after the showcase: pass --showcase too")

@@ -14,18 +14,15 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
 from cli import health
+from cli.concurrency import cancel, run_together
 from cli.datadir import DataDir, write_private_json
-from cli.demo import DEMO_BASE, SAPLING, Demo
+from cli.demo import SAPLING, Demo
 from cli.display import Display, Welcome, closing_display, open_display
-from cli.errors import CliError, UsageError
+from cli.errors import CliError
 from cli.listener import listen, visiting_url
 from cli.operator import silence_logs, upgrade_schema
 from cli.payments_double import PaymentsDouble
@@ -34,51 +31,14 @@ from cli.programs import CHECKOUT, Service
 from cli.restarts import RestartCounter
 from cli.servers import Stores
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
+from cli.unbilled import finish_metering
+from cli.up_options import UpOptions
 from engine.client import EngineClient
-from engine.device.capabilities import kind_of_device, refusal
-from engine.journal.salvage import LeftOnDisk, left_on_disk
-from engine.protocol import JOURNAL_STREAM
 from telemetry.disk import DiskSettings, start_problem
 
 T = TypeVar("T")
-_METERING_S = 15.0
 _START_S = 600.0
 """Seconds for the start: a large base model on a slow disk takes minutes to load."""
-_DEMO_QUANTIZATION = {"cpu": "int8", "cuda": "fp8"}
-
-
-@dataclass(frozen=True)
-class UpOptions:
-    """The command line of `rootstock up`."""
-
-    data: Path
-    host: str
-    port: int
-    base: Path | None
-    base_name: str | None
-    quantization: str | None
-    """Weight format of the base model; None: chosen by `_chosen_quantization`."""
-    demo: bool = False
-    showcase: bool = False
-    once: bool = False
-
-    def chosen_base(self) -> tuple[Path, str]:
-        """Returns directory and name of the base model. Raises `UsageError` when none was given, `CliError`
-        for an invalid one.
-        """
-        base = self.base or (DEMO_BASE if self.demo else None)
-        if base is None:
-            raise UsageError(
-                "no base model: pass --base DIR (Hugging Face layout), or --demo for the one that is included"
-            )
-        if not (base / "config.json").is_file():
-            raise CliError(
-                f"{base} holds no config.json: pass a model's directory in Hugging Face layout as --base"
-            )
-        name = self.base_name or (
-            "sapling" if self.demo and self.base is None else base.resolve().name.lower()
-        )
-        return base.resolve(), name
 
 
 def run_up(options: UpOptions) -> int:
@@ -86,29 +46,13 @@ def run_up(options: UpOptions) -> int:
     can fix.
     """
     base, base_name = options.chosen_base()
-    quantization = _chosen_quantization(options)
+    quantization = options.chosen_quantization()
     silence_logs()
     problem = start_problem(options.data, settings_from_environment(DiskSettings).min_free_bytes)
     if problem is not None:
         raise CliError(problem)
     with DataDir(options.data.absolute()) as data, closing_display(open_display()) as display:
         return asyncio.run(_Up(options, data, display, base, base_name, quantization).run())
-
-
-def _chosen_quantization(options: UpOptions) -> str:
-    """Returns the requested weight format, if the device supports it. The demo's default is the smallest that
-    gives the same answers. Raises `UsageError`, before anything starts.
-    """
-    try:
-        kind = kind_of_device(os.environ.get("ROOTSTOCK_DEVICE_DEVICE", "auto"))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if options.quantization is None:
-        return _DEMO_QUANTIZATION[kind] if options.demo else "none"
-    reason = refusal(kind, options.quantization)
-    if reason is not None:
-        raise UsageError(f"--quantization {options.quantization}: {reason}")
-    return options.quantization
 
 
 class _Stopped(Exception):
@@ -190,7 +134,7 @@ class _Up:
                 raise _Stopped
             return task.result()
         finally:
-            await _cancel(task, stop)
+            await cancel(task, stop)
 
     # Start --------------------------------------------------------------------------------------------------
 
@@ -216,7 +160,7 @@ class _Up:
         db_url, db_owner_url = self._stores.database_urls()
         service = dataclasses.replace(service, db_url=db_url, db_owner_url=db_owner_url)
         self._stores.keep_alive()
-        await _all(self._start_engine(engine, service, demo), self._start_services(service))
+        await run_together(self._start_engine(engine, service, demo), self._start_services(service))
         if demo is not None:
             with self._display.step("Demo") as step:
                 await demo.populate(service)
@@ -275,7 +219,7 @@ class _Up:
                 raise CliError(f"not ready after {_START_S:.0f} s: see the logs in {self._data.logs}")
             return task.result()
         finally:
-            await _cancel(task, *deaths)
+            await cancel(task, *deaths)
 
     def _welcome(self, service: Service, demo: Demo | None) -> None:
         document = {"pid": os.getpid(), "base_url": f"{self._url}/v1", "environment": service.environment()}
@@ -330,7 +274,7 @@ class _Up:
         """Stops everything: the API first, so that no new request comes in; jobs before the engine they
         measure on; the worker after it, so that it meters the last usage.
         """
-        await _cancel(*self._watching)
+        await cancel(*self._watching)
         await self._restarts.close()
         self._data.serving_file.unlink(missing_ok=True)
         if self._listener is not None:
@@ -347,64 +291,6 @@ class _Up:
         await self._stores.stop()
 
     async def _finish_metering(self) -> str:
-        """Waits, with a limit, until the worker has moved the engine's last usage from the journal to the
-        ledger.
-
-        What is left is not lost: the journal is on disk, and the next start continues with it.
-        """
-        redis = Redis.from_url(self._stores.redis.url, socket_timeout=2)
-        deadline = time.monotonic() + _METERING_S
-        left = 0
-        try:
-            while left := await redis.xlen(JOURNAL_STREAM):
-                if time.monotonic() > deadline or self._supervisor.children["worker"].pid is None:
-                    break
-                await asyncio.sleep(0.05)
-        except RedisError:
-            return "Redis is away: what it holds is metered after the next start"
-        finally:
-            await redis.aclose()
-        return not_in_ledger(self._engine_state, left)
-
-
-def not_in_ledger(engine_state: Path | None, in_journal: int) -> str:
-    """Describes what is not billed yet: usage events in the journal, and what a killed engine left in its
-    folder.
-    """
-    try:
-        on_disk = left_on_disk(engine_state) if engine_state is not None else LeftOnDisk(0, 0)
-    except OSError as error:
-        return f"the engine's files cannot be read: {error}"
-    left = [
-        f"{number} {what}"
-        for number, what in (
-            (on_disk.requests, "requests in flight on the engine's disk"),
-            (on_disk.events, "usage events on the engine's disk"),
-            (in_journal, "usage events in the journal"),
-        )
-        if number
-    ]
-    return f"the next start bills {', '.join(left)}" if left else "all usage is in the ledger"
-
-
-async def _all(*work: Coroutine[None, None, None]) -> None:
-    """Awaits all of it; at the first failure cancels the rest and raises that failure."""
-    tasks = [asyncio.create_task(one) for one in work]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in done:
-            task.result()
-    finally:
-        await _cancel(*tasks)
-
-
-async def _cancel(*tasks: asyncio.Task[T]) -> None:
-    """Cancels tasks repeatedly until they end: in Python 3.11 `asyncio.wait_for` swallows a cancellation that
-    arrives together with its result, and client libraries use it everywhere.
-    """
-    pending: set[asyncio.Task[T]] = {task for task in tasks if not task.done()}
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=0.5)
-    await asyncio.gather(*tasks, return_exceptions=True)  # retrieved, so that asyncio does not log them
+        worker = self._supervisor.children["worker"]
+        redis_url = self._stores.redis.url
+        return await finish_metering(redis_url, self._engine_state, lambda: worker.pid is not None)
