@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from adapters.jobs.models import Job
 from adapters.model_names import ModelName
 from adapters.models import Adapter, AdapterVersion, VersionState
-from db.cursors import page_beyond, require_cursor
+from db.cursors import fetch_page, require_cursor
 from db.repository import TenantRepository, select_owned
 from tenants.models import Plan, Tenant
 
@@ -100,7 +100,7 @@ class AdapterRepository(TenantRepository):
     ) -> list[AdapterVersion]:
         listed = self._versions(adapter_id)
         number = AdapterVersion.version
-        page = await page_beyond(
+        page = await fetch_page(
             self.session, listed, number, after=after, limit=limit, newest_first=newest_first
         )
         return list(page.scalars())

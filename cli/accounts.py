@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import CliError, UsageError
-from cli.operator import Services, call, minute
+from cli.service_access import Services, call, minute
 
 if TYPE_CHECKING:
     from tenants.context import KeyKind

@@ -74,9 +74,9 @@ def adapter_add(
     data: Data = None,
 ) -> None:
     """Pack a PEFT adapter, activate it under its name, and print the model name to request."""
-    from cli import operator
+    from cli import service_access
 
-    for model in operator.add_adapters(data, tenant, {name: directory}):
+    for model in service_access.add_adapters(data, tenant, {name: directory}):
         print(model)
 
 

@@ -1,4 +1,4 @@
-"""Manages tenants' adapters for the operator's commands; `cli.operator` packs and adds new ones.
+"""Manages tenants' adapters for the operator's commands; `cli.service_access` packs and adds new ones.
 
 Each command makes one call to the services.
 """
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.operator import Services, call, minute, setting
+from cli.service_access import Services, call, minute, setting
 
 if TYPE_CHECKING:
     from adapters.catalogue import AdapterCatalogue, AdapterWithVersion

@@ -50,7 +50,7 @@ def margin(
     A GPU's busy time comes from the ledger's timings; each request is charged the time it ran.
     """
     from billing.reports.margin import MarginReports
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     async def work(services: Services) -> tuple[Margin, dict[str, str]]:
         now = datetime.now(UTC)

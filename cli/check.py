@@ -25,7 +25,7 @@ from cli.checks.findings import Finding, Status
 from cli.checks.process import Process
 from cli.checks.serving import check_agreement, check_base, check_disks, check_engine, redis_urls
 from cli.checks.stores import check_postgres, check_redis, check_storage
-from cli.operator import served_settings, silence_logs
+from cli.service_access import served_settings, silence_logs
 from db.settings import DatabaseSettings
 from engine.settings import EngineSettings
 from telemetry.disk import DiskSettings

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli import operator
+from cli import service_access
 from cli.datadir import DataDir, read_json, write_private_json
 from cli.demo_billing import bill_last_month
 from cli.errors import CliError
-from cli.operator import Services
 from cli.programs import CHECKOUT, Service
+from cli.service_access import Services
 
 if TYPE_CHECKING:
     from engine.protocol import AdapterRef
@@ -100,8 +100,8 @@ class Demo:
         """Creates what is missing; keys that still work are kept."""
         from tenants.models import OPERATOR_TENANT
 
-        with operator.plain_errors():
-            async with operator.open_services(service.environment()) as services:
+        with service_access.plain_errors():
+            async with service_access.open_services(service.environment()) as services:
                 acme, other = [await _tenant(services, name) for name in self.tenants]
                 await sell(services, (acme, other))
                 await self._keep_key(services, acme, "api_key", "inference")
@@ -109,7 +109,7 @@ class Demo:
                 await self._keep_key(services, other, "other_api_key", "inference")
                 await self._keep_user(services, acme.id, EMAIL)
                 await self._keep_user(services, OPERATOR_TENANT, OPERATOR_EMAIL, "operator_")
-                await operator.register_adapters(services, acme.id, self._refs, self._base_digest)
+                await service_access.register_adapters(services, acme.id, self._refs, self._base_digest)
                 if service.payments:
                     await bill_last_month(services, acme.id)
 
@@ -118,7 +118,7 @@ class Demo:
         from tenants.errors import InvalidApiKey
         from tenants.service import OPERATOR, KeyResolver
 
-        secret = operator.setting(services.environment, "ROOTSTOCK_TENANTS_KEY_SECRET")
+        secret = service_access.setting(services.environment, "ROOTSTOCK_TENANTS_KEY_SECRET")
         resolver = KeyResolver(
             services.database, services.redis, secret
         )  # used once: it need not listen for changes

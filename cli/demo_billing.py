@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from cli.operator import Services
+from cli.service_access import Services
 
 
 async def bill_last_month(services: Services, tenant_id: str) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.errors import CliError, UsageError
-from cli.operator import Services, call, minute
 from cli.printing import Data, print_rows
+from cli.service_access import Services, call, minute
 
 if TYPE_CHECKING:
     from billing.invoices.service import InvoiceService

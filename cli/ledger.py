@@ -34,7 +34,7 @@ def rederive(
 ) -> None:
     """Recompute a month's sums from the ledger and print those that differ; exit 1 unless all are right."""
     from billing.rollups import rederive as sum_up
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     first = read_month(month).date()
 
@@ -76,7 +76,7 @@ def reverse(
     """Reverse the charge of a request, or another charge, as a new row of today; print its id and amount."""
     from billing.request_ids import submitted_at_of
     from billing.reversals import ReversalService
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
     from tenants.actors import OPERATOR
 
     async def work(services: Services) -> tuple[str, int]:
@@ -102,7 +102,7 @@ def import_spool(
 ) -> None:
     """Bill what can be read of a damaged file of an engine's usage journal. Repeating it is harmless."""
     from billing.importing import import_events
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
     from engine.journal.salvage import salvage
 
     try:

@@ -17,14 +17,14 @@ import typer
 from cli.account_commands import audit_app, key_app, project_app, tenant_app, user_app
 from cli.adapter_commands import adapter_app, plan_app
 from cli.billing import billing_app
-from cli.books import books_app
 from cli.checks.process import Process
 from cli.errors import CliError, UsageError
 from cli.invoices import credit_app, invoice_app
 from cli.ledger import ledger_app
-from cli.operators import operator_app
+from cli.operator_commands import operator_app
 from cli.prices import price_app
 from cli.printing import Data, print_rows
+from cli.reconcile_command import books_app
 from cli.sla import sla_app
 from cli.stripe import stripe_app
 
@@ -148,7 +148,7 @@ def work(
 @app.command()
 def migrate(data: Data = None) -> None:
     """Migrate the database to this version's schema."""
-    from cli.operator import migrate
+    from cli.service_access import migrate
 
     print(f"the schema is at {migrate(data)}")
 

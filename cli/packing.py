@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from cli.errors import CliError
-from cli.operator import pack_adapters
+from cli.service_access import pack_adapters
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.errors import UsageError
-from cli.operator import Services, call
+from cli.service_access import Services, call
 
 if TYPE_CHECKING:
     from tenants.plans import PlanChanges, PlanService

@@ -22,7 +22,7 @@ Amount = Annotated[int, typer.Option(min=0, help="Micro-USD per million tokens."
 def price_list(data: Data = None) -> None:
     """List the versions of the prices, earliest first."""
     from billing.pricing import AMOUNTS, PriceService
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         versions = await PriceService(services.database, services.redis).list()
@@ -64,7 +64,7 @@ def price_set(
     """
     from billing.pricing import PriceService
     from cli.errors import UsageError
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     try:
         moment = datetime.fromisoformat(effective_from) if effective_from is not None else None

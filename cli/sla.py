@@ -36,7 +36,7 @@ def rederive(
     match.
     """
     from billing.months import span
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
     from sla.rollups import rederive as sum_up
 
     start, end = span(read_month(month))

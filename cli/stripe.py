@@ -28,7 +28,7 @@ def status(data: Data = None) -> None:
     """Count pending, sent and manual entries, and hours that are not planned yet."""
     from billing.payments.planning import MeterPlanning
     from billing.payments.repository import SendingQueue
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
     from db.session import EVERY_TENANT
 
     async def work(services: Services) -> list[tuple[str, str]]:
@@ -45,7 +45,7 @@ def status(data: Data = None) -> None:
 def manual(data: Data = None) -> None:
     """List meter events, invoices and credit notes that were rejected, are too old, or do not fit."""
     from billing.payments.manual import ManualQueue
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         return [
@@ -69,7 +69,7 @@ def send(entry: Entry, data: Data = None) -> None:
     from billing.payments.manual import ManualQueue
     from billing.stripe_gateway import StripeGateway
     from cli.errors import CliError, UsageError
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     async def work(services: Services) -> None:
         settings = stripe_settings(services)
@@ -96,7 +96,7 @@ def waive(
     from billing.payments.errors import PaymentError
     from billing.payments.manual import ManualQueue
     from cli.errors import CliError
-    from cli.operator import Services, call
+    from cli.service_access import Services, call
 
     async def work(services: Services) -> None:
         try:
@@ -110,7 +110,7 @@ def waive(
 def stripe_settings(services: object) -> StripeSettings:
     """Returns the Stripe settings of the service that the command works on, whatever this shell has set."""
     from billing.payments.settings import StripeSettings
-    from cli.operator import Services
+    from cli.service_access import Services
 
     assert isinstance(services, Services)
     prefix = "ROOTSTOCK_STRIPE_"

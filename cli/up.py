@@ -24,12 +24,12 @@ from cli.demo import SAPLING, Demo
 from cli.display import Display, Welcome, closing_display, open_display
 from cli.errors import CliError
 from cli.listener import listen, visiting_url
-from cli.operator import silence_logs, upgrade_schema
 from cli.payments_double import PaymentsDouble
 from cli.processes import settings_from_environment
 from cli.programs import CHECKOUT, Service
 from cli.restarts import RestartCounter
 from cli.servers import Stores
+from cli.service_access import silence_logs, upgrade_schema
 from cli.supervisor import Child, ChildFailed, Event, Program, Supervisor
 from cli.unbilled import finish_metering
 from cli.up_options import UpOptions

@@ -12,9 +12,9 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-AT_ONCE = 2
+MAX_QUERIES = 2
 """Queries that run at the same time, so that one slow query does not delay all others."""
-MOST = 64
+MAX_KEYS = 64
 """Keys per query: reading its rows blocks the event loop."""
 
 
@@ -34,7 +34,7 @@ class BatchLoader(Generic[K, V]):
         loop = asyncio.get_running_loop()
         found: asyncio.Future[V | None] = loop.create_future()
         self._waiting.append((key, found))
-        if self._start is None and len(self._queries) < AT_ONCE:
+        if self._start is None and len(self._queries) < MAX_QUERIES:
             self._start = loop.call_soon(self._begin)  # with the other keys requested in this turn
         return await found
 
@@ -53,7 +53,7 @@ class BatchLoader(Generic[K, V]):
     def _begin(self) -> None:
         self._start = None
         waiting = [(key, found) for key, found in self._waiting if not found.done()]  # others were cancelled
-        wanted, self._waiting = waiting[:MOST], waiting[MOST:]
+        wanted, self._waiting = waiting[:MAX_KEYS], waiting[MAX_KEYS:]
         if not wanted:
             return
         query = asyncio.create_task(self._query(wanted))

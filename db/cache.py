@@ -27,11 +27,11 @@ V = TypeVar("V")
 EVERYTHING = "*"
 """The group that stands for all groups."""
 
-DEAF_TTL = 1.0
+DISCONNECTED_TTL = 1.0
 """Seconds an entry serves while invalidations may be lost."""
 PING_INTERVAL = 0.5
 """Seconds of silence after which the channel is pinged."""
-DEAF_AFTER = 1.5
+DISCONNECTED_AFTER = 1.5
 """Seconds without a message or pong after which the channel counts as lost."""
 RETRY_AFTER = 1.0
 """Seconds that a stale entry serves before PostgreSQL, last found unavailable, is tried again."""
@@ -87,13 +87,13 @@ class RowCache(Generic[V]):
         self._to_renew: set[tuple[str, str]] = set()
         self._renewal: asyncio.TimerHandle | None = None
         self._epoch = 0
-        self._heard_at = float("-inf")
+        self._last_seen_at = float("-inf")
         self._listener: asyncio.Task[None] | None = None
 
     @property
     def listening(self) -> bool:
         """True while the invalidation channel is alive."""
-        return self._clock() - self._heard_at < DEAF_AFTER
+        return self._clock() - self._last_seen_at < DISCONNECTED_AFTER
 
     async def start(self) -> None:
         """Starts to listen. Does not wait for Redis: until it answers, entries live one second."""
@@ -115,14 +115,14 @@ class RowCache(Generic[V]):
         """Returns the value, or None when there is no such row. Raises DatabaseUnavailable when the row is
         not cached and cannot be loaded.
         """
-        value = self.at_hand(group, key)
+        value = self.peek(group, key)
         if value is not None:
             return value
         place = (group, key)
         now = self._clock()
         missing_since = self._missing.get(place)
         if missing_since is not None and now - missing_since < (
-            self._missing_ttl if self.listening else DEAF_TTL
+            self._missing_ttl if self.listening else DISCONNECTED_TTL
         ):
             return None
         try:
@@ -134,7 +134,7 @@ class RowCache(Generic[V]):
             stale.expires_at = stale.renew_at = self._clock() + RETRY_AFTER
             return stale.value
 
-    def at_hand(self, group: str, key: str) -> V | None:
+    def peek(self, group: str, key: str) -> V | None:
         """Returns the value if `get` would not wait for it. None does not mean that there is no such row."""
         place = (group, key)
         now = self._clock()
@@ -142,7 +142,7 @@ class RowCache(Generic[V]):
         if (
             entry is None
             or now >= entry.expires_at
-            or not (self.listening or now - entry.loaded_at < DEAF_TTL)
+            or not (self.listening or now - entry.loaded_at < DISCONNECTED_TTL)
         ):
             return None
         self._present.move_to_end(place)
@@ -232,7 +232,7 @@ class RowCache(Generic[V]):
             except (RedisError, OSError) as error:
                 if self.listening:
                     logger.warning("invalidations of %s are lost: %s", self._channel, type(error).__name__)
-                self._heard_at = float("-inf")
+                self._last_seen_at = float("-inf")
                 await asyncio.sleep(delay)
                 delay = min(delay * 2, 1.0)
             else:
@@ -247,18 +247,18 @@ class RowCache(Generic[V]):
                 message = await channel.get_message(timeout=PING_INTERVAL)
                 if message is not None:
                     last_sign = self._clock()
-                    self._hear(message)
-                elif self._clock() - last_sign > DEAF_AFTER:
-                    self._heard_at = float("-inf")
+                    self._handle(message)
+                elif self._clock() - last_sign > DISCONNECTED_AFTER:
+                    self._last_seen_at = float("-inf")
                     return
                 else:
                     await channel.ping()
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "subscribe":
             # Also sent after a reconnection inside the client: messages may have been missed.
             self.forget(EVERYTHING)
         elif message["type"] == "message":
             data = message["data"]
             self.forget(data.decode() if isinstance(data, bytes) else data)
-        self._heard_at = self._clock()
+        self._last_seen_at = self._clock()

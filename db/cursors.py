@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from db.errors import UnknownCursor
 
 
-async def page_beyond(
+async def fetch_page(
     session: AsyncSession,
     listed: Select[Any],
     column: Any,

@@ -36,7 +36,7 @@ class UnusableDatabase(RuntimeError):
 
 
 @contextmanager
-def unavailable_when_unreachable() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     """Turns the driver's errors for an unreachable server into DatabaseUnavailable, and those for a NUL
     character into UnstorableText; other query errors pass unchanged.
     """

@@ -15,8 +15,8 @@ from sqlalchemy import Connection, text
 from db.errors import UnusableDatabase
 
 READ_ONLY = ("alembic_version",)
-ADDED_TO_ONLY = ("audit_log", "charges", "incident_notes", "reversals")
-OWNERS_FUNCTIONS = ("secure_tenant_rows", "ensure_month_partitions")
+APPEND_ONLY = ("audit_log", "charges", "incident_notes", "reversals")
+OWNER_FUNCTIONS = ("secure_tenant_rows", "ensure_month_partitions")
 
 _MIGHT = text("""
 SELECT current_user AS role, rolsuper AS superuser, rolbypassrls AS bypasses,
@@ -31,7 +31,7 @@ AND relkind IN ('r', 'p') AND NOT relispartition AND NOT has_table_privilege(oid
 """)
 
 
-class RoleTooMighty(UnusableDatabase):
+class PrivilegedRole(UnusableDatabase):
     """Row-level security does not confine the role to one tenant's rows."""
 
     def __init__(self, role: str, why: str) -> None:
@@ -42,7 +42,7 @@ class RoleTooMighty(UnusableDatabase):
         self.role = role
 
 
-class RightsMissing(UnusableDatabase):
+class MissingGrants(UnusableDatabase):
     """The serving role lacks grants that it needs: the tables belong to another application, or were migrated
     for another role.
     """
@@ -89,8 +89,8 @@ def grant(connection: Connection, role: str) -> None:
         f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {quoted}",
         f"GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA {schema} TO {quoted}",
         *(f"REVOKE INSERT, UPDATE, DELETE ON {table} FROM {quoted}" for table in READ_ONLY),
-        *(f"REVOKE UPDATE, DELETE ON {table} FROM {quoted}" for table in ADDED_TO_ONLY),
-        *(f"REVOKE EXECUTE ON FUNCTION {function} FROM {quoted}" for function in OWNERS_FUNCTIONS),
+        *(f"REVOKE UPDATE, DELETE ON {table} FROM {quoted}" for table in APPEND_ONLY),
+        *(f"REVOKE EXECUTE ON FUNCTION {function} FROM {quoted}" for function in OWNER_FUNCTIONS),
     ):
         connection.execute(text(statement))
 
@@ -108,7 +108,7 @@ def assert_confined(connection: Connection) -> None:
         (might.owns, "owns the tables"),
     ):
         if is_so:
-            raise RoleTooMighty(might.role, why)
+            raise PrivilegedRole(might.role, why)
 
 
 def unreadable_tables(connection: Connection) -> list[str]:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, create_engine, make_url, pool
 from sqlalchemy.exc import DBAPIError
 
 from db import compatibility, roles
-from db.errors import UnusableDatabase, unavailable_when_unreachable
+from db.errors import UnusableDatabase, translated_errors
 
 if TYPE_CHECKING:
     from db.session import Database
@@ -87,11 +87,11 @@ def expected_revision() -> str:
 
 async def assert_fit_to_serve(database: Database) -> None:
     """Raises `db.errors.UnusableDatabase` unless this code can serve from this database: SchemaMismatch at
-    another revision (a newer one that only expanded is served), `db.roles.RoleTooMighty` if row-level
-    security would not bind this role, `db.roles.RightsMissing`. Raises DatabaseUnavailable. Every process
+    another revision (a newer one that only expanded is served), `db.roles.PrivilegedRole` if row-level
+    security would not bind this role, `db.roles.MissingGrants`. Raises DatabaseUnavailable. Every process
     calls it before its first query.
     """
-    with unavailable_when_unreachable():
+    with translated_errors():
         async with database.engine.connect() as connection:
             await connection.run_sync(_assert_fit)
 
@@ -104,7 +104,7 @@ def _assert_fit(connection: Connection) -> None:
         if found != expected and not _may_serve(found, compatibility.recorded(connection), expected):
             raise SchemaMismatch(found, expected)
     if unreadable:
-        raise roles.RightsMissing(roles.current_role(connection), unreadable)
+        raise roles.MissingGrants(roles.current_role(connection), unreadable)
 
 
 def _may_serve(found: str | None, oldest_code: str | None, ours: str) -> bool:

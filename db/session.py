@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 
-from db.errors import unavailable_when_unreachable
+from db.errors import translated_errors
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Database:
     @asynccontextmanager
     async def read(self, tenant: str) -> AsyncIterator[ReadSession]:
         """Opens a read-only transaction over the rows of `tenant`; they stay readable after it ends."""
-        with unavailable_when_unreachable():
+        with translated_errors():
             async with ReadSession(self.engine, expire_on_commit=False) as session:
                 await session.execute(_READ, {"tenant": tenant, "timeout": self._timeout})
                 yield session
@@ -96,7 +96,7 @@ class Database:
         """Opens a transaction over the rows of `tenant`: committed when the block ends, after which its jobs
         run; rolled back if the block raises.
         """
-        with unavailable_when_unreachable():
+        with translated_errors():
             async with WriteSession(self.engine, expire_on_commit=False) as session, session.begin():
                 await session.execute(_WRITE, {"tenant": tenant, "timeout": self._timeout})
                 yield session

@@ -51,7 +51,7 @@ class StreamConsumer:
                 if len(entries) < self._batch_size:
                     break
 
-    def take_off(self, pipe: Any, entries: list[Entry]) -> None:
+    def acknowledge(self, pipe: Any, entries: list[Entry]) -> None:
         """Queues the acknowledgement and deletion of `entries` on a Redis pipeline."""
         ids = [entry_id for entry_id, _ in entries]
         pipe.xack(self._stream, self._group, *ids)

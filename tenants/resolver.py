@@ -83,7 +83,7 @@ class KeyResolver:
         DatabaseUnavailable for a key not seen lately.
         """
         digest_hex = self._hasher.digest(plaintext).hex()
-        known = self._cache.at_hand(digest_hex, "")
+        known = self._cache.peek(digest_hex, "")
         if known is None:
             if not well_formed(plaintext):  # not looked at before: what is known is one
                 raise InvalidApiKey

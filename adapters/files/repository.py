@@ -14,7 +14,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from adapters.files.errors import StorageLimitReached
 from adapters.files.models import StoredFile, Upload, UploadPart, UploadStatus
-from db.cursors import page_beyond
+from db.cursors import fetch_page
 from db.repository import TenantRepository
 from tenants.limits.kinds import Metric
 from tenants.limits.repository import LimitRepository
@@ -44,7 +44,7 @@ class FileRepository(TenantRepository):
         """Returns at most `limit` files after the file `after`. Ids sort by creation time."""
         listed = self.select_own(StoredFile)
         filters = [_alive(now)] if purpose is None else [_alive(now), StoredFile.purpose == purpose]
-        page = await page_beyond(
+        page = await fetch_page(
             self.session, listed, StoredFile.id, *filters, after=after, limit=limit, newest_first=newest_first
         )
         return list(page.scalars())
@@ -69,7 +69,7 @@ class FileRepository(TenantRepository):
         limit = await LimitRepository(self.session, self.tenant_id).stored(Metric.STORAGE_BYTES)
         if limit is None:
             return
-        await self.hold_tenant("storage")
+        await self.lock_tenant("storage")
         if await self.stored_bytes(now) + size > limit:
             raise StorageLimitReached(limit)
 

@@ -64,7 +64,7 @@ class ZygoteLink:
         except BaseException:
             await link.close()
             raise
-        asyncio.get_running_loop().add_reader(ours, link._hear)
+        asyncio.get_running_loop().add_reader(ours, link._handle)
         return link
 
     @property

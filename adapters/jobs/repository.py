@@ -18,7 +18,7 @@ from adapters.events import Level, record
 from adapters.jobs.models import PENDING_UPLOADS, Job, JobStatus
 from adapters.models import Adapter, AdapterVersion
 from adapters.object_keys import SOURCE_FILES
-from db.cursors import page_beyond
+from db.cursors import fetch_page
 from db.repository import TenantRepository
 from tenants.models import Tenant
 
@@ -71,7 +71,7 @@ class JobRepository(TenantRepository):
         """Returns at most `limit` jobs, after the job `after`."""
         listed = self.select_own(Job)
         filters = () if adapter_id is None else (Job.adapter_id == adapter_id,)
-        page = await page_beyond(
+        page = await fetch_page(
             self.session, listed, Job.id, *filters, after=after, limit=limit, newest_first=newest_first
         )
         return list(page.scalars())

@@ -27,8 +27,8 @@ async def check_postgres(settings: DatabaseSettings) -> list[Finding]:
     from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
     from db import schema
-    from db.errors import DatabaseUnavailable, unavailable_when_unreachable
-    from db.roles import RoleTooMighty
+    from db.errors import DatabaseUnavailable, translated_errors
+    from db.roles import PrivilegedRole
     from db.session import Database
 
     try:
@@ -39,9 +39,9 @@ async def check_postgres(settings: DatabaseSettings) -> list[Finding]:
         return [Finding("PostgreSQL", Status.FAILED, f"ROOTSTOCK_DB_URL cannot be read: {remedy}")]
     try:
         async with asyncio.timeout(_ANSWER_S):
-            with unavailable_when_unreachable():
+            with translated_errors():
                 await schema.assert_fit_to_serve(database)
-    except (schema.SchemaMismatch, RoleTooMighty) as error:
+    except (schema.SchemaMismatch, PrivilegedRole) as error:
         return [Finding("PostgreSQL", Status.FAILED, f"{shown}: {error}")]
     except (DatabaseUnavailable, SQLAlchemyError, OSError, TimeoutError) as error:
         why = f"no answer within {_ANSWER_S:g} s" if isinstance(error, TimeoutError) else _first_line(error)

@@ -11,8 +11,8 @@ It rejects what Stripe rejects (a meter event of 36 days ago, a reused key with 
 what Stripe forgets: identifiers and idempotency keys after a day.
 """
 
-from examples.stripe_double.books import Books, Refused
 from examples.stripe_double.faults import Fault
 from examples.stripe_double.server import API_KEY, StripeDouble
+from examples.stripe_double.state import Refused, State
 
-__all__ = ["API_KEY", "Books", "Fault", "Refused", "StripeDouble"]
+__all__ = ["API_KEY", "Fault", "Refused", "State", "StripeDouble"]

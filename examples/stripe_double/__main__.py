@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from examples.stripe_double.kept import Kept
+from examples.stripe_double.request_log import RequestLog
 from examples.stripe_double.server import API_KEY, StripeDouble
 
 
@@ -43,7 +43,7 @@ async def main() -> None:
     if listener is not None:
         double.books.pages = f"http://127.0.0.1:{listener.getsockname()[1]}"
     if given.keep is not None:
-        double.remember(Kept(given.keep, double.books.draws))
+        double.remember(RequestLog(given.keep, double.books.draws))
     for url, secret in given.endpoint:
         double.endpoint(url, secret)
     if given.webhooks is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from examples.stripe_double.books import Books, Object
+from examples.stripe_double.state import Object, State
 
 
 def signed(payload: bytes, secret: str, at: float | None = None) -> str:
@@ -35,7 +35,7 @@ class Endpoint:
 class Deliveries:
     """Sends events only when called: tests decide when an event arrives."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: State) -> None:
         self._books = books
         self.endpoints: list[Endpoint] = []
 

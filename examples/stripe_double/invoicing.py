@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
 
-from examples.stripe_double.books import Books, Object, Refused
 from examples.stripe_double.metering import DAY, Meters
+from examples.stripe_double.state import Object, Refused, State
 
 DRAFT_SECONDS = 3600
 """Seconds from the end of a period until its invoice is final: usage of the period is accepted until then."""
@@ -17,7 +17,7 @@ RETRY_DAYS = (3, 5, 7)
 
 
 class Invoicing:
-    def __init__(self, books: Books, meters: Meters) -> None:
+    def __init__(self, books: State, meters: Meters) -> None:
         self._books = books
         self._meters = meters
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from examples.stripe_double.books import Books, Object, Refused
+from examples.stripe_double.state import Object, Refused, State
 
 DAY = 86_400
 OLDEST = 35 * DAY
@@ -12,7 +12,7 @@ NEWEST = 300
 
 
 class Meters:
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: State) -> None:
         self._books = books
         self.received: list[Object] = []
         """Accepted events in order, each with `received_at`."""

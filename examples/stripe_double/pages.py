@@ -9,7 +9,7 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from examples.stripe_double.books import Books, Object, Refused
+from examples.stripe_double.state import Object, Refused, State
 
 Ask = Callable[[str, str, Object], tuple[int, Any]]
 """Sends a request to the double: method, path, form."""
@@ -26,7 +26,7 @@ _STYLE = (
 )
 
 
-def answer(books: Books, ask: Ask, method: str, path: str, form: Object) -> tuple[int, str]:
+def answer(books: State, ask: Ask, method: str, path: str, form: Object) -> tuple[int, str]:
     """Returns the status, and the page or, with 303, the redirect's target."""
     kind, _, one = path.removeprefix(PREFIX).partition("/")
     try:
@@ -64,7 +64,7 @@ def _invoice(invoice: Object, ask: Ask, method: str, path: str) -> tuple[int, st
     )
 
 
-def _portal(books: Books, session: Object, ask: Ask, method: str, path: str, form: Object) -> tuple[int, str]:
+def _portal(books: State, session: Object, ask: Ask, method: str, path: str, form: Object) -> tuple[int, str]:
     customer = books.get(session["customer"], "customer")
     if method == "POST":
         works = form.get("card") == "ok"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from examples.stripe_double.books import Books, Object, Refused
+from examples.stripe_double.state import Object, Refused, State
 
 _METADATA = re.compile(r"""metadata\[['"](\w+)['"]\]:['"]([^'"]*)['"]""")
 
 
 class Payments:
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: State) -> None:
         self._books = books
 
     # Customers ---------------------------------------------------------------------------------------------

@@ -7,16 +7,16 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from examples.stripe_double.books import Books, Object, Refused
 from examples.stripe_double.invoicing import Invoicing
 from examples.stripe_double.metering import DAY, Meters
 from examples.stripe_double.payments import Payments
+from examples.stripe_double.state import Object, Refused, State
 
 Handler = Callable[[Object, list[str]], Object]
 
 
 class Routes:
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: State) -> None:
         self._books = books
         self.meters = Meters(books)
         self.invoicing = Invoicing(books, self.meters)

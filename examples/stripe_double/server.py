@@ -15,11 +15,11 @@ from typing import Any
 import uvicorn
 
 from examples.stripe_double import forms, pages
-from examples.stripe_double.books import Books
 from examples.stripe_double.deliveries import Deliveries, Endpoint
 from examples.stripe_double.faults import Fault
-from examples.stripe_double.kept import Kept
+from examples.stripe_double.request_log import RequestLog
 from examples.stripe_double.routes import Routes
+from examples.stripe_double.state import State
 
 API_KEY = "sk_test_double"
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -31,9 +31,9 @@ class StripeDouble:
 
     def __init__(self, api_key: str = API_KEY) -> None:
         self.api_key = api_key
-        self.kept: Kept | None = None
+        self.kept: RequestLog | None = None
         """The file of recorded requests, if any."""
-        self.books = Books()
+        self.books = State()
         self.routes = Routes(self.books)
         self.deliveries = Deliveries(self.books)
         self.faults: list[Fault] = []
@@ -74,7 +74,7 @@ class StripeDouble:
 
     # Remembering -------------------------------------------------------------------------------------------
 
-    def remember(self, kept: Kept) -> None:
+    def remember(self, kept: RequestLog) -> None:
         """Replays the recorded requests, and records new ones from now on. Its time is the real one."""
         self.books.draws = kept.draws
         for one in kept.requests():

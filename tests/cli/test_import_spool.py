@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from billing.folding import measure
 from billing.repository import LedgerWriter
-from cli import operator
+from cli import service_access
 from db.session import EVERY_TENANT
 from engine.journal.inflight_table import InflightTable
 from engine.journal.records import packed
@@ -33,7 +33,7 @@ def event(number: int, completion: int = 50) -> UsageEvent:
 
 async def ledger(environment: Mapping[str, str]) -> dict[str, int]:
     async with (
-        operator.open_services(environment) as services,
+        service_access.open_services(environment) as services,
         services.database.read(EVERY_TENANT) as session,
     ):
         rows = await session.execute(text("SELECT request_id, completion_tokens FROM usage_records"))
@@ -44,7 +44,7 @@ async def test_a_piece_of_a_spool_is_billed_and_importing_again_changes_nothing(
     environment: Mapping[str, str], tmp_path: Path
 ) -> None:
     async with (
-        operator.open_services(environment) as services,
+        service_access.open_services(environment) as services,
         services.database.write(EVERY_TENANT) as session,
     ):
         await LedgerWriter(session).upsert([measure(event(1)), measure(event(2, 20))])
@@ -64,7 +64,7 @@ async def test_a_piece_of_a_spool_is_billed_and_importing_again_changes_nothing(
     assert "added 0 requests to the ledger, extended 0, 4 were there already; added 0 completion" in again
     assert file.exists(), "to be removed by a person"
     async with (
-        operator.open_services(environment) as services,
+        service_access.open_services(environment) as services,
         services.database.read(EVERY_TENANT) as session,
     ):
         query = "SELECT first_number, last_number FROM usage_event_ranges ORDER BY 1"

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from billing.folding import measure
 from billing.rates import RATE_LABEL, Rate
 from billing.repository import LedgerWriter
-from cli import operator
+from cli import service_access
 from db.session import EVERY_TENANT, Database
 from tests.cli.commands import refusal, run
 from tests.support.journal import usage_event
@@ -29,7 +29,7 @@ def environment(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch)
 
 async def spend(environment: Mapping[str, str], tenant: str, when: datetime, tokens: int) -> None:
     """Of a micro-USD each."""
-    async with operator.open_services(environment) as services:
+    async with service_access.open_services(environment) as services:
         labels = {"key_id": "k", "model": "sapling", "service_tier": "default"}
         labels[RATE_LABEL] = Rate("prc_1", 10**6, 10**6, 10**6).label
         at = when.timestamp()

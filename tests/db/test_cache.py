@@ -9,7 +9,7 @@ import pytest
 import redis.asyncio
 
 from cli.local.redis import start_redis
-from db.cache import DEAF_TTL, EVERYTHING, RENEW_FROM, RENEW_TOGETHER, RETRY_AFTER, RowCache
+from db.cache import DISCONNECTED_TTL, EVERYTHING, RENEW_FROM, RENEW_TOGETHER, RETRY_AFTER, RowCache
 from db.errors import DatabaseUnavailable
 from tests.support.waiting import eventually
 
@@ -219,11 +219,11 @@ async def test_unheard_entries_live_one_second(table: Rows, redis_client: redis.
     cache = RowCache(redis_client, CHANNEL, table.load, clock=clock)  # never started
     await cache.get("a", "1")
     await cache.get("a", "9")
-    clock.now += DEAF_TTL * 0.9
+    clock.now += DISCONNECTED_TTL * 0.9
     await cache.get("a", "1")
     await cache.get("a", "9")
     assert table.num_loads == 2
-    clock.now += DEAF_TTL * 0.2
+    clock.now += DISCONNECTED_TTL * 0.2
     await cache.get("a", "1")
     await cache.get("a", "9")
     assert table.num_loads == 4
@@ -291,7 +291,7 @@ async def test_with_both_away_nothing_old_serves(table: Rows, redis_client: redi
     )  # not heard: a revocation may have been missed
     await cache.get("a", "1")
     table.away = True
-    clock.now += DEAF_TTL * 1.1
+    clock.now += DISCONNECTED_TTL * 1.1
     with pytest.raises(DatabaseUnavailable):
         await cache.get("a", "1")
 

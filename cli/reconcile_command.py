@@ -19,7 +19,7 @@ from cli.printing import Data
 
 if TYPE_CHECKING:
     from billing.reconciliation.differences import Report
-    from cli.operator import Services
+    from cli.service_access import Services
 
 books_app = typer.Typer()
 
@@ -48,7 +48,7 @@ def reconcile(
 
     The report is stored, and the counts of the latest one are exported as metrics.
     """
-    from cli.operator import call
+    from cli.service_access import call
 
     start, end = span_of(month, days, datetime.now(UTC))
 

@@ -14,7 +14,7 @@ import typer
 from cli.printing import Data, print_rows
 
 if TYPE_CHECKING:
-    from cli.operator import Services
+    from cli.service_access import Services
     from tenants.operators.service import OperatorAccounts
 
 operator_app = typer.Typer(
@@ -34,7 +34,7 @@ def operator_add(
     data: Data = None,
 ) -> None:
     """Add an operator. Reads the password from the terminal, or one line from standard input."""
-    from cli.operator import call
+    from cli.service_access import call
 
     if sys.stdin.isatty():
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
@@ -51,7 +51,7 @@ def operator_add(
 @operator_app.command("list")
 def operator_list(data: Data = None) -> None:
     """List the operators."""
-    from cli.operator import call, minute
+    from cli.service_access import call, minute
 
     async def work(services: Services) -> list[tuple[str, ...]]:
         return [
@@ -65,7 +65,7 @@ def operator_list(data: Data = None) -> None:
 @operator_app.command("remove")
 def operator_remove(email: Email, data: Data = None) -> None:
     """Remove an operator: signed out at once, also of tenants' consoles."""
-    from cli.operator import call
+    from cli.service_access import call
 
     async def work(services: Services) -> None:
         await _operators(services).remove(email)
@@ -84,7 +84,7 @@ def operator_reset(
 ) -> None:
     """Print a token to set a new password at /console/reset. It works once, within a day."""
     from cli.accounts import reset_token
-    from cli.operator import call
+    from cli.service_access import call
 
     async def work(services: Services) -> str:
         from tenants.models import OPERATOR_TENANT

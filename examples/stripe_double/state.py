@@ -49,7 +49,7 @@ class Clock:
         self._held = at
 
 
-class Books:
+class State:
     """Objects of every kind. Other threads must hold `lock` to use them."""
 
     def __init__(self) -> None:

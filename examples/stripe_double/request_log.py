@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Kept:
+class RequestLog:
     """One file: the prefix of ids, then a line for each request."""
 
     def __init__(self, path: Path, draws: str) -> None:
