@@ -96,7 +96,7 @@ class ZygoteLink:
             self._process.kill()
         await self._process.wait()
 
-    def _hear(self) -> None:
+    def _handle(self) -> None:
         try:
             packet = self._channel.recv(MAX_PACKET)
             if packet:
