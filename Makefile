@@ -6,7 +6,7 @@ UV := UV_FIND_LINKS="$${UV_FIND_LINKS:-$$PIP_FIND_LINKS}" $(BIN)/uv
 export OMP_NUM_THREADS ?= 1
 # Tests start hundreds of processes: none shall compile the same modules again, and torch's take seconds.
 unexport PYTHONDONTWRITEBYTECODE
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 # Kernels that were compiled for a test once, by what they were made of: tests compile what has changed.
 TRITON_TEST_CACHE ?= $(CURDIR)/var/triton
 PACKAGES := adapters admin api billing cli db engine kernels sla telemetry tenants tokenization worker benchmarks examples
@@ -75,7 +75,7 @@ contracts: .venv/.installed
 browser: .venv/.installed
 	@$(BIN)/python -m tests.support.chromium
 
-# Most tests wait more than they work: three processes keep two cores busy. Those that measure time come last
+# Most tests wait more than they work: four processes keep two cores busy. Those that measure time come last
 # and have the machine to themselves; only files with that word are loaded to find them.
 unit: export TRITON_CACHE_DIR ?= $(TRITON_TEST_CACHE)
 unit: .venv/.installed

@@ -96,7 +96,7 @@ class AdapterService:
         async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
             if changes.name is not None:
-                await repository.lock_tenant("adapters")
+                await repository.advisory_lock("adapters")
             row = await self._locked(repository, adapter)
             if changes.name is not None and changes.name != row.name:
                 check_new_name(changes.name)
@@ -135,7 +135,7 @@ class AdapterService:
 
     async def rollback(self, tenant_id: str, adapter: str, *, by: Actor = SYSTEM) -> AdapterWithVersion:
         """Activates the version that was active before; a second call reverts the first. Raises
-        AdapterNotFound, NothingToRollBackTo, VersionNotReady.
+        AdapterNotFound, NoPreviousVersion, VersionNotReady.
         """
         async with self._database.write(tenant_id) as session:
             repository = AdapterRepository(session, tenant_id)
@@ -297,7 +297,7 @@ class AdapterService:
 
     async def _ensured(self, session: WriteSession, repository: AdapterRepository, name: str) -> Adapter:
         """Returns the adapter, locked; creates it if needed."""
-        await repository.lock_tenant("adapters")
+        await repository.advisory_lock("adapters")
         adapter = await repository.lock(ModelName(self.base, name))
         if adapter is None:
             check_new_name(name)

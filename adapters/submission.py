@@ -144,7 +144,7 @@ class AdapterSubmission:
         ):
             await lock_uploads(session, caller.tenant_id, meant.uploads.values())
             repository = AdapterRepository(session, caller.tenant_id)
-            await repository.lock_tenant("adapters")
+            await repository.advisory_lock("adapters")
             await self._refuse(repository, caller.plan, name)
             repository.add_own(adapter)
             await session.flush()

@@ -33,7 +33,7 @@ class PackedArtifact:
 
 
 async def locked_version(session: WriteSession, job: Job) -> tuple[Adapter, AdapterVersion]:
-    """Returns the job's version and its adapter, locked. Raises VersionGone when the adapter is deleted."""
+    """Returns the job's version and its adapter, locked. Raises VersionDeleted if the adapter is."""
     repository = AdapterRepository(session, job.tenant_id)
     adapter = await repository.lock(ModelName(adapter_id=job.adapter_id))
     version = await repository.lock_version(job.adapter_id, job.version)
@@ -43,7 +43,7 @@ async def locked_version(session: WriteSession, job: Job) -> tuple[Adapter, Adap
 
 
 async def note_inspected(session: WriteSession, job: Job, inspection: Mapping[str, Any]) -> None:
-    """Records that the files are valid. Raises VersionGone."""
+    """Records that the files are valid. Raises VersionDeleted."""
     _, version = await locked_version(session, job)
     if version.inspection != dict(inspection):
         version.inspection = dict(inspection)
@@ -51,7 +51,7 @@ async def note_inspected(session: WriteSession, job: Job, inspection: Mapping[st
 
 
 async def note_packed(session: WriteSession, job: Job, artifacts: Mapping[str, PackedArtifact]) -> None:
-    """Records the packed artifacts, by dtype. Raises VersionGone."""
+    """Records the packed artifacts, by dtype. Raises VersionDeleted."""
     _, version = await locked_version(session, job)
     packed = {dtype: {"digest": one.digest, "size": one.size} for dtype, one in artifacts.items()}
     version.rank = max(one.rank for one in artifacts.values())
@@ -65,7 +65,7 @@ async def note_packed(session: WriteSession, job: Job, artifacts: Mapping[str, P
 
 async def note_calibrated(session: WriteSession, job: Job, summary: Mapping[str, Any], dtype: str) -> None:
     """Records the calibration and the dtype to serve. A version in service keeps its artifact: what it serves
-    never changes. Raises VersionGone.
+    never changes. Raises VersionDeleted.
     """
     _, version = await locked_version(session, job)
     if version.calibration != dict(summary):
@@ -81,7 +81,7 @@ async def note_calibrated(session: WriteSession, job: Job, summary: Mapping[str,
 async def finish_ready(session: WriteSession, job: Job, announcer: Announcer) -> None:
     """Makes the version ready, and active if that was requested and no newer version is active.
 
-    Raises VersionGone.
+    Raises VersionDeleted.
     """
     adapter, version = await locked_version(session, job)
     if version.state not in PENDING:

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 
 from adapters.files.uploads import MAX_PART_BYTES
 from api import health
+from api.authentication import identify
 from api.cors import Preflights
-from api.deps import identify
 from api.direct import Direct
 from api.edge import AsgiApp, BodyLimit, BodyLimits, Edge
 from api.errors import (

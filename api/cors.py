@@ -1,8 +1,9 @@
 """Cross-origin requests of web pages (CORS): answers preflights, says what pages may read of a response.
 
 A preflight carries no key, so every well-formed one for the API is granted: it gives away nothing and does
-nothing. Whether a page may use a key is decided on the request itself, by the key's origins (`api.deps`);
-only then does the response have the headers that let the page read it. Cookies are never allowed.
+nothing. Whether a page may use a key is decided on the request itself, by the key's origins
+(`api.authentication`); only then does the response have the headers that let the page read it. Cookies are
+never allowed.
 """
 
 from __future__ import annotations

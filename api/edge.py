@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import structlog
+from starlette.requests import Request
 
 from api.cors import response_headers
 from api.deferred_work import DeferredWork
@@ -255,6 +256,15 @@ class _BoundedBody:
         if limit.min_rate:
             left = min(left + self._received / limit.min_rate, limit.timeout)
         return max(0.0, left)
+
+
+def header_of(request: Request, name: bytes, default: str = "") -> str:
+    """Returns a request header's value, the last where it came twice. `name` is in lower case.
+
+    The edge keeps headers in a dict; the framework searches the list of all of them at each look-up.
+    """
+    value: bytes | None = request.scope["state"]["headers"].get(name)
+    return default if value is None else value.decode("latin-1")
 
 
 @types.coroutine

@@ -12,9 +12,8 @@ import structlog
 from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from api.deps import services_of
 from api.openapi.routing import Router, answers, reference
-from api.services import Check
+from api.services import Check, services_of
 
 CHECK_TIMEOUT = 2.0
 """Seconds after which something that does not answer counts as not ready."""

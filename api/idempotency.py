@@ -17,7 +17,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.deps import bearer_of, identify
+from api.authentication import bearer_of, identify
 from api.edge import AsgiApp, Message, Receive, Scope, Send
 from api.errors import (
     FACES,

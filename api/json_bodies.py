@@ -1,7 +1,4 @@
-"""Reading JSON bodies into strict msgspec structs, with errors that name the field; and how JSON says when.
-
-Refuses to know which fields there are.
-"""
+"""Reads JSON bodies into strict msgspec structs, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -13,8 +10,10 @@ from types import MappingProxyType
 from typing import Any, TypeVar, overload
 
 import msgspec
+from starlette.requests import Request
 
-from api.errors import ApiError, InvalidValue, UnsupportedParameter
+from api.edge import header_of
+from api.errors import ApiError, ClientGone, InvalidValue, UnsupportedMediaType, UnsupportedParameter
 
 RequestT = TypeVar("RequestT")
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -26,6 +25,40 @@ _FIELD = re.compile(
     r"^Object (?P<problem>contains unknown|missing required) field `(?P<field>.*)`$", re.DOTALL
 )
 _ROOT = re.compile(r"[^.\[]+")
+
+
+async def read_json(request: Request) -> bytes:
+    """Returns the request's body, undecoded.
+
+    Raises:
+        UnsupportedMediaType: the body is declared to be something else than JSON in UTF-8.
+        ClientGone: the client hung up before the end of the body.
+    """
+    _check_json(header_of(request, b"content-type", "application/json"))
+    message = await request.receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        body: bytes = message.get("body", b"")
+        return body
+    pieces: list[bytes] = []
+    while message["type"] == "http.request":
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+        message = await request.receive()
+    raise ClientGone("The client hung up while sending the request.")
+
+
+def _check_json(content_type: str) -> None:
+    """Raises UnsupportedMediaType."""
+    media_type, _, parameters = content_type.partition(";")
+    media_type = media_type.strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise UnsupportedMediaType(f"Send 'content-type: application/json', not '{media_type[:100]}'.")
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        charset = value.strip().strip('"')
+        if name.strip().lower() == "charset" and charset.lower() not in ("utf-8", "utf8"):
+            raise UnsupportedMediaType(f"JSON must be in UTF-8; charset '{charset[:100]}' is not supported.")
 
 
 def decode(

@@ -11,8 +11,8 @@ import time
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.openai.reservation import asked_for
-from api.openai.routes import chat_completion
+from api.openai.pipeline import chat_completion
+from api.openai.service_tier import requested_tier
 from api.services import Services
 from billing.rates import Rate
 from engine.protocol import PriorityClass
@@ -30,7 +30,7 @@ class Playground:
         Raises UserNotFound, DatabaseUnavailable.
         """
         caller = await self._callers.of(tenant_id, user_id)
-        tier = asked_for(None, caller)
+        tier = requested_tier(None, caller)
         percent, now = caller.plan.terms[tier].price_percent, time.time()
         base, adapter = [
             await self._services.prices.rate(percent, now, on_adapter) for on_adapter in (False, True)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fastapi import Request
 
 from adapters.catalogue import AdapterCatalogue
 from adapters.deletion import AdapterDeletion
@@ -17,6 +20,7 @@ from adapters.service import AdapterService
 from adapters.storage import ObjectStore
 from adapters.submission import AdapterSubmission
 from api.deferred_work import DeferredWork
+from api.errors import NotServing
 from api.metrics.payments import PaymentsCollector
 from api.metrics.reconciliation import BooksCollector
 from api.metrics.restarts import RestartsCollector
@@ -28,7 +32,8 @@ from billing.pricing import PriceBook
 from billing.service import UsageReports
 from billing.spend.alerts import SpendAlertService
 from db.outbox import Outbox
-from engine.client import EngineClient
+from engine.client import EngineClient, EngineGone
+from engine.protocol import EngineInfo
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry.metrics import ServingMetrics
@@ -38,6 +43,7 @@ from tenants.resolver import KeyResolver
 from tenants.service import AccountServices
 from tokenization.codec import TextCodec
 
+ServiceT = TypeVar("ServiceT")
 Check = Callable[[], Awaitable[str | None]]
 """Returns None when what it checks is ready; otherwise raises, or returns the reason, which /readyz shows."""
 
@@ -112,3 +118,33 @@ class Services:
     """None in a process whose /metrics shows no reconciliation."""
     restarts: RestartsCollector | None = None
     """None in a process whose /metrics shows no restarts."""
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+def served(service: ServiceT | None, what: str) -> ServiceT:
+    """Returns an optional service. Raises NotServing, with its name in the plural, where there is none."""
+    if service is None:
+        raise NotServing(f"{what} are not served here.")
+    return service
+
+
+def onboarding_of(request: Request) -> Onboarding:
+    """Returns the services of adapters. Raises NotServing where this process has none."""
+    return served(services_of(request).onboarding, "Files and adapters")
+
+
+def serving_engine(request: Request) -> EngineInfo:
+    """Returns what the engine said of itself. Raises EngineGone while none is connected and ready."""
+    return engine_of(services_of(request))
+
+
+def engine_of(services: Services) -> EngineInfo:
+    """Returns what the engine said of itself. Raises EngineGone while none is connected and ready."""
+    engine = services.engine
+    if engine.info is None or not engine.ready:
+        raise EngineGone("the engine does not serve", engine.ready_in)
+    return engine.info

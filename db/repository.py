@@ -76,7 +76,7 @@ class TenantRepository:
     def delete_own(self, model: type[Owned]) -> Delete:
         return delete(model).where(model.tenant_id == self.tenant_id)
 
-    async def lock_tenant(self, what: str) -> None:
+    async def advisory_lock(self, what: str) -> None:
         """Blocks other transactions that hold `what` of the tenant until this one ends. Call it before
         counting rows to decide whether one may be added.
         """

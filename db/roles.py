@@ -100,7 +100,7 @@ def current_role(connection: Connection) -> str:
 
 
 def assert_confined(connection: Connection) -> None:
-    """Raises RoleTooMighty unless row-level security binds the role of this connection."""
+    """Raises PrivilegedRole unless row-level security binds the role of this connection."""
     might = connection.execute(_MIGHT).one()
     for is_so, why in (
         (might.superuser, "is a superuser"),

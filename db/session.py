@@ -90,6 +90,9 @@ class Database:
             async with ReadSession(self.engine, expire_on_commit=False) as session:
                 await session.execute(_READ, {"tenant": tenant, "timeout": self._timeout})
                 yield session
+                # By COMMIT: at a ROLLBACK psycopg has the server forget every prepared statement.
+                session.expunge_all()
+                await session.commit()
 
     @asynccontextmanager
     async def write(self, tenant: str) -> AsyncIterator[WriteSession]:

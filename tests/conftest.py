@@ -9,7 +9,8 @@ each has its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+import signal
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ from cli.local.postgres import OWNER, serving_url
 from cli.local.redis import start_redis
 from cli.local.server import LocalServer
 from tests.support.clusters import TEMPLATE, start_migrated
+from tests.support.collecting import import_share, without_garbage_collection
 from tests.support.databases import FileDatabase
 from tests.support.distribution import ByFile, rank
 from tests.support.scratch import scratch_directory
@@ -39,6 +41,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile 
         return None
     config.option.loadscopereorder = False
     return ByFile(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    with without_garbage_collection():
+        import_share(session.config)
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -85,6 +94,7 @@ async def redis_client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
 @pytest.fixture(scope="session")
 def postgres_server(servers_dir: Path) -> Iterator[LocalServer]:
     with start_migrated(servers_dir) as server:
+        server.stop_signal = signal.SIGQUIT  # at once, without writing to disk what nobody will read
         yield server
 
 

@@ -16,6 +16,7 @@ from adapters.files.errors import StorageLimitReached
 from adapters.files.models import StoredFile, Upload, UploadPart, UploadStatus
 from db.cursors import fetch_page
 from db.repository import TenantRepository
+from tenants.audit.repository import deleted_ids
 from tenants.limits.kinds import Metric
 from tenants.limits.repository import LimitRepository
 
@@ -45,7 +46,14 @@ class FileRepository(TenantRepository):
         listed = self.select_own(StoredFile)
         filters = [_alive(now)] if purpose is None else [_alive(now), StoredFile.purpose == purpose]
         page = await fetch_page(
-            self.session, listed, StoredFile.id, *filters, after=after, limit=limit, newest_first=newest_first
+            self.session,
+            listed,
+            StoredFile.id,
+            *filters,
+            after=after,
+            limit=limit,
+            newest_first=newest_first,
+            deleted=deleted_ids(self.tenant_id, "file.deleted"),
         )
         return list(page.scalars())
 
@@ -69,7 +77,7 @@ class FileRepository(TenantRepository):
         limit = await LimitRepository(self.session, self.tenant_id).stored(Metric.STORAGE_BYTES)
         if limit is None:
             return
-        await self.lock_tenant("storage")
+        await self.advisory_lock("storage")
         if await self.stored_bytes(now) + size > limit:
             raise StorageLimitReached(limit)
 

@@ -127,7 +127,7 @@ class UploadService:
         )
         async with self._database.write(tenant_id) as session:
             repository = FileRepository(session, tenant_id)
-            await repository.lock_tenant("uploads")
+            await repository.advisory_lock("uploads")
             if await repository.num_pending_uploads(made) >= self._max_pending:
                 raise TooManyUploads(self._max_pending)
             await repository.require_room(size, made)

@@ -39,7 +39,7 @@ class Pipeline(Protocol):
     async def run(self, lease: Lease) -> None:
         """Does all of it, up to the completed job. Parts may have been done by an earlier attempt.
 
-        Raises JobFailed for a failure that the tenant should see, VersionGone; may be cancelled anywhere.
+        Raises JobFailed for a failure that the tenant should see, VersionDeleted; may be cancelled anywhere.
         """
         ...
 
@@ -114,7 +114,7 @@ def _interruption(interrupted: Interrupted, outbox: Outbox) -> Callable[[LeaseTr
     if interrupted.reason == "cancel":
         return _cancelled
     if interrupted.reason == "pause":
-        return _paused
+        return partial(_paused, outbox=outbox)
     return partial(_given_back, outbox=outbox)
 
 
@@ -129,22 +129,32 @@ async def _failed(held: LeaseTransaction, failure: JobFailed) -> None:
     fail(held.session, held.job, version, failure)
 
 
-async def _paused(held: LeaseTransaction) -> None:
+async def _paused(held: LeaseTransaction, outbox: Outbox) -> None:
+    """Follows what the tenant wants by now: the job may have been resumed or cancelled during the
+    interruption.
+    """
     if held.job.wanted == "cancel":
         await _cancelled(held)
-    else:
+    elif held.job.wanted == "pause":
         pause(held.session, held.job)
+    else:
+        _requeue(held, outbox)
 
 
 async def _given_back(held: LeaseTransaction, outbox: Outbox) -> None:
     """Returns the job to the queue because the worker stops; another one takes it at once."""
     if held.job.wanted is not None:
-        await (_cancelled if held.job.wanted == "cancel" else _paused)(held)
+        await _paused(held, outbox)
         return
+    _requeue(held, outbox)
+    held.record_event("job.handed_over", "The worker of the job was stopped; another one continues it.")
+
+
+def _requeue(held: LeaseTransaction, outbox: Outbox) -> None:
+    """Returns the job to the queue at once; the attempt does not count."""
     held.job.status = JobStatus.QUEUED
     held.job.attempts -= 1
     held.job.lease_until = later(5)  # type: ignore[assignment]  # SQL, like any value of a row
-    held.record_event("job.handed_over", "The worker of the job was stopped; another one continues it.")
     outbox.add(held.session, RUN_JOB, {"job_id": held.job.id})
 
 

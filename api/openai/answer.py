@@ -84,7 +84,7 @@ class Answer:
     """One request's generations, from submission to usage. Read it once.
 
     Args:
-        booking: what is asked, and what was reserved for it.
+        reserved: what is asked, and what was reserved for it.
         observation: is told how it was served.
         deferred_work: tells of it once it has ended.
         chat: an assistant's turn, which begins a text; a completion goes on with one.
@@ -94,7 +94,7 @@ class Answer:
 
     def __init__(
         self,
-        booking: RequestReservation,
+        reserved: RequestReservation,
         observation: Observation,
         text: TextCodec,
         metrics: ServingMetrics,
@@ -103,9 +103,9 @@ class Answer:
         chat: bool,
         echo: list[str] | None = None,
     ) -> None:
-        self.submission = submission = booking.submission
+        self.submission = submission = reserved.submission
         self.observation = observation
-        self._booking = booking
+        self._reserved = reserved
         self.echo = echo
         self._metrics = metrics
         self._deferred_work = deferred_work
@@ -150,7 +150,7 @@ class Answer:
             self.abort()
             raise
         finally:
-            self._booking.follow(self._generations)
+            self._reserved.follow(self._generations)
         if self.echo is not None and self.submission.logprobs is not None:
             self._begin_with_prompts(self.echo)
         self._open = set(range(len(self._generations)))

@@ -13,11 +13,11 @@ from fastapi import Request
 
 from adapters.errors import ModelNotFound, ModelNotReady
 from adapters.resolver import ModelCard
-from api.deps import READ_MODELS, authenticate, services_of
-from api.openai.reservation import asked_for
-from api.openai.routes import permitted_model
+from api.authentication import READ_MODELS, authenticate
+from api.openai.model_access import permitted_model
+from api.openai.service_tier import requested_tier
 from api.openapi.routing import Router, fails_with
-from api.services import Services
+from api.services import Services, services_of
 from billing.rates import Rate
 from tenants.context import TenantContext
 from tenants.errors import AccountSuspended
@@ -126,7 +126,7 @@ async def _pricing(services: Services, caller: TenantContext, on_adapter: bool) 
     return {
         "currency": "USD",
         "unit": "micro_usd_per_million_tokens",
-        "default_service_tier": asked_for(None, caller).value,
+        "default_service_tier": requested_tier(None, caller).value,
         "service_tiers": {
             tier.value: _tier_prices(await services.prices.rate(terms.price_percent, now, on_adapter))
             for tier, terms in caller.plan.terms.items()

@@ -1,8 +1,7 @@
-"""What a request may take, before it runs; what it took, once it has ended.
+"""Reserves quota for a generation request, and settles the reservation when its generations have ended.
 
-Owns the choice of the class that serves it, the amounts that are reserved, and that every reservation ends,
-whichever way the request does: settled with what the engine counted, cancelled when nothing ran, or left to
-the engine's journal when the engine has gone. Refuses to know HTTP, and how limits and prices are kept.
+Every reservation ends, however the request ends: settled with the tokens that the engine counted,
+cancelled when nothing ran, or left to the usage journal when the engine has gone.
 """
 
 from __future__ import annotations
@@ -10,25 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from api.errors import InvalidValue
-from api.openai.submission import Submission, ValidatedRequest
+from api.openai.submission import Submission, build_submission
+from api.openai.validation import ValidatedRequest
 from billing.pricing import PriceBook
 from billing.rates import Rate
 from engine.client import EngineGone, Generation
 from engine.protocol import PriorityClass, Usage
-from tenants.context import TenantContext
 from tenants.limits.kinds import Amounts
 from tenants.quotas import Contract, Quotas, Reservation
 
 ASSUMED_OUTPUT = 1024
-"""Tokens of a choice that rates are charged ahead for when the caller does not say how many it wants. Budgets
-reserve all that the context has room for.
+"""Output tokens per choice that rate limits reserve for a request without `max_tokens`. Budgets reserve all
+that the context has room for.
 """
 
 
 class RequestReservation:
-    """A reservation and the submission it is for. `follow` or `release` it, or the reservation is held until
-    it expires.
+    """A reservation and the submission that it is for. Call `follow` or `release`, or it is held until it
+    expires.
     """
 
     def __init__(self, submission: Submission, rate: Rate, reservation: Reservation, quotas: Quotas) -> None:
@@ -43,7 +41,7 @@ class RequestReservation:
         """Whether the engine has gone with what it counted."""
 
     def follow(self, generations: Sequence[Generation]) -> None:
-        """Settle with what these come to once all have ended, whoever still reads them then."""
+        """Settles with the usage of these generations once all have ended, even if the client has left."""
         if self._num_open is not None or not generations:
             return
         self._num_open = len(generations)
@@ -51,7 +49,7 @@ class RequestReservation:
             generation.when_ended(self._ended)
 
     def release(self) -> None:
-        """Give the reservation back, unless generations are followed: then their end does."""
+        """Cancels the reservation, unless generations are followed: then their end settles it."""
         if self._num_open is None:
             self._num_open = 0
             self._quotas.cancel(self.reservation)
@@ -64,12 +62,12 @@ class RequestReservation:
         elif isinstance(generation.error, EngineGone):
             self._lost = True
         if not self._num_open:
-            # In the loop's next turn, behind the answers of this one: nobody waits for it.
+            # In the loop's next turn, behind the responses of this one: no client waits for it.
             asyncio.get_running_loop().call_soon(self._settle)
 
     def _settle(self) -> None:
         if self._lost:
-            # What the ledger will bill is more than what came here; only the journal knows it.
+            # The ledger will bill more than what arrived here; only the journal knows how much.
             self._quotas.leave(self.reservation)
             return
         if not self._used:
@@ -86,62 +84,43 @@ class RequestReservation:
         )
 
 
-async def book(
-    draft: ValidatedRequest, asked: PriorityClass, quotas: Quotas, prices: PriceBook
+async def reserve(
+    request: ValidatedRequest, tier: PriorityClass, quotas: Quotas, prices: PriceBook
 ) -> RequestReservation:
-    """Reserve for the draft, and settle which class serves it: the one asked for, or `default`.
+    """Reserves what the request may use at most, in the tier that it asks for; beyond the tokens that the
+    plan contracts for that tier, in the default tier.
 
     Raises:
         RateLimited, QuotaExhausted, QuotaUnavailable: there is no room. Nothing is reserved then.
         DatabaseUnavailable: the prices cannot be looked up.
     """
-    terms = draft.caller.plan.terms
-    bound = terms[asked].contracted_tokens_per_minute
-    on_adapter = draft.model.adapter_id is not None
-    rate = await prices.rate(terms[asked].price_percent, draft.submitted_at, on_adapter)
-    otherwise = rate
-    if bound is not None:
+    terms = request.caller.plan.terms
+    contracted = terms[tier].contracted_tokens_per_minute
+    on_adapter = request.model.adapter_id is not None
+    rate = default_rate = await prices.rate(terms[tier].price_percent, request.submitted_at, on_adapter)
+    if contracted is not None:
         percent = terms[PriorityClass.DEFAULT].price_percent
-        otherwise = await prices.rate(percent, draft.submitted_at, on_adapter)
-    worst, expected = _amounts(draft, rate if rate.percent >= otherwise.percent else otherwise)
+        default_rate = await prices.rate(percent, request.submitted_at, on_adapter)
+    worst, expected = _amounts(request, rate if rate.percent >= default_rate.percent else default_rate)
     reservation = await quotas.reserve(
-        draft.id,
-        draft.caller,
-        draft.model.name,
+        request.id,
+        request.caller,
+        request.model.name,
         worst,
         expected,
-        None if bound is None else Contract(asked.value, bound),
-        parts=len(draft.prompts),
+        None if contracted is None else Contract(tier.value, contracted),
+        parts=len(request.prompts),
     )
-    served = asked
-    if bound is not None and not reservation.within_contract:
-        served, rate = PriorityClass.DEFAULT, otherwise
-    return RequestReservation(draft.submission(served, rate.label), rate, reservation, quotas)
+    if contracted is not None and not reservation.within_contract:
+        tier, rate = PriorityClass.DEFAULT, default_rate
+    return RequestReservation(build_submission(request, tier, rate.label), rate, reservation, quotas)
 
 
-def asked_for(service_tier: str | None, caller: TenantContext) -> PriorityClass:
-    """The class meant. `auto`, or nothing, is the best that the plan offers without being asked: priority
-    where it has that, never flex; unless the project says it is the default class.
-
-    Raises InvalidValue when the plan does not offer it, or not to the project.
-    """
-    terms = caller.plan.terms
-    if service_tier is None or service_tier == "auto":
-        best = PriorityClass.PRIORITY if terms[PriorityClass.PRIORITY].allowed else PriorityClass.DEFAULT
-        return PriorityClass.DEFAULT if caller.auto_tier == PriorityClass.DEFAULT else best
-    tier = PriorityClass(service_tier)
-    if not terms[tier].allowed:
-        raise InvalidValue(
-            f"The service tier '{tier}' is not offered by your plan, or not to this project.", "service_tier"
-        )
-    return tier
-
-
-def _amounts(draft: ValidatedRequest, rate: Rate) -> tuple[Amounts, Amounts | None]:
-    """The most the request can take; and what it is expected to, where that is not the same."""
-    n = draft.n
-    prompt_lens = [len(prompt_ids) for prompt_ids in draft.prompts]
-    most = [sampling.max_tokens * n for sampling in draft.sampling]
+def _amounts(request: ValidatedRequest, rate: Rate) -> tuple[Amounts, Amounts | None]:
+    """Returns the most that the request can use, and what it is expected to use where that differs."""
+    n = request.n
+    prompt_lens = [len(prompt_ids) for prompt_ids in request.prompts]
+    most = [sampling.max_tokens * n for sampling in request.sampling]
     worst = Amounts(
         requests=1,
         input_tokens=sum(prompt_lens),
@@ -150,7 +129,7 @@ def _amounts(draft: ValidatedRequest, rate: Rate) -> tuple[Amounts, Amounts | No
             rate.worst(prompt_len, output) for prompt_len, output in zip(prompt_lens, most, strict=True)
         ),
     )
-    if draft.bounded:
+    if request.has_max_tokens:
         return worst, None
     assumed = sum(min(ASSUMED_OUTPUT * n, output) for output in most)
     return worst, Amounts(1, worst.input_tokens, assumed, worst.spend)

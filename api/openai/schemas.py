@@ -35,7 +35,7 @@ StopString = Annotated[str, Meta(min_length=1, max_length=256)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _BY_TOKEN = Meta(max_length=1024, extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}})
-Nothing = Annotated[list[Any], Meta(max_length=0)]
+Nothing = Annotated[list[Any], Meta(max_length=0, extra_json_schema={"items": {}})]
 
 
 class TextPart(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -20,6 +20,7 @@ import msgspec
 from api.openapi.routing import reference
 
 _SUFFIX = "Object"
+_TYPES = {str: "string", bool: "boolean", int: "integer"}
 _GENERIC = {"Page": "List", "BucketPage": "Page", "Bucket": "Bucket"}
 
 
@@ -49,15 +50,27 @@ def _name(name: str) -> str:
 
 
 def _renamed(schema: Any) -> Any:
-    """With references to the names of this document."""
+    """With references to the names of this document, and with the type of enums, which generators of clients
+    need.
+    """
     if isinstance(schema, list):
         return [_renamed(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
+    if isinstance(schema.get("enum"), list):
+        return _typed_enum(schema)
     return {
         key: reference(_name(value.rpartition("/")[2]))["$ref"] if key == "$ref" else _renamed(value)
         for key, value in schema.items()
     }
+
+
+def _typed_enum(schema: dict[str, Any]) -> dict[str, Any]:
+    values = schema["enum"]
+    typed = {"type": _TYPES[type(values[0])], **schema}
+    if len(values) == 1:
+        typed["const"] = typed.pop("enum")[0]
+    return typed
 
 
 def _described(schema: dict[str, Any], kind: type | None) -> dict[str, Any]:

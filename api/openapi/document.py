@@ -17,6 +17,7 @@ from api.openapi import errors, guide
 from api.openapi.components import components_of, schema_of
 from api.openapi.links import add_links
 from api.openapi.routing import Contract, reference
+from api.openapi.rules import RULES
 
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+")
 
@@ -49,8 +50,11 @@ def _build(
     )
     made["x-tagGroups"] = [{"name": name, "tags": tags} for name, tags in guide.GROUPS.items()]
     types = [kind for contract in contracts.values() for kind in contract.types]
+    schemas = components_of([*bodies, *types])
+    for name, rules in RULES.items():
+        schemas[name]["allOf"] = rules
     made["components"] = {
-        "schemas": dict(sorted(components_of([*bodies, *types]).items())) | {"Error": errors.SCHEMA},
+        "schemas": dict(sorted(schemas.items())) | {"Error": errors.SCHEMA},
         "responses": {},
         "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": guide.KEYS}},
     }
@@ -110,9 +114,19 @@ def _add_response(operation: dict[str, Any], contract: Contract) -> None:
         if contract.response is not None:
             content["application/json"] = {"schema": schema_of(contract.response)}
         if contract.events:
-            kinds = [schema_of(event) for event in contract.events]
-            content["text/event-stream"] = {"schema": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}}
+            content["text/event-stream"] = {"schema": _event_schema(contract)}
             response["description"] += guide.EVENTS
+
+
+def _event_schema(contract: Contract) -> dict[str, Any]:
+    """The schema of one server-sent event, which has its JSON in `data`."""
+    kinds = [schema_of(event) for event in contract.events]
+    data = {
+        "type": "string",
+        "contentMediaType": "application/json",
+        "contentSchema": kinds[0] if len(kinds) == 1 else {"anyOf": kinds},
+    }
+    return {"type": "object", "required": ["data"], "properties": {"data": data}}
 
 
 def _add_errors(document: dict[str, Any], verb: str, operation: dict[str, Any], contract: Contract) -> None:

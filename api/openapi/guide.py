@@ -24,8 +24,8 @@ say in `has_more` whether there is another page.
 """
 KEYS = "An API key: `Authorization: Bearer <key>`."
 EVENTS = (
-    " With `stream`, server-sent events: the `data` of each is one object of this schema, and the last event "
-    "is `data: [DONE]`."
+    " With `stream`, server-sent events: the `data` of each is one JSON object, and the last event is "
+    "`data: [DONE]`."
 )
 TAGS = {
     "Chat": "Generate the next message of a conversation.",

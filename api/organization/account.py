@@ -6,7 +6,7 @@ from typing import Literal, TypedDict
 
 from fastapi import Request
 
-from api.deps import READ_PROJECTS
+from api.authentication import READ_PROJECTS
 from api.openapi.routing import Router
 from api.organization.requests import asking
 from tenants.views import PlanView

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from fastapi import Request
 
-from api.deps import READ_KEYS, WRITE_KEYS
+from api.authentication import READ_KEYS, WRITE_KEYS
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import CreateAdminKeyRequest, RotateKeyRequest, UpdateAdminKeyRequest
 from api.organization.keys import AdminKeyObject, CreatedAdminKeyObject, admin_key_object, changes_of

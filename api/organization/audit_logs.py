@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from fastapi import Depends, Query, Request
 
-from api.deps import READ_AUDIT
+from api.authentication import READ_AUDIT
 from api.errors import InvalidValue
 from api.openapi.routing import Router
 from api.organization.requests import asking

@@ -185,7 +185,7 @@ class SetLimitRequest(Body, frozen=True, kw_only=True):
 
     metric: Annotated[str, Meta(extra_json_schema={"enum": [*Metric]})]
     amount: Amount
-    model: Annotated[str, Meta(max_length=200)] = ""
+    model: Annotated[str, Meta(max_length=200, extra_json_schema={"format": "model-pattern"})] = ""
     """Empty: all models together. `base`, `base:*`, `base:adapter`, `base:adapter@version`."""
     project_id: Id | None = None
     api_key_id: Id | None = None

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 from fastapi import Request
 
-from api.deps import READ_MEMBERS, WRITE_MEMBERS, address_of
+from api.authentication import READ_MEMBERS, WRITE_MEMBERS, address_of
 from api.errors import InvalidValue
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import AcceptInviteRequest, CreateInviteRequest

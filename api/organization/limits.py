@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 from fastapi import Request
 
-from api.deps import READ_LIMITS, WRITE_LIMITS, services_of
+from api.authentication import READ_LIMITS, WRITE_LIMITS
 from api.errors import InvalidValue, RouteNotFound
 from api.json_bodies import unix
 from api.openapi.routing import Router, fails_with, json_body
@@ -18,6 +18,7 @@ from api.organization.bodies import SetLimitRequest
 from api.organization.objects import DeletedObject, deleted
 from api.organization.requests import AdminCaller, asking, naming_fields, read_body
 from api.pages import Page, Paged, page, position
+from api.services import services_of
 from tenants.errors import KeyNotFound, ProjectNotFound, QuotaUnavailable
 from tenants.limits.kinds import Limit, Metric, Scope
 from tenants.quotas.reservation import LimitState

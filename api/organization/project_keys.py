@@ -7,7 +7,7 @@ from typing import Literal
 
 from fastapi import Request
 
-from api.deps import READ_KEYS, WRITE_KEYS
+from api.authentication import READ_KEYS, WRITE_KEYS
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import CreateProjectKeyRequest, RotateKeyRequest, UpdateProjectKeyRequest
 from api.organization.keys import (

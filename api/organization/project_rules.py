@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 
 from fastapi import Request
 
-from api.deps import READ_PROJECTS, WRITE_PROJECTS
+from api.authentication import READ_PROJECTS, WRITE_PROJECTS
 from api.errors import RouteNotFound
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import ModelPermissionsRequest, ServiceTierSettingsRequest

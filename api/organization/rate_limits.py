@@ -10,12 +10,13 @@ from typing import Annotated, Literal, TypedDict
 
 from fastapi import Query, Request
 
-from api.deps import READ_LIMITS, WRITE_LIMITS, services_of
+from api.authentication import READ_LIMITS, WRITE_LIMITS
 from api.errors import InvalidValue, RouteNotFound
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import RateLimitRequest
 from api.organization.requests import AdminCaller, asking, naming_fields, read_body
 from api.pages import Cursor, Page, page, position
+from api.services import services_of
 from tenants.errors import ProjectNotFound
 from tenants.limits.kinds import MAX_RATE, Limit, Metric
 

@@ -15,10 +15,11 @@ from typing import TypeVar
 import msgspec
 from fastapi import Request
 
-from api.deps import Permission, actor_of, authenticate, read_json, served, services_of
+from api.authentication import Permission, actor_of, authenticate
 from api.errors import InvalidValue
-from api.json_bodies import BodyDecoders
+from api.json_bodies import BodyDecoders, read_json
 from api.organization.bodies import BODIES
+from api.services import served, services_of
 from tenants.actors import Actor
 from tenants.context import TenantContext
 from tenants.service import AccountServices

@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 from fastapi import Request
 
-from api.deps import READ_MEMBERS
+from api.authentication import READ_MEMBERS
 from api.errors import InvalidValue, RouteNotFound
 from api.openapi.routing import Router, fails_with
 from api.organization.requests import asking

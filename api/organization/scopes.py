@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from api import deps
+from api import authentication
 from api.errors import InvalidValue
 from tenants.context import KEY_KINDS, KeyKind
 from tenants.roles import ROLES, admin_scopes
@@ -15,8 +15,8 @@ from tenants.roles import ROLES, admin_scopes
 SCOPES: Mapping[KeyKind, frozenset[str]] = {
     kind: frozenset(
         permission.scope
-        for permission in vars(deps).values()
-        if isinstance(permission, deps.Permission) and permission.kind == kind
+        for permission in vars(authentication).values()
+        if isinstance(permission, authentication.Permission) and permission.kind == kind
     )
     | (frozenset().union(*map(admin_scopes, ROLES)) if kind == "admin" else frozenset())
     for kind in KEY_KINDS

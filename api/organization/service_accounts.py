@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from api.deps import READ_PROJECTS, WRITE_KEYS, WRITE_PROJECTS
+from api.authentication import READ_PROJECTS, WRITE_KEYS, WRITE_PROJECTS
 from api.errors import InvalidValue
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import (

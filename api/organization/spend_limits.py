@@ -9,11 +9,12 @@ from typing import Literal, TypedDict
 
 from fastapi import Request
 
-from api.deps import READ_LIMITS, WRITE_LIMITS, services_of
+from api.authentication import READ_LIMITS, WRITE_LIMITS
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import SpendLimitRequest
 from api.organization.objects import RuleDeletedObject
 from api.organization.requests import AdminCaller, asking, naming_fields, read_body
+from api.services import services_of
 from billing.rates import MICRO_USD_PER_CENT
 from tenants.errors import LimitNotFound, ProjectNotFound, QuotaUnavailable
 from tenants.limits.kinds import Limit, Metric, Scope

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import Query, Request
 
-from api.deps import READ_MEMBERS, WRITE_MEMBERS
+from api.authentication import READ_MEMBERS, WRITE_MEMBERS
 from api.errors import InvalidValue, RouteNotFound
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.bodies import UpdateUserRequest

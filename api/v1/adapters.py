@@ -25,20 +25,13 @@ from adapters.models import AdapterEvent
 from adapters.service import AdapterChanges
 from adapters.storage.errors import StorageUnavailable
 from adapters.submission import Caller, SubmittedVersion
-from api.deps import (
-    READ_ADAPTERS,
-    WRITE_ADAPTERS,
-    actor_of,
-    authenticate,
-    onboarding_of,
-    read_json,
-    services_of,
-    serving_engine,
-)
+from api.authentication import READ_ADAPTERS, WRITE_ADAPTERS, actor_of, authenticate
 from api.event_feed import event_feed
+from api.json_bodies import read_json
 from api.openapi.routing import Router, answers, fails_with, json_body
 from api.organization.objects import DeletedObject
 from api.pages import Page, Paged, page
+from api.services import onboarding_of, services_of, serving_engine
 from api.v1.adapter_bodies import (
     AdapterEventObject,
     AdapterObject,

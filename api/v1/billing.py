@@ -12,10 +12,11 @@ from typing import Annotated, Literal, TypedDict
 import msgspec
 from fastapi import Request
 
-from api.deps import READ_BILLING, WRITE_BILLING, actor_of, authenticate, read_json, served, services_of
-from api.json_bodies import decode, unix
+from api.authentication import READ_BILLING, WRITE_BILLING, actor_of, authenticate
+from api.json_bodies import decode, read_json, unix
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.requests import naming_fields
+from api.services import served, services_of
 from billing.invoices.errors import BalanceEmpty, ModeNotAllowed
 from billing.payments.errors import PaymentsNotConfigured, ProviderRefused, ProviderUnavailable
 from billing.payments.service import AccountView, PaymentService
@@ -23,8 +24,8 @@ from billing.payments.service import AccountView, PaymentService
 router = Router(prefix="/v1/organization/billing", tags=["Billing"])
 
 
-def _printable(length: int, description: str | None = None, format: str = "printable") -> msgspec.Meta:
-    return msgspec.Meta(max_length=length, description=description, extra_json_schema={"format": format})
+def _printable(length: int, description: str | None = None) -> msgspec.Meta:
+    return msgspec.Meta(max_length=length, description=description, extra_json_schema={"format": "printable"})
 
 
 class TopUpRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,8 +38,28 @@ class UpdateBillingRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defa
     """What is left out stays as it is."""
 
     name: Annotated[str, _printable(200, "As invoices have it.")] | None = None
-    email: Annotated[str, _printable(254, "Where bills go.", "email")] | None = None
-    address: Annotated[str, msgspec.Meta(max_length=600, description="Lines of text.")] | None = None
+    email: (
+        Annotated[
+            str,
+            msgspec.Meta(
+                max_length=254,
+                description="Where invoices are sent; empty for nowhere.",
+                extra_json_schema={"pattern": r"^([!-?A-~]+@[!-?A-~]+\.[!-?A-~]+)?$"},
+            ),
+        ]
+        | None
+    ) = None
+    address: (
+        Annotated[
+            str,
+            msgspec.Meta(
+                max_length=600,
+                description="Lines of text.",
+                extra_json_schema={"format": "printable-lines"},
+            ),
+        ]
+        | None
+    ) = None
     country: (
         Annotated[
             str,

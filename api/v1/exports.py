@@ -10,9 +10,10 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from api.deps import READ_USAGE, authenticate, services_of
+from api.authentication import READ_USAGE, authenticate
 from api.downloads import attachment, beginning_with
 from api.openapi.routing import Router
+from api.services import services_of
 from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, repeated
 from billing.reports.buckets import USAGE_WIDTHS
 from billing.reports.exports import FORMATS

@@ -19,13 +19,14 @@ from adapters.files.service import MAX_PAGE
 from adapters.inspection import InspectionRefused
 from adapters.storage.errors import StorageUnavailable
 from adapters.storage.receiving import Received
-from api.deps import READ_FILES, WRITE_FILES, actor_of, authenticate, services_of
+from api.authentication import READ_FILES, WRITE_FILES, actor_of, authenticate
 from api.downloads import beginning_with
 from api.errors import InvalidValue
 from api.forms import read_form
 from api.json_bodies import unix
 from api.openapi.routing import Router, fails_with, form_body
 from api.pages import Cursor, Order, Page, page
+from api.services import services_of
 from tenants.errors import AccountSuspended
 
 router = Router(prefix="/v1/files", tags=["Files"], errors=(AccountSuspended(),))
@@ -105,7 +106,8 @@ async def create_file(request: Request) -> FileObject:
     refuse_declared(request, "file", limit)
 
     async def take(fields: Mapping[str, str], filename: str | None, data: AsyncIterator[bytes]) -> Received:
-        if "purpose" in fields:  # what is known already is refused before the file is read
+        if "purpose" in fields and (_ANCHOR in fields) == (_SECONDS in fields):
+            # What is known already is refused before the file is read; the other half may come after it.
             _description(fields, filename)
         return await files.receive(data, max_bytes=limit)
 

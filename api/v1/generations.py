@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from api.deps import READ_GENERATIONS, READ_USAGE, authenticate, services_of
+from api.authentication import READ_GENERATIONS, READ_USAGE, authenticate
 from api.openapi.routing import Router, fails_with
+from api.services import services_of
 from billing.errors import GenerationNotFound
 from billing.reports.receipts import ReceiptObject
 from tenants.errors import AccountSuspended

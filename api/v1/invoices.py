@@ -11,11 +11,12 @@ from typing import Any, Literal, TypedDict
 
 from fastapi import Request, Response
 
-from api.deps import READ_BILLING, authenticate, served, services_of
+from api.authentication import READ_BILLING, authenticate
 from api.downloads import attachment
 from api.json_bodies import unix
 from api.openapi.routing import Router, fails_with
 from api.pages import Month, Page, Paged, page
+from api.services import served, services_of
 from billing.invoices.credits import CreditService
 from billing.invoices.documents import InvoiceObject, file_name, invoice_object, invoice_pdf
 from billing.invoices.errors import InvoiceNotFound, MonthSettled

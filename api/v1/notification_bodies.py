@@ -8,8 +8,7 @@ from fastapi import Request
 from msgspec import Meta, Struct
 
 from api.body_fields import Body, Name
-from api.deps import read_json
-from api.json_bodies import BodyDecoders
+from api.json_bodies import BodyDecoders, read_json
 from billing.notifications.events import EVENTS
 
 Url = Annotated[str, Meta(min_length=1, max_length=2000, extra_json_schema={"format": "webhook-url"})]

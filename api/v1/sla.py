@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from fastapi import Request
 
-from api.deps import READ_SLA, authenticate, services_of
+from api.authentication import READ_SLA, authenticate
 from api.openapi.routing import Router
 from api.pages import Month
+from api.services import services_of
 from sla.service import SlaReport
 
 router = Router(prefix="/v1/sla", tags=["SLA"])

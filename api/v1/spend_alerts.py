@@ -11,13 +11,14 @@ from typing import Literal, TypedDict
 
 from fastapi import Request
 
-from api.deps import READ_LIMITS, WRITE_LIMITS, Permission, actor_of, authenticate, served, services_of
+from api.authentication import READ_LIMITS, WRITE_LIMITS, Permission, actor_of, authenticate
 from api.errors import InvalidValue
 from api.json_bodies import unix
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.objects import DeletedObject, deleted
 from api.organization.requests import naming_fields
 from api.pages import Page, Paged, page
+from api.services import served, services_of
 from api.v1.notification_bodies import SpendAlertRequest, read_body
 from billing.rates import MICRO_USD_PER_CENT
 from billing.spend.alerts import SpendAlertService, Threshold

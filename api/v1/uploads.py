@@ -26,11 +26,12 @@ from adapters.files.uploads import MAX_PART_BYTES, MAX_PARTS, UploadState
 from adapters.inspection import InspectionRefused
 from adapters.storage.errors import StorageUnavailable
 from adapters.storage.receiving import Received
+from api.authentication import WRITE_FILES, actor_of, authenticate
 from api.body_fields import Body
-from api.deps import WRITE_FILES, actor_of, authenticate, read_json, services_of
 from api.forms import read_form
-from api.json_bodies import decode, unix
+from api.json_bodies import decode, read_json, unix
 from api.openapi.routing import Router, fails_with, form_body, json_body
+from api.services import services_of
 from api.v1.files import FileObject, file_object, refuse_declared
 from tenants.errors import AccountSuspended
 
@@ -47,7 +48,8 @@ class ExpiresAfter(Body, frozen=True, kw_only=True):
 class CreateUploadRequest(Body, frozen=True, kw_only=True):
     bytes: Annotated[int, Meta(ge=1, le=2**60)]
     filename: Annotated[str, Meta(min_length=1, max_length=255)]
-    mime_type: Annotated[str, Meta(min_length=1, max_length=255)]
+    """`adapter_model.safetensors`, `adapter_config.json`, or a name that ends in `.jsonl`."""
+    mime_type: Annotated[str, Meta(min_length=1, max_length=255, extra_json_schema={"format": "printable"})]
     purpose: Literal["adapter", "calibration"]
     expires_after: ExpiresAfter | None = None
 
@@ -108,7 +110,7 @@ PART_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["data"],
     "additionalProperties": False,
-    "properties": {"data": {"type": "string", "format": "binary"}},
+    "properties": {"data": {"type": "string", "format": "binary", "minLength": 1}},
 }
 
 

@@ -9,8 +9,9 @@ from typing import Annotated
 
 from fastapi import Query, Request
 
-from api.deps import READ_USAGE, authenticate, services_of
+from api.authentication import READ_USAGE, authenticate
 from api.openapi.routing import Router
+from api.services import services_of
 from api.v1.report_query import EndTime, Repeated, ReportQuery, Time, among, at_most, repeated
 from billing.reports.buckets import USAGE_WIDTHS, BucketPage
 from billing.service import GROUP_BYS, UsageResult

@@ -11,12 +11,13 @@ from typing import Any, Literal, TypedDict
 
 from fastapi import Request
 
-from api.deps import READ_WEBHOOKS, WRITE_WEBHOOKS, Permission, actor_of, authenticate, served, services_of
+from api.authentication import READ_WEBHOOKS, WRITE_WEBHOOKS, Permission, actor_of, authenticate
 from api.json_bodies import unix
 from api.openapi.routing import Router, fails_with, json_body
 from api.organization.objects import DeletedObject, deleted
 from api.organization.requests import naming_fields
 from api.pages import Page, Paged, page
+from api.services import served, services_of
 from api.v1.notification_bodies import (
     CreateWebhookEndpointRequest,
     RotateWebhookSecretRequest,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import structlog
 from fastapi import Request
 
-from api.deps import read_json, services_of
 from api.errors import RouteNotFound
+from api.json_bodies import read_json
 from api.openapi.routing import Router
+from api.services import services_of
 from billing.payments.errors import BadSignature
 
 router = Router(prefix="/webhooks", include_in_schema=False)

@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from billing.notifications.models import Delivery, Notification, WebhookEndpoint
 from db.cursors import fetch_page
 from db.repository import TenantRepository
+from tenants.audit.repository import deleted_ids
 from tenants.models import User
 from tenants.repository import is_id
 
@@ -40,7 +41,13 @@ class EndpointRepository(TenantRepository):
     async def page(self, *, after: str | None, limit: int, newest_first: bool) -> list[WebhookEndpoint]:
         listed = self.select_own(WebhookEndpoint)
         page = await fetch_page(
-            self.session, listed, WebhookEndpoint.id, after=after, limit=limit, newest_first=newest_first
+            self.session,
+            listed,
+            WebhookEndpoint.id,
+            after=after,
+            limit=limit,
+            newest_first=newest_first,
+            deleted=deleted_ids(self.tenant_id, "webhook_endpoint.deleted"),
         )
         return list(page.scalars())
 

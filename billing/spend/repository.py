@@ -14,6 +14,7 @@ from billing.models import Charge, Reversal
 from billing.spend.models import SpendAdjustment, SpendAlert, SpendAlertRaised
 from db.cursors import fetch_page
 from db.repository import TenantRepository
+from tenants.audit.repository import deleted_ids
 from tenants.repository import is_id
 
 
@@ -31,7 +32,13 @@ class SpendAlertRepository(TenantRepository):
     ) -> list[SpendAlert]:
         listed = self._of(project_id)
         page = await fetch_page(
-            self.session, listed, SpendAlert.id, after=after, limit=limit, newest_first=newest_first
+            self.session,
+            listed,
+            SpendAlert.id,
+            after=after,
+            limit=limit,
+            newest_first=newest_first,
+            deleted=deleted_ids(self.tenant_id, "spend_alert.deleted", project_id),
         )
         return list(page.scalars())
 

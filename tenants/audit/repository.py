@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, func, or_, select, update
+from sqlalchemy import ColumnElement, Select, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -72,6 +72,24 @@ class Ends:
     head_seq: int
     head_digest: bytes
     last_seq: int
+
+
+DELETIONS_KEPT = 10_000
+"""Latest entries of a tenant among which a deleted object is found: far more than a client deletes between
+two pages, and few enough to be read whenever a cursor is unknown."""
+
+
+def deleted_ids(tenant_id: str, type: str, project_id: str | None = None) -> Select[str]:
+    """Selects the ids of objects whose deletion, an entry of this type and project, is among the tenant's
+    latest. For `db.cursors.fetch_page`.
+    """
+    last = select(AuditHead.seq).where(AuditHead.tenant_id == tenant_id).scalar_subquery()
+    return select(AuditEntry.target_id).where(
+        AuditEntry.tenant_id == tenant_id,
+        AuditEntry.seq > last - DELETIONS_KEPT,
+        AuditEntry.type == type,
+        AuditEntry.project_id.is_not_distinct_from(project_id),
+    )
 
 
 class AuditRepository(TenantRepository):

@@ -10,6 +10,7 @@ from sqlalchemy import Row, Select, bindparam
 
 from db.cursors import fetch_page
 from db.repository import TenantRepository, select_owned
+from tenants.audit.repository import deleted_ids
 from tenants.models import (
     Identity,
     Invite,
@@ -129,6 +130,7 @@ class MemberRepository(TenantRepository):
             after=after,
             limit=limit,
             newest_first=newest_first,
+            deleted=deleted_ids(self.tenant_id, "role.assignment.deleted", project_id),
         )
         return page.all()
 
@@ -168,7 +170,7 @@ class MemberRepository(TenantRepository):
 
     async def lock_pending_invites(self, email: str) -> Sequence[Invite]:
         """Those of an address that nobody accepted; until the transaction ends no other invites it."""
-        await self.lock_tenant(f"invites of {email}")
+        await self.advisory_lock(f"invites of {email}")
         query = self._invites().where(Invite.email == email, Invite.accepted_at.is_(None)).with_for_update()
         return (await self.session.execute(query)).scalars().all()
 

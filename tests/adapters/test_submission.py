@@ -276,7 +276,7 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from redis.asyncio import Redis
-from adapters import copies, submission
+from adapters import source_copies, submission
 from db.session import Database
 from tests.support.onboarding import Scene, reopened
 

@@ -431,7 +431,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
 from redis.asyncio import Redis
-from adapters import awaiting, copies
+from adapters import pending_uploads, source_copies
 from db.session import EVERY_TENANT, Database
 from tests.support.onboarding import reopened
 
@@ -441,11 +441,11 @@ async def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if where == "completed":
-    awaiting.AwaitedUploads.completed = die
+    pending_uploads.PendingUploads.completed = die
 elif where == "copied":
-    copies.SourceCopies._inspect = die
+    source_copies.SourceCopies._inspect = die
 elif where == "in the transaction":
-    awaiting.enqueue = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    pending_uploads.enqueue = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 async def main():
     database, redis = Database(sys.argv[1]), Redis.from_url(sys.argv[2])

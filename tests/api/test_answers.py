@@ -48,12 +48,12 @@ class Generation:
 
 
 class Site:
-    def __init__(self, codec: TextCodec, prompts: int = 1) -> None:
+    def __init__(self, codec: TextCodec, prompts: int = 1, n: int = 1) -> None:
         self.generations = [Generation() for _ in range(prompts)]
         self._coming = iter(self.generations)
         submits = [SimpleNamespace(prompt_ids=[1]) for _ in range(prompts)]
         submission: Any = SimpleNamespace(
-            id="x", n=1, stops=(), logprobs=None, tier="default", submits=submits
+            id="x", n=n, stops=(), logprobs=None, tier="default", submits=submits
         )
         booking: Any = SimpleNamespace(submission=submission, follow=lambda generations: None)
         nothing: Any = SimpleNamespace(add=lambda *args: None, first_token=None)
@@ -72,8 +72,8 @@ class Site:
         return self.wants
 
 
-def chunk(finish: Any = None) -> TokenChunk:
-    return TokenChunk("x", 0, [5], None, finish)
+def chunk(finish: Any = None, choice: int = 0) -> TokenChunk:
+    return TokenChunk("x", choice, [5], None, finish)
 
 
 async def test_usage_is_that_of_all_prompts(codec: TextCodec) -> None:
@@ -89,6 +89,29 @@ async def test_usage_is_that_of_all_prompts(codec: TextCodec) -> None:
     await asyncio.wait_for(site.answer.read(site.give), 1)
     assert site.answer.usage == Usage(30, 11, 3)
     assert [(piece.choice, piece.finish_reason) for piece in site.given] == [(0, "stop"), (1, "length")]
+
+
+async def test_choices_are_numbered_over_all_prompts(codec: TextCodec) -> None:
+    site = Site(codec, prompts=2, n=2)
+    site.answer.submit(site)  # type: ignore[arg-type]
+    reading = asyncio.create_task(site.answer.read(site.give))
+    await asyncio.sleep(0)
+    for generation in site.generations:
+        generation.says(chunk())
+        generation.says(chunk("stop", choice=1), chunk("length"), usage=Usage(1, 0, 3))
+    await asyncio.wait_for(reading, 1)
+    assert [piece.choice for piece in site.given] == [0, 1, 0, 2, 3, 2]
+
+
+async def test_admission_waits_for_every_prompt_though_one_began_before(codec: TextCodec) -> None:
+    site = Site(codec, prompts=2)
+    site.answer.submit(site)  # type: ignore[arg-type]
+    site.generations[0].says(chunk())
+    admitted = asyncio.create_task(site.answer.admitted())
+    await asyncio.sleep(0)
+    assert not admitted.done()
+    site.generations[1].says(chunk())
+    await asyncio.wait_for(admitted, 1)
 
 
 async def test_a_reader_that_wants_no_more_is_given_no_more_until_it_does(codec: TextCodec) -> None:

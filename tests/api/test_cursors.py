@@ -24,6 +24,7 @@ async def site(
 
 
 CURSORS = ("after", "before")
+CHANNEL = {"type": "email", "recipients": ["ann@ours.example"]}
 MALFORMED = ("", "x", "'", "a b", "\x00", "a\x00b", "é", "1" * 1000, "9" * 9, "@1", "rl-none", "role-none")
 """Of no list."""
 
@@ -84,6 +85,42 @@ async def test_an_object_that_a_filter_leaves_out_is_still_a_place_to_go_on_from
     assert (
         await site.ours.inference.get("/v1/files", params={"after": site.ours.files[1], "purpose": "none"})
     ).json()["data"] == []
+
+
+async def test_a_client_may_delete_the_objects_of_a_page_before_the_next(site: Everything) -> None:
+    ours, theirs = site.ours, site.theirs
+    project = f"/v1/organization/projects/{ours.ids['project_id']}"
+    for user in (await ours.admin.get("/v1/organization/users")).json()["data"]:
+        await ours.admin.post(f"{project}/users", json={"user_id": user["id"], "role": "member"})
+    for number in range(2):
+        hook = {"name": "hook", "url": "https://ours.example/", "event_types": ["invoice.finalized"]}
+        await ours.admin.post("/v1/webhook_endpoints", json=hook)
+        alert = {"threshold_amount": 1 + number, "currency": "USD", "interval": "month"}
+        await ours.admin.post(f"{project}/spend_alerts", json=alert | {"notification_channel": CHANNEL})
+    await theirs.inference.delete(f"/v1/files/{theirs.files[0]}")
+    of_others, lists = [theirs.files[0]], []
+    for client, path in (
+        (ours.inference, "/v1/files"),
+        (ours.admin, "/v1/webhook_endpoints"),
+        (ours.admin, f"{project}/spend_alerts"),
+        (ours.admin, f"{project}/users"),
+    ):
+        there = [one["id"] for one in (await client.get(path)).json()["data"]]
+        found, after = [], {}
+        while page := (await client.get(path, params=after | {"limit": "1"})).json()["data"]:
+            found.append(page[0]["id"])
+            assert (await client.delete(f"{path}/{found[-1]}")).is_success, path
+            after = {"after": found[-1]}
+        assert len(found) > 1
+        assert found == there
+        lists.append((client, path))
+        of_others.append(found[0])
+    for number, (client, path) in enumerate(lists):
+        for place, cursor in enumerate(of_others):
+            wanted = 200 if place == number + 1 else 400
+            assert (await client.get(path, params={"after": cursor})).status_code == wanted, (path, place)
+    of_all = await ours.admin.get("/v1/organization/spend_alerts", params={"after": of_others[3]})
+    assert of_all.status_code == 400, "it was an alert of a project"
 
 
 async def test_a_page_of_a_report_must_be_one_of_it(site: Everything) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from api.openai import stream
 from api.openai.answer import AnswerDelta
 from api.openai.stream import DONE, PING, EventStream, _Pings
 from api.response_writer import EXTENSION, nothing
@@ -203,16 +204,36 @@ async def test_nobody_listens_to_the_client_after_the_end() -> None:
     assert site.answer.told == []
 
 
-async def test_what_was_sent_puts_the_next_comment_off() -> None:
-    outlet = Outlet()
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    pings = _Pings(outlet, 0.2)
-    await asyncio.sleep(0.15)
+class Clock:
+    """An event loop's time and its one timer, moved by the test."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due = 0.0
+        self._fire: Callable[[], None] = nothing
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, fire: Callable[[], None]) -> None:
+        self.due, self._fire = self.now + delay, fire
+
+    def reach(self) -> None:
+        """Let the time come for which the timer is set."""
+        self.now = self.due
+        self._fire()
+
+
+def test_what_was_sent_puts_the_next_comment_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, outlet = Clock(), Outlet()
+    monkeypatch.setattr(stream, "asyncio", SimpleNamespace(get_running_loop=lambda: clock))
+    pings = _Pings(outlet, 8.0)
+    clock.now = 6.0
     pings.sent()
-    await eventually(lambda: outlet.written == [PING])
-    assert loop.time() - began >= 0.34
-    pings.stop()
+    clock.reach()
+    assert (clock.now, outlet.written) == (8.0, [])
+    clock.reach()
+    assert (clock.now, outlet.written) == (14.0, [PING])
 
 
 async def test_each_event_puts_the_next_comment_off(monkeypatch: pytest.MonkeyPatch) -> None:

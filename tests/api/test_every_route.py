@@ -112,6 +112,29 @@ async def test_no_unknown_query_parameter_is_ignored(client: httpx.AsyncClient) 
     assert found == {}
 
 
+async def test_the_errors_that_every_route_of_a_kind_documents_are_given(site: Everything) -> None:
+    """403 to a key of the other kind; 415 and 413 to a body of another type, and to one that is too large."""
+    valid, found, asked = site.ours.ids | NOT_IDS, [], 0
+    for operation in site.operations():
+        if not operation.said.get("security"):
+            continue
+        asked += 1
+        own, other = site.ours.inference, site.ours.admin
+        if operation.of_account:
+            own, other = other, own
+        url = operation.url(valid) + ("?start_time=1" if "start_time" in operation.query_parameters else "")
+        requests = [(other, 403, {})] if operation.name != "retrieveGeneration" else []
+        if "requestBody" in operation.said:
+            requests.append((own, 415, {"content": b"<x/>", "headers": {"content-type": "text/xml"}}))
+            requests.append((own, 413, {"content": b" ", "headers": {"content-length": str(1 << 50)}}))
+        for client, status, options in requests:
+            answer = await client.request(operation.verb, url, **options)
+            if answer.status_code != status or str(status) not in operation.said["responses"]:
+                found.append((operation.name, status, answer.status_code, answer.text[:200]))
+    assert asked > 100
+    assert found == []
+
+
 def odd(operation: Operation, valid: dict[str, str], odd_value: str) -> Iterator[str]:
     """URLs of the operation with one odd value each, in the path or in the query."""
     base = operation.url(valid)

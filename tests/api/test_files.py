@@ -185,6 +185,15 @@ def test_forms_that_are_wrong(server: FileServer, body: bytes, status: int, code
 
 
 @pytest.mark.parametrize(
+    "parts",
+    [(PURPOSE, SECONDS, FILE, ANCHOR), (PURPOSE, ANCHOR, FILE, SECONDS), (ANCHOR, FILE, SECONDS, PURPOSE)],
+)
+def test_fields_come_in_any_order(server: FileServer, parts: tuple[Any, ...]) -> None:
+    made = post(server, form(*parts)).json()
+    assert made["expires_at"] == made["created_at"] + 7200
+
+
+@pytest.mark.parametrize(
     ("content_type", "status", "code", "param"),
     [
         ("multipart/form-data", 400, "invalid_value", "content-type"),

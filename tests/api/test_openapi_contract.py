@@ -1,13 +1,12 @@
 """The OpenAPI document against the server: schemathesis sends what the document allows and what it forbids.
 
-Bounded, and the same cases at each run. `ROOTSTOCK_CONTRACT_CASES` is the number of cases for each operation
-and kind, of what fits the document and of what does not.
+The same cases at each run; `ROOTSTOCK_TEST_EXAMPLES=thorough` sends ten times as many. Bodies of
+successes, errors and events are compared with the document's schemas, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,41 +25,39 @@ from schemathesis.specs.openapi.checks import ignored_auth, positive_data_accept
 from api.connections import connections_with
 from db.session import Database
 from tests.api.everything import Everything, everything
+from tests.support.examples import examples
 from tests.support.waiting import until
 from tokenization.codec import TextCodec
 
-CASES = int(os.environ.get("ROOTSTOCK_CONTRACT_CASES", "2"))
+CASES = examples(2)
+"""For each operation and kind: of what fits the document and of what does not."""
 FORMATS = {
     "printable": st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=100),
     "model-pattern": st.sampled_from(["sapling", "sapling:*", "sapling:one", "sapling:one@1"]),
     "email": st.sampled_from(["a@b.example", "first.last+tag@example.com"]),
     "cidr": st.sampled_from(["10.0.0.0/8", "192.0.2.1", "2001:db8::/32"]),
     "web-origin": st.sampled_from(["https://app.example", "http://localhost:3000"]),
+    "printable-lines": st.sampled_from(["1 Main Street\nSpringfield"]),
     "webhook-url": st.sampled_from(["https://hooks.example/", "https://hooks.example/a?b=c"]),
 }
 """What the document's own formats mean."""
 BEYOND_A_SCHEMA = {
-    "after": "what is in the list",
-    "before": "what is in the list",
-    "page": "what the report has",
-    "end_time": "after start_time",
-    "base_model": "what is served",
-    "best_of": "as n",
-    "max_tokens": "0 only with echo and logprobs",
-    "stream_options": "only with stream",
-    "top_logprobs": "only with logprobs",
-    "file": "its name",
-    "limit": "by the width of buckets",
-    "amount": "by the metric",
-    "role_id": "instead of role",
-    "logit_bias": "tokens of the vocabulary",
-    "expires_after[seconds]": "digits, in a form",
-    "address": "lines of printable text",
-    "month": "months that have begun",
-    "threshold_amount": "one of three",
-    "filename": "its ending, by the purpose",
+    "after": "must be in the list",
+    "before": "must be in the list",
+    "page": "must be a page of this very report",
+    "end_time": "is compared with start_time, another parameter",
+    "limit": "of a report is bounded by bucket_width, another parameter",
+    "month": "must have begun",
+    "base_model": "must be the one that is served",
+    "version": "is compared with the one in the model's name",
+    "best_of": "is compared with n",
+    "logit_bias": "takes tokens of the vocabulary",
+    "file": "has its name outside of the form's schema",
+    "filename": "is no path and has no invisible characters, which patterns cannot name portably",
+    "expires_after[seconds]": "is digits in a form, where a schema's integer may be 3600.0",
+    "amount": "is bounded by the metric",
 }
-"""Parameters that are refused for what no schema says: their value is checked against others or the data."""
+"""Parameters that are refused for what no schema says: each with why."""
 ACCOUNT = ("/v1/organization", "/v1/sla", "/v1/webhook_")
 
 

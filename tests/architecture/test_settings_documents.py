@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted(
     path.relative_to(ROOT)
     for path in ROOT.glob("[a-z]*/**/*.py")
-    if "tests" not in path.parts and "SettingsConfigDict(env_prefix=" in path.read_text()
+    if "tests" not in path.relative_to(ROOT).parts and "SettingsConfigDict(env_prefix=" in path.read_text()
 )
 
 

@@ -144,9 +144,10 @@ async def test_statements_are_prepared_unless_a_pooler_cannot_keep_them(
 ) -> None:
     database = Database(database_url, pool_size=1, prepared_statements=prepared)
     try:
-        async with database.read(EVERY_TENANT) as session:
-            for _ in range(10):
+        for _ in range(10):
+            async with database.read(EVERY_TENANT) as session:
                 await session.execute(text("SELECT 1"))
+        async with database.read(EVERY_TENANT) as session:
             count = "SELECT count(*) FROM pg_prepared_statements WHERE statement = 'SELECT 1'"
             assert (await session.execute(text(count))).scalar_one() == prepared
     finally:

@@ -88,6 +88,8 @@ class _Document:
             yield f"{media_type!r} is not documented"
             return
         schema = content[media_type].get("schema", {})
+        if media_type == "text/event-stream":
+            schema = schema["properties"]["data"]["contentSchema"]
         for value in _values(media_type, body):
             is_error = set(value) == {"error"}  # the last event of a stream that broke off
             wanted = {"$ref": "#/components/schemas/Error"} if is_error else schema

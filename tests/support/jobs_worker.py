@@ -11,7 +11,6 @@ import asyncio
 import hashlib
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -81,5 +80,6 @@ async def open_told(runtime: Runtime, settings: JobsSettings, opened: AsyncExitS
     return AdapterPipeline(steps, Announcer(runtime.redis), settings.base_name)
 
 
-if __name__ == "__main__":
-    sys.exit(run(open_pipeline=open_told))
+def main() -> int:
+    """Run until SIGTERM; returns the exit status."""
+    return run(open_pipeline=open_told)

@@ -36,6 +36,11 @@ def usage_event(
     return UsageEvent(request_id=request_id, usage=Usage(prompt, cached, completion), **(fields | changes))
 
 
+def numbered_event(number: int) -> UsageEvent:
+    """One of many: its request's id and its completion tokens are its number."""
+    return usage_event(f"r{number}", prompt=3, completion=number, labels={})
+
+
 def write_events(url: str, events: list[UsageEvent]) -> None:
     """Append events to the journal, in order."""
     client = redis.Redis.from_url(url)

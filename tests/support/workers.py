@@ -1,16 +1,31 @@
-"""A real worker process, as `rootstock work` starts it."""
+"""A real worker process, as `rootstock work` starts it, but for its imports (`tests.support.nursery`)."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.nursery import ROOT, Forked, Nursery
+
+__all__ = ["ROOT", "start_worker", "worker"]
+
+_workers = Nursery(
+    "tests.support.jobs_worker",
+    # What a worker imports while it starts.
+    "celery.app.amqp",
+    "celery.app.control",
+    "celery.app.events",
+    "celery.app.log",
+    "celery.backends.base",
+    "celery.concurrency.prefork",
+    "celery.fixups.django",
+    "celery.worker.components",
+    "celery.worker.consumer",
+    "kombu.transport.redis",
+)
 
 
 def start_worker(
@@ -18,24 +33,19 @@ def start_worker(
     redis_url: str,
     log: Path,
     *,
-    module: str = "worker.main",
+    entry: str = "worker.main:run",
     environment: Mapping[str, str] = MappingProxyType({}),
     **settings: str,
-) -> subprocess.Popen[bytes]:
+) -> Forked:
     """Start a worker; `settings` are those of WorkerSettings, `environment` any others."""
     all_settings = os.environ | {"ROOTSTOCK_DB_URL": database_url, "ROOTSTOCK_WORKER_REDIS_URL": redis_url}
     all_settings |= {f"ROOTSTOCK_WORKER_{name.upper()}": value for name, value in settings.items()}
     all_settings |= environment
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", module], cwd=ROOT, env=all_settings, stdout=output, stderr=output
-        )
+    return _workers.start(entry, log, all_settings)
 
 
 @contextmanager
-def worker(
-    database_url: str, redis_url: str, log: Path, **settings: str
-) -> Iterator[subprocess.Popen[bytes]]:
+def worker(database_url: str, redis_url: str, log: Path, **settings: str) -> Iterator[Forked]:
     """A worker for the length of a block, killed at its end if it still runs."""
     process = start_worker(database_url, redis_url, log, **settings)
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from db.session import EVERY_TENANT, Database
 from db.tasks import QUEUES, TaskSender
 from tenants.models import Tenant
 from tests.support.jobs_worker import VARIABLE
+from tests.support.nursery import Forked
 from tests.support.waiting import eventually
 from tests.support.workers import start_worker
 
@@ -39,11 +39,11 @@ class JobsStack:
     outbox: Outbox
     sender: TaskSender
     tenant_id: str = ""
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    processes: list[Forked] = field(default_factory=list)
 
     # Workers ----------------------------------------------------------------------------------------------
 
-    def start(self, **settings: str) -> subprocess.Popen[bytes]:
+    def start(self, **settings: str) -> Forked:
         """A worker of both queues, each with a child, that also sends the periodic tasks."""
         told = {
             "queues": ",".join(QUEUES),
@@ -66,7 +66,7 @@ class JobsStack:
             self.database_url,
             self.redis_url,
             self.log,
-            module="tests.support.jobs_worker",
+            entry="tests.support.jobs_worker:main",
             environment=environment,
             **told,
         )

@@ -10,12 +10,13 @@ import pytest
 from sqlalchemy import text
 
 from adapters.jobs.errors import JobUnfinished, LeaseLost
+from adapters.jobs.execution import attempt
 from adapters.jobs.lease import Interrupted, Lease, claim
 from adapters.jobs.models import Job, JobStatus
 from adapters.jobs.requeue import requeue_overdue
 from adapters.jobs.service import JobService, queue_job
 from db.outbox import Outbox
-from db.session import EVERY_TENANT, Database
+from db.session import EVERY_TENANT, Database, WriteSession
 from db.tasks import TaskSender
 from tenants.models import Tenant
 from tests.support.waiting import eventually
@@ -205,3 +206,25 @@ async def test_overdue_jobs_are_sent_again_once(database: Database, outbox: Outb
         lost = "SELECT job_id FROM adapter_events WHERE type = 'job.worker_lost'"
         assert list((await session.execute(text(lost))).scalars()) == [held]
     assert (await row(database, held)).status == (await row(database, waiting)).status == "queued"
+
+
+async def test_a_pause_taken_back_before_the_worker_gave_up_is_no_pause(
+    database: Database, outbox: Outbox
+) -> None:
+    """The worker heard of it, the tenant resumed the job, and only then is the end of the attempt written."""
+    job_id = await queue(database, outbox)
+    lease = await taken(database, job_id, tick=60)
+    service = JobService(database, outbox, lambda session, tenant_id: None)
+    await service.pause(TENANT, job_id)
+
+    class Heard:
+        async def run(self, lease: Lease) -> None:
+            await service.resume(TENANT, job_id)
+            raise Interrupted("pause")
+
+        def announce(self, session: WriteSession, tenant_id: str) -> None: ...
+
+    await attempt(lease, Heard(), outbox)
+    found = await row(database, job_id)
+    assert (found.status, found.wanted, found.attempts) == (JobStatus.QUEUED, None, 0)
+    assert await taken(database, job_id)

@@ -49,6 +49,20 @@ def test_webhook_endpoints(site: Site, ours: Party, sdk: Any) -> None:
         assert refused.value.param == param
 
 
+def test_what_is_listed_may_be_deleted_on_the_way(ours: Party, sdk: Any) -> None:
+    """The client asks for the next page after the last object of this one, which is gone by then."""
+    made = [
+        sdk.webhooks.create(name="hook", url="https://acme.example/", event_types=[EVENT]).id
+        for _ in range(3)
+    ]
+    seen = []
+    for endpoint in sdk.webhooks.list(limit=1):
+        seen.append(endpoint.id)
+        sdk.webhooks.delete(endpoint.id)
+    assert seen == made[::-1]
+    assert [*sdk.webhooks.list()] == []
+
+
 def test_an_endpoint_is_tested_and_told(site: Site, ours: Party, sdk: Any) -> None:
     opened = hook_server()
     hooks: HookServer = site.do(opened.__aenter__())

@@ -242,6 +242,28 @@ async def test_a_fee_is_asked_for_where_the_plan_has_one(business: Business) -> 
     assert await business.invoices.list(idle.id) == [], "no plan with a fee, no usage: no invoice"
 
 
+async def test_a_suspended_tenant_pays_no_fee_for_the_months_after(
+    business: Business, owner_database: Database
+) -> None:
+    served, suspended = [await business.tenant(name, since=begin(OCTOBER)) for name in ("on", "off")]
+    for tenant in (served, suspended):
+        await business.set_plan(tenant.id, fee=20_000_000, included=0)
+        await business.use(tenant.id, at(OCTOBER), 50_000)
+    async with owner_database.write(EVERY_TENANT) as session:
+        await session.execute(
+            text("UPDATE tenants SET disabled_at = :at WHERE id = :id"),
+            {"at": at(OCTOBER, 20), "id": suspended.id},
+        )
+    await business.close(CLOSE_OCTOBER)
+    # Recorded late: an invoice of November all the same, for this alone.
+    await business.use(suspended.id, at(OCTOBER, 19), 30_000)
+    await business.close(CLOSE_NOVEMBER)
+    for tenant, months in ((served, [NOVEMBER, OCTOBER]), (suspended, [OCTOBER])):
+        made = await business.invoices.list(tenant.id)
+        assert [line.month for one in made for line in one.lines if line.kind == "fee"] == months
+    assert (await business.invoice(suspended.id, NOVEMBER)).total == 30_000
+
+
 async def test_the_preview_is_the_invoice_to_come(business: Business) -> None:
     acme = await business.tenant()
     await business.use(acme.id, at(OCTOBER), 15_000)

@@ -107,6 +107,32 @@ def test_blocks_are_taken_as_rows_are() -> None:
     check_all(engine)
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_no_preempted_request_returns_in_the_step_that_preempted_it(depth: int) -> None:
+    """The token it drew last may be in flight: it is known only when that step is committed."""
+    engine = Engine(num_blocks=17, block_size=4, max_batch_tokens=64, depth=depth)
+    engine.submit(submission("large", [1] * 28, 8, tenant="bolt"))
+    engine.submit(submission("small", [2] * 8, 8))
+    for _ in range(2):
+        engine.step()
+    engine.submit(submission("urgent", [3] * 40, 4, priority=PRIORITY))
+    engine.step()
+    assert names(engine) == ["urgent"], "there is room for the small one beside it again"
+    engine.step()
+    assert names(engine) == ["urgent", "small"]
+    check_all(engine)
+
+
+def test_a_prompt_under_way_goes_on_behind_an_urgent_one() -> None:
+    engine = Engine(num_blocks=200, max_batch_tokens=16)
+    engine.submit(submission("long", [1] * 50, 2))
+    engine.step()
+    engine.submit(submission("urgent", [2] * 40, 2, priority=PRIORITY))
+    engine.step()
+    assert {one.request_id: one.computed_len for one in running(engine)} == {"urgent": 15, "long": 17}
+    check_all(engine)
+
+
 def test_nobody_goes_where_that_would_not_make_room_enough() -> None:
     engine = Engine(max_rows=8, num_blocks=25, block_size=4)
     engine.submit(submission("big", [1] * 40, 20, priority=PRIORITY, tenant="big"))

@@ -22,19 +22,19 @@ from engine.journal.inflight_rows import (
 )
 from engine.journal.inflight_table import INITIAL_ROWS, InflightTable
 from engine.protocol import Usage
-from tests.engine.process.test_journal import event
+from tests.support.journal import numbered_event
 from tests.support.speed import calls_of_nothing, times_as_long
 
 
 def test_counts_are_read_back_by_the_next_process(tmp_path: Path) -> None:
     table = InflightTable(tmp_path / "t")
-    rows = [table.admit(event(0)) for _ in range(3)]
+    rows = [table.admit(numbered_event(0)) for _ in range(3)]
     table.touch(2000.5)
     table.add([rows[0], rows[2], rows[0]], [2, 1, 3])  # two choices of one request move in one step
     table.touch(2001.5)
     table.add([rows[0]], [2])
     started = msgspec.structs.replace(
-        event(0), usage=Usage(3, 2, 1), scheduled_at=1999.0, first_token_at=2000.0, preemptions=1
+        numbered_event(0), usage=Usage(3, 2, 1), scheduled_at=1999.0, first_token_at=2000.0, preemptions=1
     )
     table.update(rows[1], started)
     table.add([rows[1]], [4])
@@ -50,9 +50,9 @@ def test_counts_are_read_back_by_the_next_process(tmp_path: Path) -> None:
 
 def test_an_event_older_than_the_counter_does_not_set_it_back(tmp_path: Path) -> None:
     table = InflightTable(tmp_path / "t")
-    row = table.admit(event(0))
+    row = table.admit(numbered_event(0))
     table.add([row], [9])
-    table.update(row, msgspec.structs.replace(event(0), usage=Usage(3, 1, 4)))
+    table.update(row, msgspec.structs.replace(numbered_event(0), usage=Usage(3, 1, 4)))
     assert table.read()[0].event.usage == Usage(3, 1, 9)
     table.close()
 
@@ -62,9 +62,9 @@ def test_kill_9_keeps_every_count_made(tmp_path: Path) -> None:
         "import os, signal, sys\n"
         "from pathlib import Path\n"
         "from engine.journal.inflight_table import InflightTable\n"
-        "from tests.engine.process.test_journal import event\n"
+        "from tests.support.journal import numbered_event\n"
         "table = InflightTable(Path(sys.argv[1]))\n"
-        "rows = [table.admit(event(0)) for _ in range(50)]\n"
+        "rows = [table.admit(numbered_event(0)) for _ in range(50)]\n"
         "for _ in range(20):\n"
         "    table.add(rows, [3] * 50)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -77,14 +77,14 @@ def test_kill_9_keeps_every_count_made(tmp_path: Path) -> None:
 
 def test_the_table_grows_and_rows_are_given_again(tmp_path: Path) -> None:
     table = InflightTable(tmp_path / "t")
-    rows = [table.admit(event(0)) for _ in range(INITIAL_ROWS + 1)]
+    rows = [table.admit(numbered_event(0)) for _ in range(INITIAL_ROWS + 1)]
     assert len(set(rows)) == INITIAL_ROWS + 1
     assert table.num_rows == 2 * INITIAL_ROWS
     table.add([rows[0], rows[-1]], [1, 2])
     assert [table.read()[row].event.usage.completion_tokens for row in (0, INITIAL_ROWS)] == [1, 2]
     table.free(rows[7])
     table.free(rows[-1])
-    assert {table.admit(event(0)), table.admit(event(0))} == {rows[7], rows[-1]}
+    assert {table.admit(numbered_event(0)), table.admit(numbered_event(0))} == {rows[7], rows[-1]}
     assert table.num_live == INITIAL_ROWS + 1
     table.close()
     again = InflightTable(tmp_path / "t")
@@ -103,9 +103,9 @@ def written(path: Path, at: int, content: bytes) -> None:
 def left_behind(path: Path, *tokens: int) -> None:
     """A dead engine's table: requests r1, r2, ... with so many completion tokens."""
     table = InflightTable(path)
-    rows = [table.admit(event(number + 1)) for number in range(len(tokens))]
+    rows = [table.admit(numbered_event(number + 1)) for number in range(len(tokens))]
     for row, count in zip(rows, tokens, strict=True):
-        table.update(row, msgspec.structs.replace(event(1), usage=Usage(3, 2, count)))
+        table.update(row, msgspec.structs.replace(numbered_event(1), usage=Usage(3, 2, count)))
     table.close()
 
 
@@ -202,7 +202,7 @@ def test_a_file_that_is_no_table_is_damage(tmp_path: Path, content: bytes) -> No
 
 def test_an_event_too_large_for_a_row_is_refused(tmp_path: Path) -> None:
     table = InflightTable(tmp_path / "t")
-    large = msgspec.structs.replace(event(1), labels={"note": "x" * MAX_BODY_LEN})
+    large = msgspec.structs.replace(numbered_event(1), labels={"note": "x" * MAX_BODY_LEN})
     with pytest.raises(ValueError, match="labels"):
         table.admit(large)
     assert table.num_live == 0
@@ -220,7 +220,7 @@ def test_a_full_disk_is_an_error_not_a_crash(tmp_path: Path, monkeypatch: pytest
 
 def test_counting_a_step_of_256_rows_costs_less_than_8_calls_of_nothing_per_row(tmp_path: Path) -> None:
     table = InflightTable(tmp_path / "t")
-    rows, counts = [table.admit(event(number)) for number in range(256)], [1] * 256
+    rows, counts = [table.admit(numbered_event(number)) for number in range(256)], [1] * 256
 
     def step() -> None:
         table.touch(1.0)

@@ -18,23 +18,11 @@ import redis
 from cli.local.redis import start_redis
 from engine.journal.spool import Spool
 from engine.journal.usage_journal import JournalEntry, JournalError, UsageJournal
-from engine.protocol import JOURNAL_STREAM, PriorityClass, Usage, UsageEvent
-from tests.engine.process.engines import SUBMITTED_AT, journal_events
+from engine.protocol import JOURNAL_STREAM
+from tests.engine.process.engines import journal_events
+from tests.support.journal import numbered_event
 
 NOWHERE = "redis://127.0.0.1:1/0"
-
-
-def event(number: int) -> UsageEvent:
-    return UsageEvent(
-        request_id=f"r{number}",
-        engine_id="engine-0",
-        incarnation="i",
-        tenant="t",
-        submitted_at=SUBMITTED_AT,
-        recorded_at=SUBMITTED_AT + 1,
-        priority=PriorityClass.DEFAULT,
-        usage=Usage(3, 0, number),
-    )
 
 
 class Recorder:
@@ -120,10 +108,10 @@ def test_events_reach_the_stream_in_order_and_are_reported_once_there(
     journal = open_journal(redis_url)
     journal.start()
     for first in range(0, 3000, 3):
-        journal.put([JournalEntry(event(number)) for number in range(first, first + 3)])
+        journal.put([JournalEntry(numbered_event(number)) for number in range(first, first + 3)])
     recorder.wait(lambda: len(recorder.written) == 3000)
     assert [e.usage.completion_tokens for e in journal_events(redis_url)] == list(range(3000))
-    assert journal_events(redis_url)[7] == event(7)
+    assert journal_events(redis_url)[7] == numbered_event(7)
 
 
 def test_a_step_waits_while_too_many_batches_are_queued(
@@ -132,8 +120,8 @@ def test_a_step_waits_while_too_many_batches_are_queued(
     monkeypatch.setattr("engine.journal.usage_journal.MAX_QUEUED", 3)
     journal = open_journal(redis_url)
     for number in range(3):
-        journal.put([JournalEntry(event(number))])
-    one_more = threading.Thread(target=journal.put, args=[[JournalEntry(event(3))]], daemon=True)
+        journal.put([JournalEntry(numbered_event(number))])
+    one_more = threading.Thread(target=journal.put, args=[[JournalEntry(numbered_event(3))]], daemon=True)
     one_more.start()
     one_more.join(0.2)
     assert one_more.is_alive(), "nobody has taken one of them"
@@ -149,11 +137,11 @@ def test_a_connection_that_was_closed_in_between_is_no_outage(
 ) -> None:
     journal = open_journal(redis_url)
     journal.start()
-    journal.put([JournalEntry(event(0))])
+    journal.put([JournalEntry(numbered_event(0))])
     recorder.wait(lambda: len(recorder.written) == 1)
     with redis.Redis.from_url(redis_url) as client:
         client.client_kill_filter(_type="normal", skipme=True)
-    journal.put([JournalEntry(event(1))])
+    journal.put([JournalEntry(numbered_event(1))])
     recorder.wait(lambda: len(recorder.written) == 2)
     wait_until(lambda: journal.num_spooled == 0)  # what the last one took is written again
     assert [one.request_id for one in journal_events(redis_url)] == ["r0", "r1", "r0"]
@@ -165,17 +153,17 @@ def test_while_redis_refuses_events_wait_on_disk_and_follow_in_order(
 ) -> None:
     journal = open_journal(redis_url)
     journal.start()
-    journal.put([JournalEntry(event(0))])
+    journal.put([JournalEntry(numbered_event(0))])
     recorder.wait(lambda: len(recorder.written) == 1)
     with Outage(redis_url):
         for number in range(1, 1200):
-            journal.put([JournalEntry(event(number))])
+            journal.put([JournalEntry(numbered_event(number))])
         recorder.wait(lambda: len(recorder.written) == 1200)
         assert journal.num_spooled == 1199
         assert len(journal_events(redis_url)) == 1
-    journal.put([JournalEntry(event(1200))])
+    journal.put([JournalEntry(numbered_event(1200))])
     wait_until(lambda: journal.num_spooled == 0)
-    journal.put([JournalEntry(event(1201))])
+    journal.put([JournalEntry(numbered_event(1201))])
     recorder.wait(lambda: len(recorder.written) == 1202)
     # At least once: what Redis had taken before it refused may come again, yet never out of order.
     seen = [e.usage.completion_tokens for e in journal_events(redis_url)]
@@ -188,12 +176,12 @@ def test_what_was_spooled_is_replayed_by_the_next_process(
 ) -> None:
     lost = open_journal(NOWHERE)
     lost.start()
-    lost.put([JournalEntry(event(number)) for number in range(700)])
+    lost.put([JournalEntry(numbered_event(number)) for number in range(700)])
     recorder.wait(lambda: len(recorder.written) == 700)
     assert lost.close(5)
     journal = open_journal(redis_url)
     assert journal.num_spooled == 700
-    journal.write_now([event(700)])
+    journal.write_now([numbered_event(700)])
     journal.start()
     wait_until(lambda: journal.num_spooled == 0)
     assert [e.usage.completion_tokens for e in journal_events(redis_url)] == list(range(701))
@@ -204,18 +192,18 @@ def test_a_full_disk_without_redis_is_a_failure_that_says_so(
 ) -> None:
     journal = open_journal(NOWHERE)
     journal.start()
-    journal.put([JournalEntry(event(0))])
+    journal.put([JournalEntry(numbered_event(0))])
     recorder.wait(lambda: len(recorder.written) == 1)
 
     def no_space(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "pwrite", no_space)
-    journal.put([JournalEntry(event(1))])
+    journal.put([JournalEntry(numbered_event(1))])
     recorder.wait(lambda: len(recorder.failures) == 1)
     assert "No space left" in str(recorder.failures[0])
     with pytest.raises(JournalError):
-        journal.put([JournalEntry(event(2))])
+        journal.put([JournalEntry(numbered_event(2))])
     assert not journal.close(1)
     assert recorder.written == ["r0"]
     assert journal.num_spooled == 1
@@ -226,7 +214,9 @@ def test_a_full_queue_makes_the_giver_wait_instead_of_losing_events(
 ) -> None:
     monkeypatch.setattr("engine.journal.usage_journal.MAX_QUEUED", 4)
     journal = open_journal(redis_url)
-    giver = threading.Thread(target=lambda: [journal.put([JournalEntry(event(n))]) for n in range(20)])
+    giver = threading.Thread(
+        target=lambda: [journal.put([JournalEntry(numbered_event(n))]) for n in range(20)]
+    )
     giver.start()
     giver.join(0.2)
     assert giver.is_alive(), "nobody writes yet: the queue is full"
@@ -394,7 +384,7 @@ def test_the_stream_carries_what_the_protocol_says(
     open_journal: Open, recorder: Recorder, redis_url: str
 ) -> None:
     journal = open_journal(redis_url)
-    journal.write_now([event(5)])
+    journal.write_now([numbered_event(5)])
     with redis.Redis.from_url(redis_url) as client:
         ((_, fields),) = client.xrange(JOURNAL_STREAM)
     assert list(fields) == [b"e"]
@@ -412,24 +402,24 @@ def test_what_redis_took_and_forgot_in_a_kill_is_written_again(
     file = own_redis / "redis" / "appendonly.aof"
     journal = open_journal(server.url)
     journal.start()
-    journal.put([JournalEntry(event(0))])
+    journal.put([JournalEntry(numbered_event(0))])
     recorder.wait(lambda: len(recorder.written) == 1)
     wait_until(lambda: file.stat().st_size > 0)
     written = file.stat().st_size
-    journal.put([JournalEntry(event(1)), JournalEntry(event(2))])
+    journal.put([JournalEntry(numbered_event(1)), JournalEntry(numbered_event(2))])
     recorder.wait(lambda: len(recorder.written) == 3)
     server.kill()
     os.truncate(file, written)
     with start_redis(own_redis) as again:
         if busy:
-            journal.put([JournalEntry(event(3))])
+            journal.put([JournalEntry(numbered_event(3))])
         expected = {f"r{number}" for number in range(4 if busy else 3)}
         wait_until(lambda: {one.request_id for one in journal_events(again.url)} == expected)
-        assert journal_events(again.url)[0] == event(0), "the file was cut behind it"
+        assert journal_events(again.url)[0] == numbered_event(0), "the file was cut behind it"
         wait_until(lambda: journal.num_spooled == 0)
         client = redis.Redis.from_url(again.url)
         settled = client.xlen(JOURNAL_STREAM)
-        journal.put([JournalEntry(event(4))])
+        journal.put([JournalEntry(numbered_event(4))])
         recorder.wait(lambda: recorder.written[-1] == "r4")
         assert client.xlen(JOURNAL_STREAM) == settled + 1, "the same connection: nothing is in doubt"
         client.close()

@@ -16,7 +16,8 @@ from engine.journal.inflight_rows import HEADER_LEN, ROW_LEN
 from engine.journal.meter import HISTORY, SPOOL, TABLE, TOTALS, Meter
 from engine.protocol import ISSUED_STREAM, EventNumber, IssuedEvents, Usage, UsageEvent
 from tests.engine.process.engines import billed, journal_events, submission
-from tests.engine.process.test_journal import NOWHERE, event, wait_until
+from tests.engine.process.test_journal import NOWHERE, wait_until
+from tests.support.journal import numbered_event
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def counted(made: Meter, request_id: str, tokens: int) -> int:
 
 def last(made: Meter, request_id: str, tokens: int, incarnation: str) -> UsageEvent:
     return msgspec.structs.replace(
-        event(tokens), request_id=request_id, incarnation=incarnation, finish_reason="stop"
+        numbered_event(tokens), request_id=request_id, incarnation=incarnation, finish_reason="stop"
     )
 
 

@@ -15,26 +15,13 @@ import pytest
 from cli.local.redis import start_redis
 from engine.journal.spool import Spool
 from engine.journal.usage_journal import JournalEntry, UsageJournal
-from engine.protocol import PriorityClass, Usage, UsageEvent
-from tests.engine.process.engines import SUBMITTED_AT
+from engine.protocol import UsageEvent
+from tests.support.journal import numbered_event
 from tests.support.waiting import until
 
 
-def event(number: int) -> UsageEvent:
-    return UsageEvent(
-        request_id=f"r{number}",
-        engine_id="engine-0",
-        incarnation="i",
-        tenant="t",
-        submitted_at=SUBMITTED_AT,
-        recorded_at=SUBMITTED_AT + 1,
-        priority=PriorityClass.DEFAULT,
-        usage=Usage(3, 0, number),
-    )
-
-
 def record(number: int) -> bytes:
-    return msgspec.msgpack.encode(event(number))
+    return msgspec.msgpack.encode(numbered_event(number))
 
 
 class Disk:
@@ -142,7 +129,7 @@ def test_what_redis_may_have_forgotten_is_on_the_disk_as_soon_as_it_is_gone(
     journal = UsageJournal(server.url, spool, on_written, lambda error: None)
     journal.start()
     try:
-        journal.put([JournalEntry(event(number)) for number in range(3)])
+        journal.put([JournalEntry(numbered_event(number)) for number in range(3)])
         until(lambda: len(written) == 3)
         assert journal.num_spooled == 0
         server.kill()
@@ -164,11 +151,11 @@ def test_what_redis_surely_has_on_its_disk_is_not_written_again(
     journal = UsageJournal(server.url, spool, written.extend, lambda error: None)
     journal.start()
     try:
-        journal.put([JournalEntry(event(0))])
+        journal.put([JournalEntry(numbered_event(0))])
         until(lambda: len(written) == 1)
         time.sleep(0.3)  # several times as long
         server.kill()
-        journal.put([JournalEntry(event(1))])
+        journal.put([JournalEntry(numbered_event(1))])
         until(lambda: len(written) == 2)
         assert journal.num_spooled == 1
     finally:

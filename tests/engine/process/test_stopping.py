@@ -21,7 +21,8 @@ from engine.protocol import TokenChunk
 from engine.stop_reason import NAME, StopReason
 from tests.engine.process.conftest import Connect
 from tests.engine.process.engines import EngineProcess, engine_process, read, submission, tokens_of, until
-from tests.engine.process.test_journal import NOWHERE, event
+from tests.engine.process.test_journal import NOWHERE
+from tests.support.journal import numbered_event
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_what_a_killed_engine_left_is_counted_without_changing_it(tmp_path: Path
     assert left_on_disk(tmp_path) == LeftOnDisk(0, 0)
     table = InflightTable(tmp_path / TABLE)
     for number in range(12):
-        table.admit(event(number))
+        table.admit(numbered_event(number))
     table.close()
     spool = Spool(tmp_path / SPOOL)
     spool.append([b"a", b"b", b"c"])

@@ -1,0 +1,74 @@
+"""Submits a reserved request to the engine, and responds with its answer: as one JSON body, or as a stream
+of events.
+"""
+
+from __future__ import annotations
+
+from fastapi import Request, Response
+
+from api.errors import NoRoomForFlex
+from api.openai.answer import Answer
+from api.openai.bodies import ChunkFormat, JsonAnswer, whole
+from api.openai.observing import Observation
+from api.openai.reservation import RequestReservation
+from api.openai.schemas import GenerationFields
+from api.openai.stream import EventStream, WhileConnected
+from api.ratelimit import rate_headers
+from api.response_writer import response_writer_for
+from api.services import Services
+from engine.client import RequestRejected
+from engine.protocol import PriorityClass
+
+
+async def respond(
+    request: Request,
+    services: Services,
+    body: GenerationFields,
+    reserved: RequestReservation,
+    observation: Observation,
+    *,
+    is_chat: bool,
+    echo: list[str] | None = None,
+) -> Response:
+    """Returns the response once the engine has begun to answer, or, without a stream, once it has ended.
+
+    `echo`: per prompt, the text that its choices begin with. Raises EngineError, NoRoomForFlex,
+    GenerationFailed, GenerationAborted, ClientGone; the reservation is released then.
+    """
+    submission, reservation = reserved.submission, reserved.reservation
+    observation.tier = submission.tier
+    try:
+        answer = Answer(
+            reserved,
+            observation,
+            services.text,
+            services.metrics,
+            services.deferred_work,
+            request.state.arrived,
+            is_chat,
+            echo,
+        )
+        writer = response_writer_for(request.scope, request.receive, request._send)
+        answer.submit(services.engine)
+        headers = rate_headers(reservation.requests, reservation.tokens, reservation.local)
+        if not body.stream:
+            with WhileConnected(writer, answer):
+                answered = await whole(answer, is_chat)
+            return JsonAnswer(answered, headers)
+        with WhileConnected(writer, answer):
+            await answer.admitted()
+        options = body.stream_options
+        include_usage = options is not None and bool(options.include_usage)
+        continuous = include_usage and options is not None and bool(options.continuous_usage_stats)
+        events = ChunkFormat(
+            submission, is_chat, include_usage, echo, (lambda: answer.usage_so_far) if continuous else None
+        )
+        return EventStream(
+            answer, events, include_usage, services.limits.ping_interval, services.metrics, headers
+        )
+    except RequestRejected as error:
+        if error.code == "overloaded" and submission.tier == PriorityClass.FLEX:
+            raise NoRoomForFlex(error.retry_after) from error
+        raise
+    finally:
+        reserved.release()

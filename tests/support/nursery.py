@@ -1,0 +1,150 @@
+"""Starts Python programs as forks of a process that has already imported their modules.
+
+Importing what a worker needs takes two seconds of CPU, and tests start a hundred workers. A fork takes a
+hundredth of that and is a process like any other: it has its own pid, environment and log, runs the program's
+entry function on its main thread, and leaves its exit status. All of them end with the process that asked for
+them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+LOOK_EVERY = 0.005
+
+
+class Forked:
+    """A started program, with what tests use of `subprocess.Popen`."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery = nursery
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Returns the exit status, minus the number of the signal that ended it; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._nursery.ask(poll=self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns the exit status; raises TimeoutExpired after `timeout` seconds."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            time.sleep(LOOK_EVERY)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Nothing once it has ended: the pid may be another's by then."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    """A process that has imported `modules`, started when the first program is."""
+
+    def __init__(self, *modules: str) -> None:
+        self._modules = modules
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def start(self, entry: str, log: Path, environment: Mapping[str, str]) -> Forked:
+        """Start `module:function`, whose result is the exit status, with output appended to `log`."""
+        return Forked(self, self.ask(entry=entry, log=str(log.absolute()), environment=dict(environment)))
+
+    def ask(self, **question: Any) -> Any:
+        with self._lock:
+            process = self._process = self._process or self._open()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        assert answer, f"the process that forks programs ended with status {process.wait()}"
+        return json.loads(answer)
+
+    def close(self) -> None:
+        """End the process, and every program of its that still runs."""
+        if self._process is not None:
+            self._process.communicate()
+            self._process = None
+
+    def _open(self) -> subprocess.Popen[bytes]:
+        atexit.register(self.close)
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, *self._modules],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+
+def serve(modules: list[str]) -> Callable[[], object]:
+    """Answer questions until there are no more; returns, in a fork only, the entry function to run."""
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the pages it looks at
+    running: set[int] = set()
+    while question := sys.stdin.buffer.readline():
+        asked = json.loads(question)
+        if "poll" in asked:
+            answer = _status(asked["poll"])
+            if answer is not None:
+                running.discard(asked["poll"])
+        else:
+            answer = os.fork()
+            if not answer:
+                return _become(**asked)
+            running.add(answer)
+        os.write(1, json.dumps(answer).encode() + b"\n")
+    for pid in running:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return lambda: 0
+
+
+def _status(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _become(entry: str, log: str, environment: dict[str, str]) -> Callable[[], object]:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for replaced, by in enumerate((nothing, output, output)):
+        os.dup2(by, replaced)
+    os.close(nothing)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update(environment)
+    module, _, function = entry.partition(":")
+    sys.argv = [module]
+    found: Callable[[], object] = getattr(importlib.import_module(module), function)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[1:])())
