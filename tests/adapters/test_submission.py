@@ -286,7 +286,7 @@ async def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 if where == "copied":
-    copies.SourceCopies._inspect = die
+    source_copies.SourceCopies._inspect = die
 elif where == "in the transaction":
     submission.queue_job = die
 elif where == "committed":
