@@ -22,7 +22,7 @@ PIP_FILES := $(foreach path,$(wildcard $(PIP_FIND_LINKS) $(PIP_CERT)),--volume $
 RESULTS ?= benchmarks/results/cpu-epyc-2-cores
 GPU_RESULTS ?= benchmarks/results/h200
 
-.PHONY: help demo test quick thorough check compile lint fmt types contracts browser unit kernels e2e image image-test mutants gpu-test bench kernel-bench constraints clean release-migrations
+.PHONY: help demo test quick thorough check compile lint fmt types contracts browser unit kernels e2e image image-test docs mutants gpu-test bench kernel-bench constraints clean release-migrations
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +36,7 @@ help:
 	@echo "make fmt     format and fix what can be fixed"
 	@echo "make bench   the CPU benchmarks, results under $(RESULTS)/"
 	@echo "make browser Chromium for the tests of the console, from Debian, where there is none"
+	@echo "make docs    the documentation site, which the service serves at /docs; broken links fail"
 	@echo "make image   the container image $(IMAGE), built by buildah"
 	@echo "make kernels   Triton kernels under its interpreter (the ordinary tests compile them)"
 	@echo "make image-test  builds the image and serves a request from it, as root on Debian"
@@ -51,7 +52,15 @@ help:
 	@$(UV) pip install -q -c constraints.txt -e ".[dev]"
 	@touch $@
 
-demo: .venv/.installed
+# Built once, and again when a page or what builds it has changed.
+SITE := api/site/built/index.html
+$(SITE): .venv/.installed CHANGELOG.md CONTRIBUTING.md admin/static/console.css $(shell find docs deploy kernels -type f -name '*.*' ! -name '*.py*') docs/site/build.py
+	@$(BIN)/python docs/site/build.py > /dev/null && touch $@
+
+docs: .venv/.installed
+	@$(BIN)/python docs/site/build.py
+
+demo: .venv/.installed $(SITE)
 	@$(BIN)/rootstock up --demo --showcase $(if $(ONCE),--once) --port $(DEMO_PORT) --data $(DEMO_DATA)
 
 test: .venv/.installed
@@ -66,7 +75,7 @@ lint: .venv/.installed
 	$(BIN)/hadolint deploy/Dockerfile
 
 types: .venv/.installed
-	$(BIN)/mypy $(PACKAGES)
+	$(BIN)/mypy $(PACKAGES) docs/site
 
 contracts: .venv/.installed
 	$(BIN)/lint-imports
@@ -148,4 +157,4 @@ release-migrations: .venv/.installed
 	@$(BIN)/python -m migrations.releases $$($(BIN)/python -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')
 
 clean:
-	rm -rf .venv var build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	rm -rf .venv var build dist api/site/built .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

@@ -41,6 +41,7 @@ from api.organization import invites as invite_routes
 from api.organization import routes as organization_routes
 from api.pages import known_query
 from api.services import RequestLimits, Services
+from api.site.routes import SiteRoutes
 from api.v1 import adapter_bodies, job_bodies, notification_bodies
 from api.v1 import adapters as adapter_routes
 from api.v1 import billing as billing_routes
@@ -114,6 +115,7 @@ def create_app(services: Services, console: AsgiApp | None = None) -> AsgiApp:
     if console is not None:
         app.mount("/console", console)
         app.add_api_route("/console", _to_console, include_in_schema=False)
+    SiteRoutes(app, services).install()
     bodies = (*upload_routes.BODIES, *adapter_bodies.BODIES, *job_bodies.BODIES, *organization_bodies.BODIES)
     known = (
         ChatCompletionRequest,

@@ -13,7 +13,7 @@ from fastapi import Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from api.openapi.routing import Router, answers, reference
-from api.services import Check, services_of
+from api.services import Check, Services, services_of
 
 CHECK_TIMEOUT = 2.0
 """Seconds after which something that does not answer counts as not ready."""
@@ -60,11 +60,7 @@ async def readyz(request: Request) -> Response:
     """Answers with 200 when everything that a request needs is there, else with 503 and the names of what is
     not.
     """
-    services = services_of(request)
-    names = list(services.checks)
-    reasons = await asyncio.gather(*(_run(name, services.checks[name]) for name in names))
-    checks = {"engine": None if services.engine.ready else "not connected to a serving engine"}
-    checks |= dict(zip(names, reasons, strict=True))
+    checks = await reasons_not_ready(services_of(request))
     not_ready = [name for name, reason in checks.items() if reason is not None]
     body: Readiness = {
         "status": "not ready" if not_ready else "ready",
@@ -97,6 +93,14 @@ router.add_api_route("/livez", livez, methods=["HEAD"], include_in_schema=False)
 router.add_api_route("/readyz", readyz, methods=["HEAD"], include_in_schema=False)
 router.add_api_route("/health", readyz, methods=["HEAD"], include_in_schema=False)
 router.add_api_route("/metrics", metrics, methods=["HEAD"], include_in_schema=False)
+
+
+async def reasons_not_ready(services: Services) -> dict[str, str | None]:
+    """Runs every check; returns why each fails, by its name, and None for those that pass."""
+    names = list(services.checks)
+    reasons = await asyncio.gather(*(_run(name, services.checks[name]) for name in names))
+    engine = None if services.engine.ready else "not connected to a serving engine"
+    return {"engine": engine, **dict(zip(names, reasons, strict=True))}
 
 
 async def _run(name: str, check: Check) -> str | None:

@@ -34,6 +34,7 @@ from billing.spend.alerts import SpendAlertService
 from db.outbox import Outbox
 from engine.client import EngineClient, EngineGone
 from engine.protocol import EngineInfo
+from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry.metrics import ServingMetrics
@@ -118,6 +119,8 @@ class Services:
     """None in a process whose /metrics shows no reconciliation."""
     restarts: RestartsCollector | None = None
     """None in a process whose /metrics shows no restarts."""
+    incidents: Incidents | None = None
+    """None in a process whose landing page shows no incidents."""
 
 
 def services_of(request: Request) -> Services:

@@ -1,9 +1,8 @@
-"""What `docs/performance.md` has from the GPU and its host: plots and tables, from the committed results and
-from nothing else.
+"""Draws the documents' plots and tables of the GPU and its host, from the committed results and nothing else.
 
     python -m benchmarks.plots
 
-draws one SVG per plot under docs/plots/, and rewrites in the document what stands between
+draws one SVG per plot under docs/plots/, and rewrites in the documents what stands between
 `<!-- table: NAME -->` or `<!-- plot: NAME -->` and `<!-- end -->`. What has no results is not drawn, and its
 table says so.
 
@@ -14,6 +13,7 @@ Owns which figures go into which plot. Refuses to know how they were measured, w
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,16 @@ from benchmarks.tables import DECODE, PEER, ROOT, SERVING, TABLES, Results, comm
 from telemetry.svg import Axis, Series, bar_chart, line_chart
 
 PLOTS = ROOT / "docs/plots"
-DOCUMENT = ROOT / "docs/performance.md"
+DOCUMENTS = tuple(
+    ROOT / name
+    for name in (
+        "README.md",
+        "docs/performance.md",
+        "docs/performance/gpu.md",
+        "docs/performance/history.md",
+        "docs/performance/kernels.md",
+    )
+)
 
 _BLOCK = re.compile(r"(<!-- (?P<kind>table|plot): (?P<name>[a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -53,6 +62,33 @@ def step_times(results: Results) -> str | None:
         f"Decode step, {report['shape']}, {report['quantization']} base",
         Axis("rows in the batch / distinct adapters of rank 16", categories=categories),
         Axis("ms per step", log=True),
+        series,
+    )
+
+
+def steps_by_adapters(results: Results) -> str | None:
+    """Step time at the largest batch by distinct adapters of rank 16, beside the peer."""
+    report, peer = results(DECODE), results(PEER)
+    if report is None or peer is None or "rows" not in report:
+        return None
+    batch = max(row["batch"] for row in report["rows"])
+    numbers = sorted({row["distinct"] for row in report["rows"] if row["batch"] == batch})
+    places = {number: place for place, number in enumerate(numbers)}
+    series = [
+        Series(
+            name,
+            [
+                (places[row["distinct"]], row["step_ms"])
+                for row in sorted(rows, key=lambda row: row["distinct"])
+                if row["batch"] == batch and row["distinct"] in places
+            ],
+        )
+        for name, rows in (("Rootstock", report["rows"]), (peer["peer"], peer["rows"]))
+    ]
+    return line_chart(
+        f"Time of a decode step of {batch} rows, {report['shape']}, {report['hardware']['gpu']}",
+        Axis("distinct adapters of rank 16 in the batch", categories=tuple(map(str, numbers))),
+        Axis("ms per step"),
         series,
     )
 
@@ -159,6 +195,7 @@ def _values(lines: dict[str, list[tuple[float, float]]]) -> tuple[float, ...]:
 
 PLOTTED: dict[str, Callable[[Results], str | None]] = {
     "step-time": step_times,
+    "steps-by-adapters": steps_by_adapters,
     "adapter-kinds": adapter_kinds,
     "throughput": throughput,
     "latency": latency,
@@ -182,14 +219,21 @@ def draw(results: Results, folder: Path) -> list[Path]:
     return written
 
 
-def rewrite(document: str, results: Results) -> str:
-    """The document with every table and link rendered anew. Raises KeyError where a name is not known."""
+def rewrite(document: str, results: Results, folder: str = "plots") -> str:
+    """Returns the document with every table and link rendered anew.
+
+    Args:
+        folder: where the plots are, as seen from the document.
+
+    Raises:
+        KeyError: the document names a table or plot that is not known.
+    """
 
     def replaced(match: re.Match[str]) -> str:
         name = match["name"]
         if match["kind"] == "table":
             return f"{match[1]}{TABLES[name](results)}\n{match[4]}"
-        return f"{match[1]}{_link(name, results)}{match[4]}"
+        return f"{match[1]}{_link(name, results, folder)}{match[4]}"
 
     return _BLOCK.sub(replaced, document)
 
@@ -199,12 +243,17 @@ def blocks_in(document: str) -> list[tuple[str, str]]:
     return [(match["kind"], match["name"]) for match in _BLOCK.finditer(document)]
 
 
-def _link(name: str, results: Results) -> str:
+def plots_from(document: Path) -> str:
+    """Returns the way to the plots from a document's folder."""
+    return Path(os.path.relpath(PLOTS, document.parent)).as_posix()
+
+
+def _link(name: str, results: Results, folder: str) -> str:
     drawn = PLOTTED[name](results)
     if drawn is None:
         return ""
     title = ElementTree.fromstring(drawn).attrib["aria-label"]  # noqa: S314  our own
-    return f"![{title}](plots/{name}.svg)\n"
+    return f"![{title}]({folder}/{name}.svg)\n"
 
 
 def main() -> None:
@@ -213,8 +262,9 @@ def main() -> None:
     ).parse_args()
     for path in draw(committed(), PLOTS):
         print(path.relative_to(ROOT))
-    document = DOCUMENT.read_text(encoding="utf-8")
-    DOCUMENT.write_text(rewrite(document, committed()), encoding="utf-8")
+    for path in DOCUMENTS:
+        document = path.read_text(encoding="utf-8")
+        path.write_text(rewrite(document, committed(), plots_from(path)), encoding="utf-8")
 
 
 if __name__ == "__main__":

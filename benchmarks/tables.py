@@ -1,7 +1,7 @@
-"""The GPU tables of `docs/performance.md`, from the committed results and from nothing else.
+"""Renders the documents' tables of the GPU and its host, from the committed results.
 
-`python -m benchmarks.plots` writes them into the document. A test renders them again and compares, so that no
-number in a table can differ from the JSON it comes from.
+`python -m benchmarks.plots` writes them into the documents. A test renders them again and compares, so
+that no number in a table can differ from the JSON it comes from.
 
 Owns the tables' columns. Refuses to know how anything was measured, and where in the document a table stands.
 """
@@ -18,6 +18,7 @@ RESULTS = ROOT / "benchmarks/results/h200"
 PEER = "vllm-0.26.0.json"
 DECODE = "decode-llama-3.1-8b-fp8-r16.json"
 SERVING = "serving-llama-3.1-8b-fp8.json"
+GATEWAY = "gateway.json"
 MISSING = "No results are committed."
 
 STEP_BARS_MS = {
@@ -94,6 +95,52 @@ def decode_table(name: str, barred: bool = False) -> Callable[[Results], str]:
         return f"{_markdown(columns, rows)}\n\n{_circumstances(report, name)}"
 
     return render
+
+
+def summary_table(results: Results) -> str:
+    """The figures that answer most questions, each with the peer's where the work is the same."""
+    decode, serving, gateway = (results(name) for name in (DECODE, SERVING, GATEWAY))
+    if decode is None or serving is None or gateway is None:
+        return MISSING
+    peer = results(PEER) or {}
+    ours, theirs = (
+        {(r["batch"], r["distinct"]): r["step_ms"] for r in one.get("rows", [])} for one in (decode, peer)
+    )
+    load, their_load = (
+        {row["distinct"]: row["output_tok_s"] for row in one.get("mixed_load", [])} for one in (decode, peer)
+    )
+    rows: list[tuple[object, ...]] = [
+        (
+            f"Decode step of {batch} row{'s' if batch > 1 else ''}, {adapters}, ms",
+            ours.get(key),
+            theirs.get(key),
+        )
+        for key in ((1, 0), (256, 0), (256, 64), (256, 256))
+        for batch, adapters in [(key[0], f"{key[1]} adapters" if key[1] else "no adapter")]
+    ]
+    rows += [
+        (
+            f"768 requests over {distinct} adapters, output tokens per second",
+            load.get(distinct),
+            their_load.get(distinct),
+        )
+        for distinct in (32, 256)
+    ]
+    most = max(row["registered"] for row in serving["rows"])
+    for row in serving["rows"]:
+        if row["registered"] == most and row["rate"] != "inf":
+            what = f"{most:,} registered adapters, {row['rate']:g} requests per second".replace(",", " ", 1)
+            rows.append((f"{what}: time to first token, p50 / p99, ms", _pair(row["ttft_ms"]), None))
+    half = gateway["at_half"]
+    rows += [
+        ("API process: requests per CPU-second", gateway["rps_per_core"], None),
+        (
+            f"API process at {half['rate']:.0f} requests per second: added, p50 / p99, ms",
+            _pair(half["added_ms"]),
+            None,
+        ),
+    ]
+    return _markdown(("", "Rootstock", str(peer.get("peer", "vLLM"))), rows)
 
 
 def prefill_table(name: str) -> Callable[[Results], str]:
@@ -196,6 +243,7 @@ def _pair(figures: Mapping[str, float]) -> str | None:
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
+    "summary": summary_table,
     "decode": decode_table(DECODE, barred=True),
     "decode-ranks": decode_table("decode-llama-3.1-8b-fp8-ranks.json"),
     "decode-fp8-adapters": decode_table("decode-llama-3.1-8b-fp8-adapters-fp8.json"),

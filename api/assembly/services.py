@@ -56,6 +56,7 @@ from billing.windows.usage_exists import UsageExists
 from db.session import Database
 from db.settings import DatabaseSettings
 from engine.client import EngineClient
+from sla.incidents.service import Incidents
 from sla.recorder import SlaRecorder
 from sla.service import SlaReports
 from telemetry.disk import DiskSettings
@@ -267,6 +268,7 @@ def _services(
         payments=billing.payments,
         payments_waiting=PaymentsCollector(rows),
         restarts=RestartsCollector(cache),
+        incidents=Incidents(rows),
     )
     services.metrics.registry.register(DiskCollector(stores.objects.scratch, lambda: generation.engine.stats))
     return services

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.plots import DOCUMENT, PLOTS, PLOTTED, blocks_in, draw, rewrite
+from benchmarks.plots import DOCUMENTS, PLOTS, PLOTTED, blocks_in, draw, plots_from, rewrite
 from benchmarks.tables import MISSING, PEER, RESULTS, TABLES, committed
 from telemetry.svg import Axis, Series, bar_chart, line_chart
 
@@ -157,11 +157,15 @@ def test_tables_without_results_say_so(tmp_path: Path) -> None:
     assert {table(read) for table in TABLES.values()} == {MISSING}
 
 
-def test_the_document_is_what_the_committed_results_say() -> None:
-    document = DOCUMENT.read_text(encoding="utf-8")
-    known = [("table", name) for name in TABLES] + [("plot", name) for name in PLOTTED]
-    assert sorted(blocks_in(document)) == sorted(known)
-    assert rewrite(document, committed()) == document, "run python -m benchmarks.plots"
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_are_what_the_committed_results_say(path: Path) -> None:
+    document = path.read_text(encoding="utf-8")
+    assert rewrite(document, committed(), plots_from(path)) == document, "run python -m benchmarks.plots"
+
+
+def test_every_table_and_plot_stands_in_a_document() -> None:
+    known = {("table", name) for name in TABLES} | {("plot", name) for name in PLOTTED}
+    assert {block for path in DOCUMENTS for block in blocks_in(path.read_text(encoding="utf-8"))} == known
 
 
 def test_a_plot_is_linked_where_it_is_drawn(results: Path, tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from tests.support.waiting import until
 
 CHECKOUT_ONLY = {".ci", "deploy", "docs", "tests"}
 """Top-level folders that are not shipped. Every other folder is a package and has to be in the wheel."""
+SITE = "api/site/built/"
+"""The documentation, made while the wheel is built."""
 UV = Path(sys.executable).with_name("uv")
 START_S = 150.0
 
@@ -92,7 +94,20 @@ def demo(
 def test_the_wheel_holds_every_tracked_file_of_every_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert names == shipped_files()
+    assert {name for name in names if not name.startswith(SITE)} == shipped_files()
+
+
+def test_the_wheel_holds_the_documentation_with_its_search(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        built = {name.removeprefix(SITE) for name in archive.namelist() if name.startswith(SITE)}
+        index = json.loads(archive.read(f"{SITE}search.json"))
+        home = archive.read(f"{SITE}index.html").decode()
+    pages = {name for name in tracked_files() if name.startswith("docs/") and name.endswith(".md")}
+    for page in pages:
+        place = page.removeprefix("docs/").removesuffix(".md").removesuffix("index").rstrip("/")
+        assert f"{place}/index.html".lstrip("/") in built, page
+    assert any("Idempotency-Key" in item["text"] for item in index["items"])
+    assert not re.search(r"<(?:script|link|img)[^>]*(?:src|href)=\"?https?:", home)
 
 
 def test_no_other_distribution_brings_a_package_of_the_same_name() -> None:
