@@ -209,14 +209,14 @@ async def test_uploads_completed_while_it_is_announced_are_not_missed(
     place: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = await arriving(place)
-    from adapters.submission import hold_uploads
+    from adapters.submission import lock_uploads
 
     async def complete_first(*given: Any) -> None:
         for name in SOURCE_FILES:
             await files.complete(name)
-        await hold_uploads(*given)
+        await lock_uploads(*given)
 
-    monkeypatch.setattr("adapters.submission.hold_uploads", complete_first)
+    monkeypatch.setattr("adapters.submission.lock_uploads", complete_first)
     await files.announce()
     assert await states(place) == STARTED
 
@@ -225,13 +225,13 @@ async def test_uploads_cancelled_while_it_is_announced_refuse_it(
     place: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = await arriving(place)
-    from adapters.submission import hold_uploads
+    from adapters.submission import lock_uploads
 
     async def cancel_first(*given: Any) -> None:
         await files.cancel(CONFIG_FILE)
-        await hold_uploads(*given)
+        await lock_uploads(*given)
 
-    monkeypatch.setattr("adapters.submission.hold_uploads", cancel_first)
+    monkeypatch.setattr("adapters.submission.lock_uploads", cancel_first)
     with pytest.raises(InvalidAdapter, match="cancelled"):
         await files.announce()
     assert await place.column("SELECT count(*) FROM adapters") == [0]

@@ -58,7 +58,7 @@ async def test_a_piece_of_a_spool_is_billed_and_importing_again_changes_nothing(
     assert f"{len(damaged)} bytes could not be read" in shown
     assert "rejected an event: completion_tokens is -1" in shown
     assert "added 2 requests to the ledger, extended 1, 1 were there already" in shown
-    assert "130 completion tokens were added" in shown
+    assert "added 130 completion tokens" in shown
     assert await ledger(environment) == {"req-1": 50, "req-2": 50, "req-3": 50, "req-5": 50}
     again = await asyncio.to_thread(run, "billing", "import-spool", str(file))
     assert "added 0 requests to the ledger, extended 0, 4 were there already; added 0 completion" in again

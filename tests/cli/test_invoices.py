@@ -93,5 +93,5 @@ def test_a_tenant_pays_in_advance(environment: Mapping[str, str]) -> None:
     asyncio.run(spend(environment, tenant, datetime.now(UTC) + timedelta(minutes=2), 1_000_000))
     rows = run("credit", "list", "acme").splitlines()
     assert [row.split()[-1] for row in rows[-2:]] == ["-1.000000", "4.000000"]
-    assert "no amount" in refusal("credit", "add", "acme", "five", "--reference", "x")
+    assert "is not an amount in dollars" in refusal("credit", "add", "acme", "five", "--reference", "x")
     assert "amount" in refusal("credit", "add", "acme", "0", "--reference", "x")

@@ -357,7 +357,7 @@ async def test_an_engine_that_comes_back_as_another_is_not_mixed_with_the_first(
         bench.engine.info = msgspec.structs.replace(info, quantization="none")
 
     bench.engine.watch = restart
-    with pytest.raises(ServingUnavailable, match="as another one"):
+    with pytest.raises(ServingUnavailable, match="was replaced by a different one"):
         await bench.run()
 
 

@@ -87,7 +87,7 @@ ASSISTANT = {"role": "assistant", "content": "x"}
             "messages[0].content[0]",
             "must be",
         ),
-        (said(USER, ASSISTANT | {"tool_calls": []}), "messages[1].tool_calls", "is not served"),
+        (said(USER, ASSISTANT | {"tool_calls": []}), "messages[1].tool_calls", "is not supported: remove it"),
         (said(USER, "hi"), "messages[1]", "must be an object, not a text"),
         (said({"role": "user", "content": "a", "name": 3}, ASSISTANT), "messages[0].name", "must be a text"),
     ],
